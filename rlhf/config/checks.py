@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.choices import ModelInit, Phase, Source
+from rlhf.config.choices import SPLIT_PHASES, ModelInit, Phase, Source
+from rlhf.config.feature_checks import check_lora, check_ppo, check_zero
 from rlhf.config.ranges import check_ranges
-from rlhf.config.schema import ModelConfig, RunConfig
+from rlhf.config.schema import DataConfig, ModelConfig, RunConfig
 from rlhf.errors import ConfigError
 
 RANKS = "hardware.nodes*hardware.ranks_per_node"
 RESPONSE_TOKENS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
-NUM_SPLITS = len(Phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class RolloutPlan:
 
     per_rank: int
     """Responses that one rank samples."""
+    prompts_per_rank: int
+    """Prompts that they answer."""
     mini_batches: int
     """Optimiser steps in one pass over the rollout."""
 
@@ -82,16 +84,12 @@ def batch_plan(
 def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
     """The batches of every phase that runs."""
     cap = config.hardware.max_micro_batch_size
-    sft, reward, ppo = config.sft, config.reward, config.ppo
+    pair_cap = max(1, cap // 2)  # a pair is two sequences
+    sft, reward, ppo, dpo = config.sft, config.reward, config.ppo, config.dpo
     settings = {
         Phase.sft: ("sft.batch_size", sft.batch_size, sft.micro_batch_size, cap),
-        # A pair is two sequences.
-        Phase.reward: (
-            "reward.batch_size",
-            reward.batch_size,
-            reward.micro_batch_size,
-            max(1, cap // 2),
-        ),
+        Phase.reward: ("reward.batch_size", reward.batch_size, reward.micro_batch_size, pair_cap),
+        Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
         Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
     }
     ranks = num_ranks(config)
@@ -105,8 +103,15 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
 def rollout_plan(config: RunConfig) -> RolloutPlan:
     """The division of every rollout of PPO."""
     key, size = "ppo.rollout_batch_size", config.ppo.rollout_batch_size
+    per_rank = exact_div(size, num_ranks(config), total_key=key, part_key=RANKS)
     return RolloutPlan(
-        per_rank=exact_div(size, num_ranks(config), total_key=key, part_key=RANKS),
+        per_rank=per_rank,
+        prompts_per_rank=exact_div(
+            per_rank,
+            config.ppo.responses_per_prompt,
+            total_key=f"{key}/ranks",
+            part_key="ppo.responses_per_prompt",
+        ),
         mini_batches=exact_div(
             size,
             config.ppo.mini_batch_size,
@@ -124,8 +129,11 @@ def validate(config: RunConfig) -> None:
     check_models(config)
     check_lengths(config)
     check_data(config)
+    check_zero(config)
+    check_lora(config)
     phase_plans(config)
     if Phase.ppo in config.phase.order:
+        check_ppo(config.ppo, lora_rank=config.lora.rank)
         rollout_plan(config)
 
 
@@ -138,7 +146,11 @@ def check_name(name: str) -> None:
 
 
 def check_order(order: list[Phase]) -> None:
-    """Some phases, each once, in InstructGPT's order."""
+    """Some phases, each once, in InstructGPT's order; DPO takes PPO's place, not both."""
+    if Phase.ppo in order and Phase.dpo in order:
+        raise ConfigError(
+            f"phase.order=[{','.join(order)}]: dpo takes the place of ppo; leave one of them out"
+        )
     if not order or order != [phase for phase in Phase if phase in order]:
         raise ConfigError(
             f"phase.order=[{','.join(order)}]: it must hold one phase or more, each once, "
@@ -154,11 +166,12 @@ def check_models(config: RunConfig) -> None:
             "model.init=sft: only reward_model starts from the run's own SFT model; "
             "use model.init=pretrained or model.init=random"
         )
-    if Phase.ppo in order and Phase.sft not in order and model.init is not ModelInit.pretrained:
-        raise ConfigError(
-            f"model.init={model.init}: PPO starts from an SFT model; "
-            "add model.init=pretrained model.path=FOLDER, or run the sft phase too"
-        )
+    for phase in (Phase.ppo, Phase.dpo):
+        if phase in order and Phase.sft not in order and model.init is not ModelInit.pretrained:
+            raise ConfigError(
+                f"model.init={model.init}: {phase.upper()} starts from an SFT model; "
+                "add model.init=pretrained model.path=FOLDER, or run the sft phase too"
+            )
     if (
         Phase.ppo in order
         and Phase.reward not in order
@@ -196,6 +209,7 @@ def check_lengths(config: RunConfig) -> None:
     """No sequence is longer than a model that this run makes; of others the length is unknown."""
     rollout = config.rollout
     tokens = {
+        Phase.dpo: ("dpo.max_tokens", config.dpo.max_tokens),
         Phase.sft: ("sft.max_tokens", config.sft.max_tokens),
         Phase.reward: ("reward.max_tokens", config.reward.max_tokens),
         Phase.ppo: (RESPONSE_TOKENS, rollout.max_prompt_tokens + rollout.max_response_tokens),
@@ -219,6 +233,7 @@ def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
     reward_model = model if from_model else ("reward_model", config.reward_model)
     return {
         Phase.sft: [model],
+        Phase.dpo: [model],
         Phase.reward: [reward_model],
         Phase.ppo: [model, reward_model],
     }[phase]
@@ -233,20 +248,36 @@ def check_data(config: RunConfig) -> None:
         )
     if data.source is Source.synthetic and not data.size:
         raise ConfigError("data.size=0: data=synthetic generates as many examples, use 40000")
-    if data.source is not Source.synthetic:
+    if data.source is not Source.synthetic and not (data.path is None and data.sets):
         _check_paths("data.path", data.path)
+    _check_sets(data)
     if data.eval_path is not None:
         _check_paths("data.eval_path", data.eval_path)
-    if len(data.split) != NUM_SPLITS or not all(0 <= s < math.inf for s in data.split):
+    if len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split):
         raise ConfigError(
             f"data.split={data.split}: it must be three numbers, each 0 or more: "
             "the proportions of sft, reward and ppo"
         )
-    for phase, share in zip(Phase, data.split, strict=True):
-        if phase in config.phase.order and not share:
+    shares = dict(zip(SPLIT_PHASES, data.split, strict=True))
+    shares[Phase.dpo] = shares[Phase.reward]  # the same pairs
+    for phase in config.phase.order:
+        if not shares[phase] and not any(phase in (s.phases or ()) for s in data.sets.values()):
             raise ConfigError(
                 f"data.split={data.split}: the {phase} phase runs and has no share; "
                 "make its number positive, or leave the phase out"
+            )
+
+
+def _check_sets(data: DataConfig) -> None:
+    """Every data set of a blend by itself."""
+    for name, dataset in data.sets.items():
+        key = f"data.sets.{name}"
+        if not (math.isfinite(dataset.weight) and dataset.weight > 0):
+            raise ConfigError(f"{key}.weight={dataset.weight}: it must be above 0")
+        if dataset.phases is not None and not set(dataset.phases) <= set(SPLIT_PHASES):
+            raise ConfigError(
+                f"{key}.phases={[p.value for p in dataset.phases]}: choose among "
+                f"{', '.join(SPLIT_PHASES)}; dpo learns from the pairs of reward"
             )
 
 

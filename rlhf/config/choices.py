@@ -6,11 +6,15 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The three steps of InstructGPT."""
+    """The three steps of InstructGPT, and the one that can take the place of the last two."""
 
     sft = "sft"
     reward = "reward"
     ppo = "ppo"
+    dpo = "dpo"
+
+
+SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # those that data.split names
 
 
 class ModelInit(StrEnum):
@@ -67,12 +71,60 @@ class KlEstimator(StrEnum):
     k3 = "k3"
 
 
+class KlPlacement(StrEnum):
+    """Where the KL penalty enters: each token's reward (InstructGPT), or the loss (GRPO)."""
+
+    reward = "reward"
+    loss = "loss"
+
+
+class AdvantageEstimator(StrEnum):
+    """How advantages are made; only gae needs a critic."""
+
+    gae = "gae"
+    rloo = "rloo"
+    grpo = "grpo"
+    reinforce_pp = "reinforce_pp"
+
+
+class ScaleReward(StrEnum):
+    """What scores are divided by: nothing, their running deviation, or that of a reference."""
+
+    none = "none"
+    running = "running"
+    reference = "reference"
+
+
 class LrSchedule(StrEnum):
     """Shape of the learning rate after its warm-up."""
 
     constant = "constant"
     linear = "linear"
     cosine = "cosine"
+    inverse_sqrt = "inverse_sqrt"
+
+
+class LoraRole(StrEnum):
+    """Models that can get adapters; DPO's policy is an actor."""
+
+    sft = "sft"
+    reward = "reward"
+    actor = "actor"
+    critic = "critic"
+
+
+class LoraExport(StrEnum):
+    """What a model with adapters is saved as."""
+
+    merged = "merged"
+    adapter = "adapter"
+
+
+class Template(StrEnum):
+    """How conversations become text: Human/Assistant turns, or the tokenizer's chat template."""
+
+    plain = "plain"
+    chat = "chat"
 
 
 class Backend(StrEnum):

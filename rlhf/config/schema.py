@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import (
-    Backend,
     Device,
     Dtype,
-    KlEstimator,
-    LossOn,
-    LrSchedule,
+    LoraExport,
+    LoraRole,
     ModelInit,
     Phase,
-    RewardLoss,
     Source,
+    Template,
     WandbMode,
 )
+from rlhf.config.ppo_schema import PpoConfig, RolloutConfig
+from rlhf.config.training_schema import DpoConfig, RewardConfig, SftConfig
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class PhaseConfig:
     """Which phases run, in this order."""
 
     order: list[Phase]
-    """Some of sft, reward, ppo, each once."""
+    """Some of sft, reward, ppo, dpo, each once."""
 
 
 @dataclass(kw_only=True)
@@ -45,12 +45,16 @@ class ModelConfig:
     """Hub revision; null: the newest."""
     tokenizer: str | None
     """Folder or hub id; null: beside the weights, or trained on the run's text for random ones."""
+    end_token: str | None
+    """Text of a token to end responses with, added where it is new; null: the tokenizer's own."""
     vocab_size: int
     """Tokens of a tokenizer trained on the run's own text."""
     architecture: dict[str, Any]
     """Fields of the HF config, ``model_type`` first; used where the weights are random."""
     dropout: float
-    """Dropout during supervised fine-tuning; the reward and PPO phases always use none."""
+    """Dropout while the sft phase trains model, and the reward phase reward_model."""
+    gradient_checkpointing: bool
+    """Compute activations again in the backward pass instead of keeping them: slower, smaller."""
     attention: str | None
     """eager, sdpa or flash_attention_2 (transformers' names); null: transformers chooses."""
     trust_remote_code: bool
@@ -81,136 +85,70 @@ class ZeroConfig:
 
     stage: int
     """0: nothing; 1: optimiser states; 2: and gradients; 3: and parameters."""
+    critic_stage: int | None
+    """Stage of critic and reward model in PPO; null: the same."""
+    offload_optimizer: bool
+    """Keep optimiser states and fp32 masters in the host's memory."""
+    offload_parameters: bool
+    """Keep the shards of trained weights in the host's memory; stage 3."""
+    offload_reference: bool
+    """Keep the reference's shards in the host's memory; stage 3."""
+    offload_reward: bool
+    """Keep the reward model's shards in the host's memory; stage 3."""
+    quantize_frozen_weights: bool
+    """Gather frozen weights as int8 (MixZ++); stage 3 with LoRA, on GPUs."""
+    hpz_partition_size: int
+    """GPUs that share a second copy of the weights (ZeRO++ hpZ), those of a node; 1: none."""
     extra: dict[str, Any]
     """Merged last into every DeepSpeed config; for experts."""
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
-    """AdamW and its schedule."""
+class LoraConfig:
+    """Low-rank adapters (https://arxiv.org/abs/2106.09685), through peft."""
 
-    lr: float
-    """Peak learning rate."""
-    lr_schedule: LrSchedule
-    min_lr_ratio: float
-    """Last learning rate over the peak."""
-    warmup_steps: int
-    """Optimiser steps over which the learning rate rises."""
-    weight_decay: float
-    """Decoupled from the gradients, as AdamW has it."""
-    beta1: float
-    """Decay of the gradients' running mean."""
-    beta2: float
-    """Decay of their squares' running mean."""
-    max_grad_norm: float
-    """Gradients are scaled down to this norm; 0: never."""
-
-
-@dataclass(kw_only=True)
-class SftConfig(OptimizerConfig):
-    """Supervised fine-tuning."""
-
-    epochs: float
-    """Passes over the phase's examples."""
-    batch_size: int
-    """Sequences per optimiser step."""
-    micro_batch_size: int | None
-    """Sequences that one rank runs at once; null: as many as the hardware allows."""
-    max_tokens: int
-    """Longer examples are left out and counted."""
-    loss_on: LossOn
-    eval_examples: int
-    """Held-out examples that perplexity is measured on, at most."""
+    rank: int
+    """Rank of an adapter; 0: no adapters."""
+    alpha: float
+    """The adapter's output is multiplied by alpha / rank."""
+    dropout: float
+    """Dropout before the adapters."""
+    target_modules: list[str] | None
+    """Endings of the names of adapted layers; null: all linear layers but the output's."""
+    roles: list[LoraRole]
+    """Models that get adapters: some of sft, reward, actor, critic."""
+    train_base: bool
+    """Train the weights below the adapters too (DeepSpeed-Chat without only_optimize_lora)."""
+    lr: float | None
+    """Peak learning rate of adapters; null: that of the phase."""
+    critic_rank: int | None
+    """Rank in the critic; null: the same."""
+    critic_lr: float | None
+    """Peak learning rate of the critic's adapters; null: that of the phase."""
+    export: LoraExport
+    """merged: an ordinary model folder; adapter: a peft folder beside the base that it names."""
 
 
 @dataclass(kw_only=True)
-class RewardConfig(OptimizerConfig):
-    """Reward model training."""
+class DatasetConfig:
+    """One data set of a blend."""
 
-    epochs: float
-    batch_size: int
-    """Pairs per optimiser step."""
-    micro_batch_size: int | None
-    """Pairs that one rank runs at once; null: half of what the hardware allows."""
-    max_tokens: int
-    """Pairs with a longer sequence are left out and counted."""
-    loss: RewardLoss
-    """end: InstructGPT's, of the end scores; from_divergence: DeepSpeed-Chat's, over all tokens."""
-    eval_examples: int
-    """Held-out pairs that accuracy is measured on, at most."""
-
-
-@dataclass(kw_only=True)
-class PpoConfig:
-    """Proximal policy optimisation against the reward model."""
-
-    steps: int
-    """Policy update rounds: each samples one rollout and learns from it."""
-    rollout_batch_size: int
-    """Responses sampled per step."""
-    mini_batch_size: int
-    """Sequences per optimiser step."""
-    micro_batch_size: int | None
-    """Sequences that one rank runs at once; null: as many as the hardware allows."""
-    ppo_epochs: int
-    """Passes over a rollout."""
-    kl_ctl: float
-    """Reward subtracted per nat of KL(policy || reference); where it starts, when it adapts."""
-    kl_target: float | None
-    """KL in nats per sequence that kl_ctl is steered to; null: kl_ctl is fixed."""
-    kl_horizon: int
-    """Sequences over which an adaptive kl_ctl corrects itself."""
-    kl_estimator: KlEstimator
-    cliprange: float
-    """The policy ratio is held in [1 - cliprange, 1 + cliprange]."""
-    cliprange_value: float | None
-    """A value moves at most this far from its old one; null: not clipped."""
-    clip_reward_value: float
-    """Scores are clipped to [-clip_reward_value, clip_reward_value]."""
-    missing_end_penalty: float
-    """Subtracted from the clipped score of a response that never ended."""
-    gamma: float
-    """Discount per token."""
-    lam: float
-    """Lambda of generalised advantage estimation."""
-    whiten_advantages: bool
-    """Shift and scale advantages to mean 0 and deviation 1 over the whole rollout."""
-    whiten_rewards: bool
-    """Scale rewards to deviation 1 over the whole rollout, keeping their mean."""
-    actor_lr: float
-    """Peak learning rate of the policy."""
-    critic_lr: float
-    """Peak learning rate of the critic."""
-    lr_schedule: LrSchedule
-    min_lr_ratio: float
-    warmup_steps: int
-    """Optimiser steps over which both learning rates rise."""
-    weight_decay: float
-    beta1: float
-    beta2: float
-    max_grad_norm: float
-    eval_prompts: int
-    """Held-out prompts that are answered before and after training, at most."""
-    sample_every: int
-    """Steps between samples written to samples.jsonl."""
-
-
-@dataclass(kw_only=True)
-class RolloutConfig:
-    """How responses are sampled."""
-
-    backend: Backend
-    """hf: Hugging Face's generate."""
-    max_prompt_tokens: int
-    """Longer prompts are left out and counted."""
-    max_response_tokens: int
-    """A response is cut off here."""
-    temperature: float
-    """Logits are divided by it before sampling."""
-    top_k: int
-    """Sample among the k likeliest tokens; 0: all."""
-    top_p: float
-    """Sample among the likeliest tokens that hold this share of probability; 1: all."""
+    path: str
+    """Hub id, folder or file."""
+    subset: str | None = None
+    """Hub data set's configuration name."""
+    revision: str | None = None
+    """Hub revision; null: the newest."""
+    train_split: str = "train"
+    """Split to train on."""
+    eval_split: str | None = None
+    """Split held out; null: a share of train_split."""
+    columns: dict[str, Any] | None = None
+    """How its columns become prompt, chosen, rejected and text (docs/data.md); null: by layout."""
+    weight: float = 1.0
+    """Times that its training examples are taken: 0.5 takes half of them, 2 each twice."""
+    phases: list[Phase] | None = None
+    """The only phases that it is for, some of sft, reward, ppo; null: all, by data.split."""
 
 
 @dataclass(kw_only=True)
@@ -221,12 +159,14 @@ class DataConfig:
     """synthetic, local or hub."""
     path: Any
     """File, folder or hub id; a list of them blends several."""
+    sets: dict[str, DatasetConfig]
+    """Data sets to blend, each under a name; used where path is null."""
     eval_path: Any
     """The same for held-out examples; null: a share of ``path``."""
     eval_share: float
     """Share of each phase's part that is held out, where there is no eval_path."""
     split: list[float]
-    """Proportions of the SFT, reward and PPO phases."""
+    """Proportions of the SFT, reward (and DPO), and PPO phases."""
     size: int
     """Examples to generate (synthetic only)."""
     subset: str | None
@@ -237,6 +177,19 @@ class DataConfig:
     """Hub split to train on."""
     eval_split: str | None
     """Hub split held out; null: a share of train_split."""
+    clean: bool
+    """Mend white space and control characters, and leave out what is then empty."""
+    deduplicate: bool
+    """Leave out examples that an earlier one repeats, in whatever set."""
+    template: Template
+    bucket_by_length: bool
+    """Cut each batch into micro-batches of sequences of similar length: less padding."""
+    ptx_path: str | None
+    """Text to mix into PPO (ppo.ptx_coef): hub id, folder or file; null: the SFT examples."""
+    ptx_subset: str | None
+    """Hub configuration name of ptx_path."""
+    ptx_column: str
+    """Column of ptx_path that holds the text."""
     cache_dir: str
     """Where tokenised data is kept between runs."""
 
@@ -252,6 +205,8 @@ class TrackingConfig:
     entity: str | None
     """Weights & Biases team; null: your default."""
     tags: list[str]
+    tensorboard: bool
+    """Write TensorBoard's event files into RUN_DIR/tensorboard too."""
     log_every: int
     """Steps between two lines where there is no terminal."""
 
@@ -275,8 +230,10 @@ class RunConfig:
     reward_model: ModelConfig
     hardware: HardwareConfig
     zero: ZeroConfig
+    lora: LoraConfig
     sft: SftConfig
     reward: RewardConfig
+    dpo: DpoConfig
     ppo: PpoConfig
     rollout: RolloutConfig
     data: DataConfig

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlhf.config.choices import Phase
+from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import Record
 from rlhf.data.sources import RawDataset
 from rlhf.errors import DataError
@@ -70,10 +70,10 @@ def divide(
         parts = [
             _without_leaks(Part(*pair), own_eval) for pair in zip(train, held_out, strict=True)
         ]
-    for phase, share, part in zip(Phase, split, parts, strict=True):
+    for phase, share, part in zip(SPLIT_PHASES, split, parts, strict=True):
         if share > 0 and not (part.train and part.eval):
             raise DataError(_too_small(dataset, phase, part, split))
-    return dict(zip(Phase, parts, strict=True))
+    return dict(zip(SPLIT_PHASES, parts, strict=True))
 
 
 def blend(parts: list[Part], *, seed: int) -> Part:

@@ -16,7 +16,8 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import seed_for
 from rlhf.checkpoint.folders import save_model
 from rlhf.config.choices import Phase
-from rlhf.config.schema import OptimizerConfig, RunConfig
+from rlhf.config.schema import RunConfig
+from rlhf.config.training_schema import OptimizerConfig
 from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, tokenise
 from rlhf.engine.deepspeed_engine import EngineSettings, OptimizerSettings

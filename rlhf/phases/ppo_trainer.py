@@ -17,7 +17,7 @@ from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss, policy_loss, value_loss
 from rlhf.algorithms.streams import stream
 from rlhf.config.checks import exact_div
-from rlhf.config.schema import PpoConfig
+from rlhf.config.ppo_schema import PpoConfig
 from rlhf.phases.ppo_metrics import (
     Reports,
     loss_metrics,

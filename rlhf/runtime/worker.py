@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 
 from rlhf.checkpoint.folders import phase_result, phase_result_path, whole_folder, write_json
-from rlhf.config.choices import ModelInit, Phase, Source
+from rlhf.config.choices import SPLIT_PHASES, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema import RunConfig
 from rlhf.data.sources import describe, load_datasets
@@ -125,7 +125,7 @@ def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
         divide(d, split=config.data.split, eval_share=config.data.eval_share, seed=config.seed)
         for d in datasets
     ]
-    parts = {phase: blend([d[phase] for d in divided], seed=config.seed) for phase in Phase}
+    parts = {phase: blend([d[phase] for d in divided], seed=config.seed) for phase in SPLIT_PHASES}
     for phase, part in parts.items():
         if part.removed:
             console.say(f"{phase}: {part.removed} examples removed whose prompt is also held out")

@@ -175,7 +175,11 @@ def test_phases_have_plans_of_their_own(compose: Compose) -> None:
         Phase.reward: BatchPlan(per_rank=8, micro=4, accumulation=2),  # 8 sequences: 4 pairs
         Phase.ppo: BatchPlan(per_rank=16, micro=8, accumulation=2),  # 64 / 4
     }
-    assert rollout_plan(config) == RolloutPlan(per_rank=32, mini_batches=2)  # 128 / 4, 128 / 64
+    assert rollout_plan(config) == RolloutPlan(
+        per_rank=32,  # 128 / 4
+        prompts_per_rank=32,
+        mini_batches=2,  # 128 / 64
+    )
 
 
 def test_pair_runs_where_two_sequences_are_too_many(compose: Compose) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.config import schema
+from rlhf.config import ppo_schema, schema, training_schema
 from rlhf.config.freeze import to_run_config
 from rlhf.config.names import REWARD_MODEL_GROUP, schema_types
 
@@ -40,6 +40,9 @@ def choices() -> Iterator[list[str]]:
     """Overrides that choose each option of each group, with what a rule demands besides."""
     demanded = {
         "phase=ppo": [f"{key}.{rest}" for key in ("model", "reward_model") for rest in PRETRAINED],
+        "phase=dpo": [f"model.{rest}" for rest in PRETRAINED],
+        "lora=all": [f"model.{rest}" for rest in PRETRAINED],
+        "lora=deepspeed_chat": [f"model.{rest}" for rest in PRETRAINED],
         "data=local": ["data.path=pairs.jsonl"],
         "data=hub": ["data.path=owner/name"],
         "hardware=64xa100_80g": ["sft.batch_size=64", "reward.batch_size=64"],
@@ -95,7 +98,9 @@ def test_schema_and_yaml_have_the_same_keys(compose: Compose) -> None:
 
 def documented_fields() -> set[str]:
     """Fields with a docstring in any class, for one word has one meaning, or with a type's."""
-    classes = [c for c in ast.parse(inspect.getsource(schema)).body if isinstance(c, ast.ClassDef)]
+    modules = (schema, ppo_schema, training_schema)
+    bodies = [ast.parse(inspect.getsource(module)).body for module in modules]
+    classes = [c for body in bodies for c in body if isinstance(c, ast.ClassDef)]
     enums = {c.name for c in classes if ast.unparse(c.bases[0] if c.bases else c) == "StrEnum"}
     return {
         field.target.id

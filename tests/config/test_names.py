@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 
 from rlhf.config.choices import KlEstimator
 from rlhf.config.names import explain, in_words, nearest, schema_types, unknown_key
-from rlhf.config.schema import PpoConfig
+from rlhf.config.ppo_schema import PpoConfig
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_source_follows_the_rule(check: Check) -> None:
 @pytest.mark.parametrize(
     ("check", "path", "source"),
     [
-        (check_direction, "rlhf/algorithms/ppo.py", "from rlhf.config.schema import PpoConfig"),
+        (check_direction, "rlhf/algorithms/ppo.py", "from rlhf.config.ppo_schema import PpoConfig"),
         (check_direction, "rlhf/types.py", "def f():\n    import rlhf.engine"),
         (check_direction, "rlhf/data/collate.py", "if TYPE_CHECKING:\n    from rlhf import models"),
         (check_direction, "rlhf/data/collate.py", "from ..models import reward"),

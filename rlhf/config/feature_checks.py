@@ -1,0 +1,139 @@
+"""Rules between the keys of PPO, of LoRA and of ZeRO."""
+
+from __future__ import annotations
+
+from rlhf.config.choices import (
+    AdvantageEstimator,
+    Device,
+    KlEstimator,
+    KlPlacement,
+    LoraRole,
+    ModelInit,
+    Phase,
+)
+from rlhf.config.ppo_schema import PpoConfig
+from rlhf.config.schema import RunConfig
+from rlhf.errors import ConfigError
+
+SHARDED_WEIGHTS = 3  # the ZeRO stage that shards the weights too
+COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
+
+
+def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
+    """Features of PPO that need, or exclude, one another."""
+    if ppo.steps is None and ppo.epochs is None:
+        raise ConfigError("ppo.steps and ppo.epochs are both null: set one, or both, as caps")
+    estimator = ppo.advantage_estimator
+    if estimator in COMPARING and ppo.responses_per_prompt == 1:
+        raise ConfigError(
+            f"ppo.advantage_estimator={estimator} compares the responses of one prompt, and "
+            "ppo.responses_per_prompt=1; use 2 or more"
+        )
+    if estimator in COMPARING and ppo.whiten_rewards:
+        raise ConfigError(
+            f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; "
+            "set ppo.whiten_rewards=false"
+        )
+    if ppo.kl_placement is KlPlacement.loss and ppo.kl_estimator is KlEstimator.k1:
+        raise ConfigError(
+            "ppo.kl_estimator=k1 with ppo.kl_placement=loss: its gradient is 0 on average; "
+            "use ppo.kl_estimator=k3, or k2"
+        )
+    if estimator is not AdvantageEstimator.gae:
+        _refuse_critic_keys(ppo)
+    if ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps:
+        raise ConfigError(
+            f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
+            f"ppo.steps={ppo.steps}; use less"
+        )
+    _check_trunk(ppo, lora_rank=lora_rank)
+
+
+def _refuse_critic_keys(ppo: PpoConfig) -> None:
+    given = {
+        "ppo.actor_freeze_steps": ppo.actor_freeze_steps,
+        "ppo.shared_trunk": ppo.shared_trunk,
+    }
+    for key, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{key}={str(value).lower()}: ppo.advantage_estimator={ppo.advantage_estimator} "
+                "has no critic; leave it out, or use ppo.advantage_estimator=gae"
+            )
+
+
+def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
+    if not ppo.shared_trunk:
+        for key, value in (
+            ("num_layers_unfrozen", ppo.num_layers_unfrozen),
+            ("num_value_layers", ppo.num_value_layers),
+        ):
+            if value:
+                raise ConfigError(f"ppo.{key}={value}: it belongs to ppo.shared_trunk=true")
+        return
+    if ppo.num_layers_unfrozen is None:
+        raise ConfigError(
+            "ppo.num_layers_unfrozen is null: with ppo.shared_trunk=true it says how many top "
+            "layers are trained; 2 is trlx's choice"
+        )
+    if lora_rank:
+        raise ConfigError(
+            "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, "
+            "and adapters below would change it; use lora=none, or ppo.shared_trunk=false (with "
+            "LoRA the reference is the actor itself)"
+        )
+    if ppo.actor_freeze_steps:
+        raise ConfigError(
+            f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk "
+            "take one step together; set it to 0, or ppo.shared_trunk=false"
+        )
+
+
+def check_lora(config: RunConfig) -> None:
+    """Adapters sit on models that have learned something."""
+    lora = config.lora
+    if not lora.rank:
+        return
+    if not lora.roles:
+        raise ConfigError(
+            f"lora.roles=[] with lora.rank={lora.rank}: name the models that get adapters, "
+            f"some of {', '.join(LoraRole)}"
+        )
+    if (
+        Phase.sft in config.phase.order
+        and LoraRole.sft in lora.roles
+        and config.model.init is ModelInit.random
+    ):
+        raise ConfigError(
+            "lora.roles has sft, and model.init=random: adapters on random weights learn nothing; "
+            "use lora.roles=[actor,critic], or a pretrained model"
+        )
+
+
+def check_zero(config: RunConfig) -> None:
+    """What the stage can do."""
+    zero = config.zero
+    if zero.offload_optimizer and zero.stage == 0:
+        raise ConfigError("zero.offload_optimizer=true: it needs zero.stage=1, 2 or 3")
+    sharded = {
+        "offload_parameters": zero.offload_parameters,
+        "offload_reference": zero.offload_reference,
+        "offload_reward": zero.offload_reward,
+        "quantize_frozen_weights": zero.quantize_frozen_weights,
+        "hpz_partition_size": zero.hpz_partition_size > 1,
+    }
+    for key, is_on in sharded.items():
+        if is_on and zero.stage != SHARDED_WEIGHTS:
+            raise ConfigError(f"zero.{key}: it needs zero.stage=3, where weights are sharded")
+    if zero.quantize_frozen_weights and (
+        not config.lora.rank or config.lora.train_base or config.hardware.device is not Device.cuda
+    ):
+        raise ConfigError(
+            "zero.quantize_frozen_weights=true: it is for the frozen weights below adapters, on "
+            "GPUs; add lora=default and a GPU profile of hardware"
+        )
+    if config.hardware.ranks_per_node % zero.hpz_partition_size:
+        raise ConfigError(
+            f"zero.hpz_partition_size={zero.hpz_partition_size} does not divide "
+            f"hardware.ranks_per_node={config.hardware.ranks_per_node}"
+        )
