@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-# ---------------------------------------------------------------------------------------- metrics
-
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -42,7 +40,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """First two moments kept as sums, for means and standard deviations that merge exactly."""
+    """First two moments kept as sums, so that means and deviations merge exactly."""
 
     total: Tensor
     square_total: Tensor
@@ -56,11 +54,8 @@ class Moments:
         return cls(kept.sum(), kept.square().sum(), keep.sum().double())
 
     def __add__(self, other: Moments) -> Moments:
-        return Moments(
-            self.total + other.total,
-            self.square_total + other.square_total,
-            self.count + other.count,
-        )
+        parts = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
+        return Moments(*parts)
 
     @property
     def mean(self) -> Tensor:
@@ -111,9 +106,6 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     return {name: first[name] + second[name] for name in first}  # type: ignore[operator]
 
 
-# ------------------------------------------------------------------------------------------ ranks
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process's place among all, and the few collectives that the phases need."""
@@ -161,9 +153,6 @@ class Ranks:
             name: type(metric)(*(next(queues[is_max[name]]) for _ in fields(metric)))
             for name, metric in metrics.items()
         }
-
-
-# ---------------------------------------------------------------------------------------- batches
 
 
 class SequenceBatch(NamedTuple):
@@ -229,9 +218,6 @@ def take_rows(batch: Batch, rows: list[int]) -> Batch:
     return type(batch)(*taken)
 
 
-# ------------------------------------------------------------------------------------------ seams
-
-
 class StepReport(NamedTuple):
     """What one optimiser step did."""
 
@@ -240,23 +226,41 @@ class StepReport(NamedTuple):
     is_skipped: bool
 
 
-class Engine(Protocol):
-    """A model under its parallelism: run it, train it, read its weights."""
-
-    module: nn.Module
-    is_sharded: bool
+class Model(Protocol):
+    """A model under its parallelism, to be run."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass."""
 
+    def evaluating(self) -> AbstractContextManager[nn.Module]:
+        """The module without dropout and gradients, for as long as the context lasts."""
+
+
+class Engine(Model, Protocol):
+    """A model that can be trained, and whose weights can be read."""
+
+    module: nn.Module
+    is_sharded: bool
+    lr_scale: float  # multiplies the schedule, from the next step on
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of ``loss`` to that of the step so far, on all ranks."""
 
-    def step(self) -> StepReport | None:
-        """Step the optimiser when the accumulation is complete; None while it is not."""
+    @property
+    def is_step_due(self) -> bool:
+        """True when the next step() is the optimiser's: all micro-batches are in."""
 
-    def evaluating(self) -> AbstractContextManager[nn.Module]:
-        """The module without dropout and gradients, for as long as the context lasts."""
+    def has_overflow(self) -> bool:
+        """True where half-precision gradients have overflowed on any rank."""
+
+    def step(self, *, discard: bool = False) -> StepReport | None:
+        """Step the optimiser when the accumulation is complete; None while it is not.
+
+        With ``discard`` the gradients are dropped instead.
+        """
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The moving average of the weights in their place; every rank must enter and leave."""
 
     def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
         """Copies of all parameters of ``of``, gathered from all ranks; every rank must call it."""

@@ -11,24 +11,44 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept
+from rlhf.types import Moments
 
 
 class Advantages(NamedTuple):
-    """Generalised advantages and the returns that the critic learns; 0 where not kept."""
+    """Advantages and the returns that a critic would learn; 0 where not kept."""
 
     advantages_BT: Tensor
     returns_BT: Tensor
 
 
+def scale_scores(scores_B: Tensor, moments: Moments, *, shift_mean: bool) -> Tensor:
+    """Scores divided by the deviation of ``moments``, first less their mean with ``shift_mean``.
+
+    Unlike ``whiten``, without the shift the mean is divided too, so that the sign of a score stays.
+    """
+    mean, variance = moments.mean.to(scores_B.dtype), moments.variance.to(scores_B.dtype)
+    shifted_B = scores_B - mean if shift_mean else scores_B
+    return shifted_B * torch.rsqrt(variance + 1e-8)
+
+
 def clip_scores(
-    scores_B: Tensor, ended_B: Tensor, *, clip: float, missing_end_penalty: float
+    scores_B: Tensor,
+    ended_B: Tensor,
+    *,
+    clip: float | None,
+    missing_end_penalty: float,
+    missing_end_score: float | None = None,
 ) -> Tensor:
     """Scores in [-clip, clip], less the penalty where the response never ended.
 
     The penalty comes after the clip, so that a high score cannot hide it. The response stays in
-    the batch: dropping it would leave ranks with batches of different size.
+    the batch: dropping it would leave ranks with batches of different size. ``missing_end_score``
+    takes the place of such a response's score, neither clipped nor less the penalty.
     """
-    return scores_B.clamp(-clip, clip) - missing_end_penalty * (~ended_B).to(scores_B.dtype)
+    clipped_B = scores_B if clip is None else scores_B.clamp(-clip, clip)
+    if missing_end_score is None:
+        return clipped_B - missing_end_penalty * (~ended_B).to(scores_B.dtype)
+    return clipped_B.masked_fill(~ended_B, missing_end_score)
 
 
 def token_rewards(kl_BT: Tensor, scores_B: Tensor, keep_BT: Tensor, *, kl_ctl: float) -> Tensor:
@@ -64,3 +84,60 @@ def gae(
         columns.append(next_advantage_B)
     advantages_BT = torch.stack(columns[::-1], dim=1).masked_fill(~keep_BT, 0.0)
     return Advantages(advantages_BT, advantages_BT + kept_values_BT)
+
+
+def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
+    """REINFORCE with a leave-one-out baseline, https://arxiv.org/abs/2402.14740.
+
+    R_i is the sum of a response's token rewards. The advantage of all its tokens is R_i less the
+    mean of the other responses to its prompt. The rows of one prompt are adjacent.
+
+    Raises:
+        ValueError: the rows do not make groups of ``group_size``, or it is below 2.
+    """
+    totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
+    others_GK = (totals_GK.sum(dim=1, keepdim=True) - totals_GK) / (group_size - 1)
+    return _spread(totals_GK - others_GK, rewards_BT, keep_BT)
+
+
+def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
+    """Group-relative advantages, https://arxiv.org/abs/2402.03300 section 4.1.2 (outcomes).
+
+    R_i is the sum of a response's token rewards; the advantage of all its tokens is
+    (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt are
+    adjacent. The paper leaves the deviation open; this is the sample's (divided by
+    group_size - 1), the one of the usual implementations, so that their learning rates carry over.
+
+    Raises:
+        ValueError: the rows do not make groups of ``group_size``, or it is below 2.
+    """
+    totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
+    centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
+    return _spread(centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6), rewards_BT, keep_BT)
+
+
+def reinforce_pp_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, gamma: float) -> Advantages:
+    """REINFORCE++, https://arxiv.org/abs/2501.03262: the discounted reward from each token on.
+
+    It has no baseline; ``whiten`` over the whole rollout belongs to it.
+    """
+    return gae(rewards_BT, torch.zeros_like(rewards_BT), keep_BT, gamma=gamma, lam=1.0)
+
+
+def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tensor:
+    """Summed rewards of responses, one prompt per row."""
+    rows = len(rewards_BT)
+    if group_size <= 1 or rows % group_size:
+        raise ValueError(f"{rows} rows do not make groups of {group_size}; a group has 2 or more")
+    # In fp64: where all totals are equal, an error of the mean would be divided by next to nothing.
+    totals_B = rewards_BT.masked_fill(~keep_BT, 0.0).double().sum(dim=1)
+    return totals_B.view(-1, group_size)
+
+
+def _spread(advantages_GK: Tensor, rewards_BT: Tensor, keep_BT: Tensor) -> Advantages:
+    """The same advantage for every kept token of a response, and undiscounted rewards to go."""
+    advantages_B1 = advantages_GK.reshape(-1, 1).to(rewards_BT.dtype)
+    advantages_BT = advantages_B1.expand_as(rewards_BT).masked_fill(~keep_BT, 0.0)
+    return Advantages(
+        advantages_BT, reinforce_pp_advantages(rewards_BT, keep_BT, gamma=1.0).returns_BT
+    )

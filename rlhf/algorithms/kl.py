@@ -55,3 +55,17 @@ class KlController:
         error = min(max(kl_per_sequence / self.target - 1.0, -0.2), 0.2)
         factor = 1.0 + error * num_sequences / self.horizon
         return replace(self, coefficient=self.coefficient * factor)
+
+
+def guarded_lr_scale(scale: float, approx_kl: float, *, limit: float) -> float:
+    """The share of the learning rate after an update that moved the policy by ``approx_kl`` nats.
+
+    Above ``limit`` it falls by the factor 1.5, to no less than 1e-3; below half the limit it rises
+    by 1.5, to no more than 1. This is the adaptive penalty of https://arxiv.org/abs/1707.06347
+    section 4 for the learning rate, with the roles of its factors 1.5 and 2 exchanged.
+    """
+    if approx_kl > limit:
+        return max(1e-3, scale / 1.5)
+    if approx_kl < limit / 2:
+        return min(1.0, scale * 1.5)
+    return scale

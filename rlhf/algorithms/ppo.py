@@ -22,6 +22,7 @@ class PolicyLoss(NamedTuple):
     loss: Tensor  # scalar sum over kept tokens, differentiable
     actor_loss: Mean  # the same per token
     clipfrac: Mean  # share of tokens whose ratio was held by the clip
+    dual_clipfrac: Mean  # share of tokens whose loss was held by the dual clip
     approx_kl: Mean  # k3 estimate of KL(old || new), nats per token
     ratio_max: Maximum
 
@@ -41,24 +42,37 @@ def policy_loss(
     keep_BT: Tensor,
     *,
     cliprange: float,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
     """Clipped surrogate objective, https://arxiv.org/abs/1707.06347 eq. 7, as a loss.
 
     ratio = exp(log pi - log pi_old)
     loss  = max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange))
+
+    ``cliprange_high`` gives the upper end a range of its own, https://arxiv.org/abs/2503.14476
+    eq. 10. With ``dual_clip`` the loss is at most -dual_clip * A where A < 0,
+    https://arxiv.org/abs/1912.09729 eq. 5; it is meant to be above 1.
     """
     # exp(0) = 1 in dead cells: whatever their log-probs hold cannot overflow into the gradient.
     log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
     ratio_BT = log_ratio_BT.exp()
     plain_BT = -advantages_BT * ratio_BT
-    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - cliprange, 1 + cliprange)
+    high = cliprange if cliprange_high is None else cliprange_high
+    clipped_BT = -advantages_BT * ratio_BT.clamp(1 - cliprange, 1 + high)
     loss_BT = plain_BT.maximum(clipped_BT)
+    bound_BT = torch.full_like(loss_BT, torch.inf)
+    if dual_clip is not None:
+        bound_BT = bound_BT.where(advantages_BT >= 0, -dual_clip * advantages_BT)
+    dual_BT = loss_BT > bound_BT
+    loss_BT = loss_BT.minimum(bound_BT)
     still_BT = torch.zeros_like(log_ratio_BT)  # KL knows the two by their difference alone
     approx_kl_BT = kl_estimate(still_BT, log_ratio_BT.detach(), estimator="k3")
     return PolicyLoss(
         loss=masked_sum(loss_BT, keep_BT),
         actor_loss=Mean.of(loss_BT, keep_BT),
         clipfrac=Mean.of((clipped_BT > plain_BT).float(), keep_BT),
+        dual_clipfrac=Mean.of(dual_BT.float(), keep_BT),
         approx_kl=Mean.of(approx_kl_BT, keep_BT),
         ratio_max=Maximum.of(ratio_BT, keep_BT),
     )

@@ -65,16 +65,26 @@ def _hold_end(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
     return torch.where(columns_S > last_B1, values_BS.gather(1, last_B1), values_BS)
 
 
-def summarise(losses_B: Tensor, chosen_scores_B: Tensor, rejected_scores_B: Tensor) -> RewardLoss:
-    """Collect a batch's losses and end scores into a result."""
-    margin_B = chosen_scores_B - rejected_scores_B
+def summarise(
+    losses_B: Tensor,
+    chosen_scores_B: Tensor,
+    rejected_scores_B: Tensor,
+    weights_B: Tensor | None = None,
+) -> RewardLoss:
+    """Collect a batch's losses and end scores into a result.
+
+    The loss is the sum weighted by ``weights_B`` (1 without it). The means are not weighted, but
+    leave out pairs of weight 0.
+    """
+    weights_B = torch.ones_like(losses_B) if weights_B is None else weights_B
+    keep_B, margin_B = weights_B > 0, chosen_scores_B - rejected_scores_B
     return RewardLoss(
-        loss=losses_B.sum(),
-        mean_loss=Mean.of(losses_B),
-        accuracy=Mean.of((margin_B > 0).float()),
-        margin=Mean.of(margin_B),
-        chosen_score=Mean.of(chosen_scores_B),
-        rejected_score=Mean.of(rejected_scores_B),
+        loss=(losses_B * weights_B).sum(),
+        mean_loss=Mean.of(losses_B, keep_B),
+        accuracy=Mean.of((margin_B > 0).float(), keep_B),
+        margin=Mean.of(margin_B, keep_B),
+        chosen_score=Mean.of(chosen_scores_B, keep_B),
+        rejected_score=Mean.of(rejected_scores_B, keep_B),
     )
 
 

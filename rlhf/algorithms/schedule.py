@@ -7,7 +7,7 @@ from typing import Literal
 
 from rlhf.types import Schedule
 
-ScheduleName = Literal["constant", "linear", "cosine"]
+ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
 def lr_schedule(
@@ -17,7 +17,8 @@ def lr_schedule(
 
     It rises linearly over ``warmup_steps`` (never from zero: the first step is warmup_steps to
     one), then stays, falls linearly, or falls along a half cosine to ``min_ratio`` at the last
-    step.
+    step. The inverse square root falls as sqrt(warmup_steps / (step + 1)), whatever the last step
+    is, and stops at ``min_ratio``; without warm-up it falls from the first step on.
     """
 
     def share(step: int) -> float:
@@ -31,5 +32,7 @@ def lr_schedule(
                 return 1.0 - (1.0 - min_ratio) * done
             case "cosine":
                 return min_ratio + (1.0 - min_ratio) * 0.5 * (1.0 + math.cos(math.pi * done))
+            case "inverse_sqrt":
+                return max(min_ratio, math.sqrt(max(1, warmup_steps) / (step + 1)))
 
     return share

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 @contextmanager
@@ -30,23 +28,19 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 def save_model(
     folder: Path,
-    model: PreTrainedModel,
-    state: dict[str, Tensor],
+    write: Callable[[Path], None],
     tokenizer: PreTrainedTokenizerBase,
     *,
     description: str,
 ) -> None:
-    """Write a Hugging Face folder: safetensors of ``state``, configs, tokenizer and model card.
-
-    ``state`` holds the weights because those in ``model`` may be shards.
-    """
+    """Write a Hugging Face folder: what ``write`` puts there, tokenizer and model card."""
     from huggingface_hub import ModelCard, ModelCardData
 
     header = ModelCardData(library_name="transformers", tags=["rlhf"]).to_yaml()
     title = f"{folder.parent.name}/{folder.name}"
     card = ModelCard(f"---\n{header}\n---\n\n# {title}\n\n{description}\n")
     with whole_folder(folder) as building:
-        model.save_pretrained(building, state_dict=state)
+        write(building)
         tokenizer.save_pretrained(building)
         card.save(building / "README.md")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlhf.config.choices import SPLIT_PHASES, ModelInit, Phase, Source
+from rlhf.config.choices import ModelInit, Phase
+from rlhf.config.data_checks import check_data
 from rlhf.config.feature_checks import check_lora, check_ppo, check_zero
 from rlhf.config.ranges import check_ranges
-from rlhf.config.schema import DataConfig, ModelConfig, RunConfig
+from rlhf.config.schema import ModelConfig, RunConfig
 from rlhf.errors import ConfigError
 
 RANKS = "hardware.nodes*hardware.ranks_per_node"
@@ -121,6 +121,18 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
     )
 
 
+def ptx_plan(config: RunConfig) -> BatchPlan:
+    """The corpus blocks of every optimiser step of PPO's actor."""
+    ppo = config.ppo
+    return batch_plan(
+        ppo.ptx_batch_size or ppo.mini_batch_size,
+        key="ppo.ptx_batch_size" if ppo.ptx_batch_size else "ppo.mini_batch_size",
+        ranks=num_ranks(config),
+        micro_batch_size=None,
+        cap=ppo.micro_batch_size or config.hardware.max_micro_batch_size,
+    )
+
+
 def validate(config: RunConfig) -> None:
     """Refuse a configuration that breaks a rule, with the way out."""
     check_ranges(config)
@@ -135,6 +147,7 @@ def validate(config: RunConfig) -> None:
     if Phase.ppo in config.phase.order:
         check_ppo(config.ppo, lora_rank=config.lora.rank)
         rollout_plan(config)
+        ptx_plan(config)
 
 
 def check_name(name: str) -> None:
@@ -237,55 +250,3 @@ def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
         Phase.reward: [reward_model],
         Phase.ppo: [model, reward_model],
     }[phase]
-
-
-def check_data(config: RunConfig) -> None:
-    """There are examples, in a form that the source reads, for every phase that runs."""
-    data = config.data
-    if data.source is Source.synthetic and data.path is not None:
-        raise ConfigError(
-            f"data.path={data.path}: generated data has no path; add data=local, or data=hub"
-        )
-    if data.source is Source.synthetic and not data.size:
-        raise ConfigError("data.size=0: data=synthetic generates as many examples, use 40000")
-    if data.source is not Source.synthetic and not (data.path is None and data.sets):
-        _check_paths("data.path", data.path)
-    _check_sets(data)
-    if data.eval_path is not None:
-        _check_paths("data.eval_path", data.eval_path)
-    if len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split):
-        raise ConfigError(
-            f"data.split={data.split}: it must be three numbers, each 0 or more: "
-            "the proportions of sft, reward and ppo"
-        )
-    shares = dict(zip(SPLIT_PHASES, data.split, strict=True))
-    shares[Phase.dpo] = shares[Phase.reward]  # the same pairs
-    for phase in config.phase.order:
-        if not shares[phase] and not any(phase in (s.phases or ()) for s in data.sets.values()):
-            raise ConfigError(
-                f"data.split={data.split}: the {phase} phase runs and has no share; "
-                "make its number positive, or leave the phase out"
-            )
-
-
-def _check_sets(data: DataConfig) -> None:
-    """Every data set of a blend by itself."""
-    for name, dataset in data.sets.items():
-        key = f"data.sets.{name}"
-        if not (math.isfinite(dataset.weight) and dataset.weight > 0):
-            raise ConfigError(f"{key}.weight={dataset.weight}: it must be above 0")
-        if dataset.phases is not None and not set(dataset.phases) <= set(SPLIT_PHASES):
-            raise ConfigError(
-                f"{key}.phases={[p.value for p in dataset.phases]}: choose among "
-                f"{', '.join(SPLIT_PHASES)}; dpo learns from the pairs of reward"
-            )
-
-
-def _check_paths(key: str, value: Any) -> None:
-    """``value`` is a path, or a list of paths."""
-    paths = value if isinstance(value, list) else [value]
-    if not paths or not all(isinstance(path, str) and path for path in paths):
-        raise ConfigError(
-            f"{key}={'null' if value is None else value}: it must be a file, a folder or a hub id, "
-            "or a list of them"
-        )

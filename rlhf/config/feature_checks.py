@@ -7,9 +7,9 @@ from rlhf.config.choices import (
     Device,
     KlEstimator,
     KlPlacement,
+    LoraExport,
     LoraRole,
     ModelInit,
-    Phase,
 )
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.config.schema import RunConfig
@@ -99,15 +99,19 @@ def check_lora(config: RunConfig) -> None:
             f"lora.roles=[] with lora.rank={lora.rank}: name the models that get adapters, "
             f"some of {', '.join(LoraRole)}"
         )
-    if (
-        Phase.sft in config.phase.order
-        and LoraRole.sft in lora.roles
-        and config.model.init is ModelInit.random
-    ):
+    if lora.train_base and lora.export is LoraExport.adapter:
         raise ConfigError(
-            "lora.roles has sft, and model.init=random: adapters on random weights learn nothing; "
-            "use lora.roles=[actor,critic], or a pretrained model"
+            "lora.export=adapter with lora.train_base=true: the base has learned too and would be "
+            "lost; use lora.export=merged"
         )
+    first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
+    for phase, (key, model) in first.items():
+        starts_random = phase in config.phase.order and model.init is ModelInit.random
+        if starts_random and phase in lora.roles:
+            raise ConfigError(
+                f"lora.roles has {phase}, and {key}.init=random: adapters on random weights learn "
+                "nothing; use lora.roles=[actor,critic], or a pretrained model"
+            )
 
 
 def check_zero(config: RunConfig) -> None:

@@ -8,14 +8,15 @@ taken as it stands, or messages (lists of ``{"role": ..., "content": ...}``), re
 A rendered prompt ends in ``"\\n\\nAssistant:"`` and a response begins with a space. In text columns
 one space goes between prompt and response where neither brings white space, so DeepSpeed-Chat's
 local json, which is joined by spaces, reads as meant. There ``rejected`` may be null: such a row is
-no pair, but its prompt and answer are kept.
+no pair, but its prompt and answer are kept. A ranking, K responses with the best first, becomes all
+of its K (K - 1) / 2 pairs (https://arxiv.org/abs/2203.02155, section 3.5).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 from rlhf.data.records import Record
@@ -34,6 +35,7 @@ class Kind(StrEnum):
 
     text = "text"
     messages = "messages"
+    texts = "texts"
 
 
 class Message(NamedTuple):
@@ -69,6 +71,23 @@ class Row(NamedTuple):
         if not value.strip():
             raise UnusableRowError(f"{column} is empty")
         return value
+
+    def texts(self, column: str) -> list[str]:
+        """The texts of ``column``, none of them blank.
+
+        Raises:
+            UnusableRowError: it is null or empty, or one of its texts is null or blank.
+            DataError: it is not a list of texts.
+        """
+        items: list[object] = self._value(column, list, "a list of texts")
+        parts = {f"{column}[{index}]": item for index, item in enumerate(items)}
+        for name, item in parts.items():
+            if not isinstance(item, str | None):
+                raise self.error(f"{name} is of type {type(item).__name__}; it must be text.")
+        texts = [item for item in items if isinstance(item, str) and item.strip()]
+        if not texts or len(texts) < len(items):
+            raise UnusableRowError(f"{column} is empty, or has an empty text")
+        return texts
 
     def messages(self, column: str) -> list[Message]:
         """The messages of ``column``, without outer white space.
@@ -118,34 +137,56 @@ def render_prompt(messages: Sequence[Message]) -> str:
 Columns = Mapping[str, Kind]
 
 
-def _text(row: Row, _: Columns) -> Record:
-    return Record(text=row.text("text"))
+def _text(row: Row, _: Columns) -> list[Record]:
+    return [Record(text=row.text("text"))]
 
 
-def _conversation(row: Row, _: Columns) -> Record:
+def _conversation(row: Row, _: Columns) -> list[Record]:
     *before, last = row.messages("messages")
     chosen = _answer([last], "messages")
-    return Record(prompt=_rendered(before), chosen=chosen)
+    return [Record(prompt=prompt_of(before), chosen=chosen)]
 
 
-def _prompt_only(row: Row, columns: Columns) -> Record:
-    return Record(prompt=_prompt(row, columns))
+def _prompt_only(row: Row, columns: Columns) -> list[Record]:
+    return [Record(prompt=_prompt(row, columns))]
 
 
-def _completion(row: Row, columns: Columns) -> Record:
+def _completion(row: Row, columns: Columns) -> list[Record]:
     prompt = _prompt(row, columns)
-    return Record(prompt=prompt, chosen=_response(row, "completion", columns, prompt=prompt))
+    return [Record(prompt=prompt, chosen=_response(row, "completion", columns, prompt=prompt))]
 
 
-def _preference(row: Row, columns: Columns) -> Record:
+def _preference(row: Row, columns: Columns) -> list[Record]:
     prompt = _prompt(row, columns)
     chosen = _response(row, "chosen", columns, prompt=prompt)
     if row.values.get("rejected") is None:
-        return Record(prompt=prompt, chosen=chosen)
+        return [Record(prompt=prompt, chosen=chosen)]
     return _pair(prompt, chosen, _response(row, "rejected", columns, prompt=prompt))
 
 
-def _shared_text(row: Row, _: Columns) -> Record:
+def _partial(row: Row, _: Columns) -> list[Record]:
+    """What there is of a preference: the prompt at least."""
+    prompt = row.text("prompt")
+    chosen, rejected = (row.values.get(column) for column in ("chosen", "rejected"))
+    if chosen is None:
+        return [Record(prompt=prompt)]
+    better = _spaced(prompt, row.text("chosen"))
+    if rejected is None:
+        return [Record(prompt=prompt, chosen=better)]
+    return _pair(prompt, better, _spaced(prompt, row.text("rejected")))
+
+
+def _ranking(row: Row, _: Columns) -> list[Record]:
+    prompt = row.text("prompt")
+    responses = [_spaced(prompt, response) for response in row.texts("responses")]
+    if len(set(responses)) < len(responses):
+        raise UnusableRowError("responses has the same text twice")
+    if len(responses) == 1:
+        return [Record(prompt=prompt, chosen=responses[0])]
+    return [record for pair in combinations(responses, 2) for record in _pair(prompt, *pair)]
+
+
+def _shared_text(row: Row, _: Columns) -> list[Record]:
     chosen, rejected = row.text("chosen"), row.text("rejected")
     before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
     same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
@@ -159,19 +200,19 @@ def _shared_text(row: Row, _: Columns) -> Record:
     return _pair(prompt, _spaced(prompt, chosen_answer), _spaced(prompt, rejected_answer))
 
 
-def _shared_messages(row: Row, _: Columns) -> Record:
+def _shared_messages(row: Row, _: Columns) -> list[Record]:
     *before, chosen = row.messages("chosen")
     *same, rejected = row.messages("rejected")
     if before != same:
         raise UnusableRowError(NO_COMMON_PROMPT)
-    prompt = _rendered(before)
+    prompt = prompt_of(before)
     return _pair(prompt, _answer([chosen], "chosen"), _answer([rejected], "rejected"))
 
 
 def _prompt(row: Row, columns: Columns) -> str:
     if columns["prompt"] is Kind.text:
         return row.text("prompt")
-    return _rendered(row.messages("prompt"))
+    return prompt_of(row.messages("prompt"))
 
 
 def _response(row: Row, column: str, columns: Columns, *, prompt: str) -> str:
@@ -184,7 +225,12 @@ def _spaced(prompt: str, response: str) -> str:
     return response if prompt[-1].isspace() or response[0].isspace() else f" {response}"
 
 
-def _rendered(messages: Sequence[Message]) -> str:
+def prompt_of(messages: Sequence[Message]) -> str:
+    """The conversation as a prompt.
+
+    Raises:
+        UnusableRowError: the human does not have the last word in it, or there is none.
+    """
     if not messages or not messages[-1].content:
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":
@@ -200,21 +246,21 @@ def _answer(messages: Sequence[Message], column: str) -> str:
     return f" {messages[0].content}"
 
 
-def _pair(prompt: str, chosen: str, rejected: str) -> Record:
+def _pair(prompt: str, chosen: str, rejected: str) -> list[Record]:
     if chosen == rejected:
         raise UnusableRowError("chosen equals rejected")
-    return Record(prompt=prompt, chosen=chosen, rejected=rejected)
+    return [Record(prompt=prompt, chosen=chosen, rejected=rejected)]
 
 
 # --------------------------------------------------------------------------------------- the table
 
 
 class Layout(NamedTuple):
-    """Columns that belong together, what each holds, and how a row of them becomes a record."""
+    """Columns that belong together, what each holds, and how a row of them becomes records."""
 
     name: str
     columns: Columns
-    convert: Callable[[Row, Columns], Record]
+    convert: Callable[[Row, Columns], list[Record]]
 
 
 T, M = Kind.text, Kind.messages
@@ -224,6 +270,7 @@ LAYOUTS = (
     Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _preference),
     # UltraFeedback: the conversations hold their prompt, and it stands beside them as text too.
     Layout("preference, prompt twice", {"prompt": T, "chosen": M, "rejected": M}, _shared_messages),
+    Layout("ranking", {"prompt": T, "responses": Kind.texts}, _ranking),
     Layout("prompt-completion", {"prompt": T, "completion": T}, _completion),
     Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _completion),
     Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _shared_text),
@@ -233,67 +280,6 @@ LAYOUTS = (
     Layout("prompt-only, messages", {"prompt": M}, _prompt_only),
     Layout("language modelling", {"text": T}, _text),
 )
+# Made by data.sets.NAME.columns and not found by columns: chosen and rejected may be absent.
+PARTIAL = Layout("columns", {"prompt": T, "chosen": T, "rejected": T}, _partial)
 KNOWN_COLUMNS = frozenset(column for layout in LAYOUTS for column in layout.columns)
-
-
-class Converted(NamedTuple):
-    """The usable rows of one source, the layout they were in, and the rows left out by reason."""
-
-    records: list[Record]
-    layout: str
-    left_out: Counter[str]
-
-
-def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
-    """The layout of ``rows``: the first whose columns they have, by what the columns hold.
-
-    A column's kind is that of its first value that is not null; further columns do not matter.
-
-    Raises:
-        DataError: no layout has these columns, or none has these kinds in them; names ``source``.
-    """
-    present = dict.fromkeys(column for row in rows for column in row.values)
-    named = next((layout for layout in LAYOUTS if layout.columns.keys() <= present.keys()), None)
-    if named is None:
-        raise DataError(_no_layout(source, ", ".join(present)))
-    kinds = {column: _kind(rows, column) for column in named.columns}
-    for layout in LAYOUTS:
-        same_columns = layout.columns.keys() == kinds.keys()
-        if same_columns and all(kinds[c] in (None, layout.columns[c]) for c in kinds):
-            return layout
-    found = (f"{column} ({kind or 'nothing but nulls'})" for column, kind in kinds.items())
-    raise DataError(_no_layout(source, ", ".join(found)))
-
-
-def to_records(rows: Sequence[Row], *, source: str) -> Converted:
-    """Convert ``rows``, leaving out and counting those that cannot be used.
-
-    Raises:
-        DataError: no layout fits (names ``source``), or a row is of the wrong type (names its file,
-            number and column).
-    """
-    layout = detect_layout(rows, source=source)
-    records: list[Record] = []
-    left_out: Counter[str] = Counter()
-    for row in rows:
-        try:
-            records.append(layout.convert(row, layout.columns))
-        except UnusableRowError as reason:
-            left_out[str(reason)] += 1
-    return Converted(records, layout.name, left_out)
-
-
-def _kind(rows: Sequence[Row], column: str) -> Kind | None:
-    values = (row.values.get(column) for row in rows)
-    first = next((value for value in values if value is not None), None)
-    if first is None:
-        return None
-    return Kind.messages if isinstance(first, list) else Kind.text
-
-
-def _no_layout(source: str, found: str) -> str:
-    lines = [f"{source}: no known layout has the columns {found}. Known layouts:"]
-    for layout in LAYOUTS:
-        columns = ", ".join(f"{column} ({kind})" for column, kind in layout.columns.items())
-        lines.append(f"  {layout.name}: {columns}")
-    return "\n".join(lines)

@@ -5,41 +5,36 @@
     .csv       a header and rows; an empty field is null
     .parquet   a table
     a folder   of such files, or written by datasets.save_to_disk
+    samples:NAME   a small file that comes with this package
 
 In a folder of several files (or saved splits) those named eval*, test* or validation* are held out
-and all others are trained on. Rows are numbered from 1; the header of a CSV is none.
+and all others are trained on; a data set of the hub, or a copy of one, has splits with names.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.config.choices import Source
-from rlhf.config.schema import DataConfig
-from rlhf.data.formats import KNOWN_COLUMNS, Converted, Row, to_records
-from rlhf.data.records import Record
+from rlhf.config.schema import DataConfig, DatasetConfig
+from rlhf.data.cleaning import clean, leave_out_repeated
+from rlhf.data.columns import ColumnRules, parse_columns
+from rlhf.data.conversion import Converted, to_records
+from rlhf.data.files import READERS
+from rlhf.data.formats import Row
+from rlhf.data.records import RawDataset
 from rlhf.data.synthetic import generate_records
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-
-class RawDataset(NamedTuple):
-    """One data set as read: its usable records and what became of the rest."""
-
-    name: str
-    train: list[Record]
-    eval: list[Record] | None
-    """Held-out records that the data set brings along; None: it brings none."""
-    layout: str
-    left_out: Counter[str]
-    """Rows that cannot be used, by reason."""
+SAMPLES = Path(__file__).parent / "samples"
+SAMPLE = "samples:"
 
 
 def load_datasets(config: DataConfig, *, seed: int) -> list[RawDataset]:
@@ -47,10 +42,20 @@ def load_datasets(config: DataConfig, *, seed: int) -> list[RawDataset]:
 
     Raises:
         DataError: something is missing, unreadable, malformed or without a usable row.
+        ConfigError: columns of one of data.sets are described wrongly.
     """
+    datasets = _read(config, seed=seed)
+    if config.clean:
+        datasets = [clean(dataset) for dataset in datasets]
+    return leave_out_repeated(datasets) if config.deduplicate else datasets
+
+
+def _read(config: DataConfig, *, seed: int) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = generate_records(config.size, seed=seed)
         return [_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
+    if config.sets:
+        return _read_sets(config)
     paths = _entries(config.path, key="data.path")
     eval_paths: list[str] | list[None] = [None] * len(paths)
     if config.eval_path is not None:
@@ -64,16 +69,45 @@ def load_datasets(config: DataConfig, *, seed: int) -> list[RawDataset]:
     return [_load(path, eval_path, config) for path, eval_path in pairs]
 
 
+def _read_sets(config: DataConfig) -> list[RawDataset]:
+    for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
+        if value is not None:
+            raise DataError(
+                f"{key}={value} stands beside data.sets ({', '.join(config.sets)}): use one of the "
+                "two. A copy of a set is named by data.sets.NAME.path=FILE_OR_FOLDER."
+            )
+    rules = {  # all of them before any is downloaded
+        name: parse_columns(dataset.columns, key=f"data.sets.{name}.columns")
+        for name, dataset in config.sets.items()
+        if dataset.columns is not None
+    }
+    read = []
+    for name, dataset in config.sets.items():
+        tables = _find(dataset, config.source)
+        held_out = _convert(tables.eval, rules.get(name)) if tables.eval else None
+        raw = _raw_dataset(name, _convert(tables.train, rules.get(name)), held_out)
+        read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
+    return read
+
+
 def describe(dataset: RawDataset) -> str:
-    """One line for the terminal: name, layout, and how many rows are used and left out, and why."""
+    """One line for the terminal: name, layout, examples, and how many were left out, and why."""
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
-    left_out = _reasons(dataset.left_out)
-    used = len(dataset.train) + len(dataset.eval or [])
-    return f"{dataset.name}: {dataset.layout}, {used:,} rows used{own_eval}, {left_out}"
+    records = [*dataset.train, *(dataset.eval or [])]
+    prompted = [record for record in records if record.prompt is not None]
+    lacking = {
+        "chosen": sum(record.chosen is None for record in prompted),
+        "rejected": sum(record.rejected is None for record in prompted),
+    }
+    without = "".join(
+        f", {count:,} without {part}" for part, count in lacking.items() if 0 < count < len(records)
+    )
+    used = f"{len(records):,} examples{own_eval}{without}"
+    return f"{dataset.name}: {dataset.layout}, {used}, {_reasons(dataset.left_out)}"
 
 
 def _reasons(left_out: Counter[str]) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common() if count)
     return f"{left_out.total():,} left out" + (f" ({reasons})" if reasons else "")
 
 
@@ -98,21 +132,30 @@ class _Tables(NamedTuple):
 
 
 def _load(path: str, eval_path: str | None, config: DataConfig) -> RawDataset:
-    tables = _find(path, config)
+    given = DatasetConfig(
+        path=path,
+        subset=config.subset,
+        revision=config.revision,
+        train_split=config.train_split,
+        eval_split=config.eval_split,
+    )
+    tables = _find(given, config.source)
     if eval_path is not None:
         if tables.eval:
             raise DataError(
                 f"data.path={path} has held-out rows of its own ({tables.eval[0].place}), and "
                 f"data.eval_path={eval_path} gives others: use one of the two."
             )
-        given = _find(eval_path, config)
-        tables = _Tables(tables.train, given.eval or given.train)
+        given.path = eval_path
+        others = _find(given, config.source)
+        tables = _Tables(tables.train, others.eval or others.train)
     held_out = _convert(tables.eval) if tables.eval else None
     return _raw_dataset(path, _convert(tables.train), held_out)
 
 
-def _convert(tables: list[_Table]) -> Converted:
-    parts = [to_records(_rows(table), source=table.place) for table in tables]
+def _convert(tables: list[_Table], rules: ColumnRules | None = None) -> Converted:
+    convert = to_records if rules is None else rules.convert
+    parts = [convert(_rows(table), source=table.place) for table in tables]
     records = [record for part in parts for record in part.records]
     left_out = sum((part.left_out for part in parts), Counter[str]())
     if not records:
@@ -150,20 +193,31 @@ def _raw_dataset(name: str, train: Converted, held_out: Converted | None) -> Raw
     )
 
 
-def _find(path: str, config: DataConfig) -> _Tables:
-    """The tables at ``path``; hub splits are chosen by ``config``, local ones by their names."""
-    place = Path(path).expanduser()
-    if config.source is Source.hub:
-        splits = _saved(place) if _is_saved(place) else _download(path, config)
-        wanted = [split for split in (config.train_split, config.eval_split) if split]
+def _find(dataset: DatasetConfig, source: Source) -> _Tables:
+    """The tables of ``dataset``; hub splits are chosen by its keys, local ones by their names."""
+    place = _sample(dataset.path) or Path(dataset.path).expanduser()
+    if source is Source.hub:
+        splits = _copy(place, dataset) if place.exists() else _download(dataset)
+        wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
         for split in wanted:
             if split not in splits:
-                raise DataError(f"{path}: no split '{split}'; it has {', '.join(splits)}.")
-        return _Tables([splits[wanted[0]]], [splits[split] for split in wanted[1:]])
+                raise DataError(f"{dataset.path}: no split '{split}'; it has {', '.join(splits)}.")
+        return _Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
     tables = _saved(place) if _is_saved(place) else _files(place)
     held_out = [table for name, table in tables.items() if _is_held_out(name)]
     train = [table for name, table in tables.items() if not _is_held_out(name)]
     return _Tables(train, held_out) if train else _Tables(held_out, [])
+
+
+def _sample(path: str) -> Path | None:
+    """The file of this package that ``samples:NAME`` stands for; None for other paths."""
+    if not path.startswith(SAMPLE):
+        return None
+    names = sorted(file.stem for file in SAMPLES.glob("*.jsonl"))
+    name = path.removeprefix(SAMPLE)
+    if name not in names:
+        raise DataError(f"{path}: no such sample; choose {SAMPLE}{f' or {SAMPLE}'.join(names)}.")
+    return SAMPLES / f"{name}.jsonl"
 
 
 def _is_held_out(name: str) -> bool:
@@ -180,6 +234,16 @@ def _files(place: Path) -> dict[str, _Table]:
     return {file.name: _Table(str(file), READERS[file.suffix.lower()](file)) for file in files}
 
 
+def _copy(place: Path, dataset: DatasetConfig) -> dict[str, list[_Table]]:
+    """The splits of a hub data set on this disk: saved, or in files such as test-00000.parquet."""
+    if _is_saved(place):
+        return {name: [table] for name, table in _saved(place).items()}
+    splits: defaultdict[str, list[_Table]] = defaultdict(list)
+    for name, table in _files(place).items():
+        splits[dataset.train_split if place.is_file() else re.split(r"[-.]", name)[0]].append(table)
+    return splits
+
+
 def _is_saved(place: Path) -> bool:
     """Whether ``place`` was written by save_to_disk, of a Dataset or of a DatasetDict."""
     return (place / "state.json").exists() or (place / "dataset_dict.json").exists()
@@ -194,18 +258,19 @@ def _saved(place: Path) -> dict[str, _Table]:
         raise DataError(f"{place}: not readable as written by save_to_disk ({error}).") from error
 
 
-def _download(path: str, config: DataConfig) -> dict[str, _Table]:
+def _download(dataset: DatasetConfig) -> dict[str, list[_Table]]:
     import datasets
 
+    path = dataset.path
     try:
-        loaded = datasets.load_dataset(path, name=config.subset, revision=config.revision)
+        loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
             f"{path}: this data set of the hub could not be loaded ({error}). Without a network "
             "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
-            "a folder written by datasets.save_to_disk."
+            "a folder written by datasets.save_to_disk. One of data.sets takes a copy as its path."
         ) from error
-    return _splits(path, loaded)
+    return {name: [table] for name, table in _splits(path, loaded).items()}
 
 
 def _splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, _Table]:
@@ -215,79 +280,3 @@ def _splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, _Table]:
     return {
         name: _Table(f"{path}, split {name}", enumerate(split, 1)) for name, split in splits.items()
     }
-
-
-def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        yield from _parse_lines(lines, file)
-
-
-def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object]]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                at = f"{error.msg} at character {error.colno}"
-                raise DataError(f"{file}, row {number}: not JSON: {at}.") from error
-
-
-def _read_json(file: Path) -> Iterator[tuple[int, object]]:
-    text = file.read_text(encoding="utf-8-sig").strip()
-    if not text:
-        return
-    try:
-        first, end = json.JSONDecoder().raw_decode(text)
-    except json.JSONDecodeError as error:
-        at = f"{error.msg} at line {error.lineno}, character {error.colno}"
-        raise DataError(f"{file}: not JSON: {at}.") from error
-    if end < len(text):
-        yield from _parse_lines(text.split("\n"), file)
-    else:
-        yield from enumerate(_listed(first), 1)
-
-
-def _listed(value: object) -> list[object]:
-    """The rows of a whole JSON file: a list, the list under its only key, or one row alone."""
-    if isinstance(value, dict) and len(value) == 1:
-        ((key, inner),) = value.items()
-        if isinstance(inner, list) and key not in KNOWN_COLUMNS:
-            return inner
-    return value if isinstance(value, list) else [value]
-
-
-def _read_csv(file: Path) -> Iterator[tuple[int, object]]:
-    number = 0
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        try:
-            lines = csv.reader(stream, strict=True)
-            header = next(lines, [])
-            if len(set(header)) < len(header):
-                raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
-            for number, fields in enumerate(filter(None, lines), 1):
-                if len(fields) != len(header):
-                    sizes = f"{len(fields)} fields for {len(header)} columns"
-                    raise DataError(f"{file}, row {number}: {sizes}.")
-                yield number, dict(zip(header, (field or None for field in fields), strict=True))
-        except csv.Error as error:
-            longest = f"texts of over {csv.field_size_limit()} characters need .jsonl or .parquet"
-            raise DataError(f"{file}, row {number + 1}: {error} ({longest}).") from error
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
-    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
-
-    try:
-        with parquet.ParquetFile(file) as table:
-            rows = table.read().to_pylist()
-    except ArrowException as error:
-        raise DataError(f"{file}: not a parquet file ({error}).") from error
-    yield from enumerate(rows, 1)
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[int, object]]]] = {
-    ".jsonl": _read_json_lines,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}

@@ -1,26 +1,35 @@
 """Dividing data over the three phases, and over training and evaluation, without leaks.
 
-Records with the same prompt (those without one: with the same text) are a *group*. A group is never
-torn apart: all of it lands in one phase, and there on one side, so that no model is evaluated on,
-or learns PPO from, a prompt whose answers an earlier phase was trained on.
+Records with the same prompt (those without one: with the same text), white space and case aside,
+are a *group*, in whatever data sets they are. A group is never torn apart: all of it lands in one
+phase, and there on one side, so that no model is evaluated on, or learns PPO from, a prompt whose
+answers an earlier phase was trained on.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from rlhf.config.choices import SPLIT_PHASES, Phase
-from rlhf.data.records import Record
-from rlhf.data.sources import RawDataset
+from rlhf.data.cleaning import fingerprint
+from rlhf.data.records import RawDataset, Record
 from rlhf.errors import DataError
+
+Key = bytes
+Bin = tuple[int, bool]  # index of the phase, and whether it is held out
+BINS: list[Bin] = [(phase, side) for phase in range(len(SPLIT_PHASES)) for side in (False, True)]
 
 
 class Part(NamedTuple):
-    """The records of one phase; ``removed`` counts training records whose prompt is held out."""
+    """The records of one phase.
+
+    ``removed`` counts training records whose prompt is held out, and records whose prompt is in
+    a phase that their data set is not for.
+    """
 
     train: list[Record]
     eval: list[Record]
@@ -43,59 +52,107 @@ def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
 
 
 def divide(
-    dataset: RawDataset, *, split: list[float], eval_share: float, seed: int
-) -> dict[Phase, Part]:
-    """Divide ``dataset`` over the phases in proportions ``split``, always the same by ``seed``.
+    datasets: Sequence[RawDataset], *, split: list[float], eval_share: float, seed: int
+) -> dict[Phase, list[Part]]:
+    """Divide each of ``datasets`` over its phases in proportions ``split``, the same by ``seed``.
 
     Of each phase's part ``eval_share`` is held out: at least one record, and never all of them.
-    Where the data set has held-out records of its own these are divided over the phases instead,
-    and training records with the prompt of any of them are removed.
+    Where a data set has held-out records of its own these are divided over the phases instead.
+    Training records with a prompt that is held out in any phase and data set are removed; the
+    others are then taken ``weight`` times.
 
     Raises:
         DataError: a phase with a positive share would get nothing to train on or nothing held out.
     """
-    own_eval = dataset.eval
-    rng = random.Random(f"split-{seed}")
-    if own_eval is None:
-        sizes = [
-            size
-            for part in largest_remainder(len(dataset.train), split)
-            for size in _train_and_eval(part, eval_share)
+    places: dict[Key, Bin] = {}
+    shares = [_shares(dataset, split) for dataset in datasets]
+    # The choosiest first: a prompt that several data sets have goes where all of them can follow.
+    order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
+    found = {i: _divide_one(datasets[i], shares[i], eval_share, seed, places) for i in order}
+    held_out = {_key(r) for parts in found.values() for part in parts for r in part.eval}
+    divided: dict[Phase, list[Part]] = {}
+    for index, phase in enumerate(SPLIT_PHASES):
+        parts = [_without_leaks(found[i][index], held_out) for i in range(len(datasets))]
+        is_for_some = any(share[index] > 0 for share in shares)
+        if is_for_some and not (any(p.train for p in parts) and any(p.eval for p in parts)):
+            raise DataError(_too_small(datasets, phase, parts, split))
+        divided[phase] = [
+            part._replace(train=_weighted(part.train, d.weight, f"weight-{phase}-{seed}"))
+            for part, d in zip(parts, datasets, strict=True)
         ]
-        filled = _fill(dataset.train, sizes, rng=rng)
-        parts = [Part(*pair) for pair in zip(filled[::2], filled[1::2], strict=True)]
-    else:
-        train = _fill(dataset.train, largest_remainder(len(dataset.train), split), rng=rng)
-        held_out = _fill(own_eval, largest_remainder(len(own_eval), split), rng=rng)
-        parts = [
-            _without_leaks(Part(*pair), own_eval) for pair in zip(train, held_out, strict=True)
-        ]
-    for phase, share, part in zip(SPLIT_PHASES, split, parts, strict=True):
-        if share > 0 and not (part.train and part.eval):
-            raise DataError(_too_small(dataset, phase, part, split))
-    return dict(zip(SPLIT_PHASES, parts, strict=True))
+    return divided
 
 
 def blend(parts: list[Part], *, seed: int) -> Part:
-    """One phase's parts of several data sets as one, train and eval each in random order.
-
-    Training records whose prompt is held out in any of the parts are removed and counted.
-
-    Raises:
-        DataError: nothing to train on is left.
-    """
+    """One phase's parts of several data sets as one, train and eval each in random order."""
     train = [record for part in parts for record in part.train]
     held_out = [record for part in parts for record in part.eval]
-    removed = sum(part.removed for part in parts)
-    blended = _without_leaks(Part(train, held_out, removed), held_out)
-    if train and not blended.train:
-        raise DataError(
-            f"Every prompt of the {len(train)} training examples is held out too: nothing is left "
-            "to train on. Give data.path examples with prompts that data.eval_path does not have."
-        )
-    random.Random(f"blend-train-{seed}").shuffle(blended.train)
-    random.Random(f"blend-eval-{seed}").shuffle(blended.eval)
-    return blended
+    random.Random(f"blend-train-{seed}").shuffle(train)
+    random.Random(f"blend-eval-{seed}").shuffle(held_out)
+    return Part(train, held_out, sum(part.removed for part in parts))
+
+
+def check_usable(parts: dict[Phase, Part], phases: Sequence[Phase]) -> None:
+    """Each of ``phases`` finds the kind of examples that it learns from on both sides.
+
+    Raises:
+        DataError: one finds none.
+    """
+    for phase in phases:
+        part = parts[Phase.reward if phase is Phase.dpo else phase]
+        for side, records in (("train on", part.train), ("hold out", part.eval)):
+            if not any(_is_usable(record, phase) for record in records):
+                needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
+                raise DataError(
+                    f"data: the {phase} phase finds no {needed.get(phase, 'pairs of responses')} "
+                    f"to {side} among its {len(records)} examples. Choose another data set, or a "
+                    "phase that this one serves (docs/data.md), such as phase=sft."
+                )
+
+
+def _is_usable(record: Record, phase: Phase) -> bool:
+    if phase is Phase.ppo:
+        return record.prompt is not None
+    if phase is Phase.sft:
+        return record.text is not None or record.chosen is not None
+    return record.rejected is not None
+
+
+def _shares(dataset: RawDataset, split: list[float]) -> list[float]:
+    """Proportions of the phases in ``dataset``; equal ones where ``split`` has none for them."""
+    if dataset.phases is None:
+        return split
+    chosen = [phase in dataset.phases for phase in SPLIT_PHASES]
+    shares = [share if is_in else 0.0 for share, is_in in zip(split, chosen, strict=True)]
+    return shares if any(shares) else [float(is_in) for is_in in chosen]
+
+
+def _divide_one(
+    dataset: RawDataset,
+    shares: list[float],
+    eval_share: float,
+    seed: int,
+    places: dict[Key, Bin],
+) -> list[Part]:
+    """The parts of ``dataset``, one for each phase; ``places`` learns where its groups are."""
+    rng = random.Random(f"split-{seed}")
+    sizes = largest_remainder(len(dataset.train), shares)
+    if dataset.eval is None:
+        sides = [_train_and_eval(size, eval_share) for size in sizes]
+        wanted = dict(zip(BINS, (size for pair in sides for size in pair), strict=True))
+        bins, removed = _fill(dataset.train, wanted, places, shares=shares, rng=rng)
+    else:
+        wanted = {(phase, False): size for phase, size in enumerate(sizes)}
+        bins, removed = _fill(dataset.train, wanted, places, shares=shares, rng=rng)
+        own = largest_remainder(len(dataset.eval), shares)
+        wanted = {(phase, True): size for phase, size in enumerate(own)}
+        held_out, more = _fill(dataset.eval, wanted, places, shares=shares, rng=rng)
+        bins, removed = bins | held_out, removed + more
+    first = next(phase for phase, share in enumerate(shares) if share > 0)
+    return [
+        Part(bins[phase, False], bins[phase, True], removed if phase == first else 0)
+        for phase in range(len(SPLIT_PHASES))
+    ]
 
 
 def _train_and_eval(size: int, eval_share: float) -> tuple[int, int]:
@@ -104,52 +161,89 @@ def _train_and_eval(size: int, eval_share: float) -> tuple[int, int]:
     return size - held_out, held_out
 
 
-def _group_key(record: Record) -> str | None:
-    return record.text if record.prompt is None else record.prompt
+def _key(record: Record) -> Key:
+    return fingerprint(record.text if record.prompt is None else record.prompt)
 
 
-def _without_leaks(part: Part, held_out: Iterable[Record]) -> Part:
-    known = {_group_key(record) for record in held_out}
-    train = [record for record in part.train if _group_key(record) not in known]
+def _without_leaks(part: Part, held_out: Container[Key]) -> Part:
+    train = [record for record in part.train if _key(record) not in held_out]
     return Part(train, part.eval, part.removed + len(part.train) - len(train))
 
 
-def _fill(records: list[Record], sizes: list[int], *, rng: random.Random) -> list[list[Record]]:
+def _weighted(records: list[Record], weight: float, stream: str) -> list[Record]:
+    """``weight`` times the records; of a fraction, at least one, the same for the same stream."""
+    whole, fraction = divmod(weight, 1)
+    count = int(fraction * len(records) + 0.5)
+    if records and not whole:
+        count = max(count, 1)
+    chosen = sorted(random.Random(stream).sample(range(len(records)), count))
+    return records * int(whole) + [records[index] for index in chosen]
+
+
+def _fill(
+    records: list[Record],
+    sizes: dict[Bin, int],
+    places: dict[Key, Bin],
+    *,
+    shares: list[float],
+    rng: random.Random,
+) -> tuple[dict[Bin, list[Record]], int]:
     """Put whole groups of records into bins so that these have about the wanted ``sizes``.
 
-    The sizes are met exactly where every group is a single record. No bin with a wanted size stays
-    empty while there are as many groups as such bins.
+    A group that already has a place goes there, and is counted as removed where its phase has no
+    share here. But training records have no say in what is held out: where there are bins for that
+    alone, only held-out groups have a place, and where there are none, these go to their phase, to
+    be removed as leaks later.
+
+    The sizes are met exactly where every group is a single record and has no place. No bin with a
+    wanted size stays empty while there are as many groups as such bins.
     """
-    by_key: defaultdict[str | None, list[Record]] = defaultdict(list)
+    by_key: defaultdict[Key, list[Record]] = defaultdict(list)
     for record in records:
-        by_key[_group_key(record)].append(record)
-    groups = list(by_key.values())
+        by_key[_key(record)].append(record)
+    bins: dict[Bin, list[Record]] = {bin_: [] for bin_ in sizes}
+    removed = 0
+    for key in [key for key in by_key if key in places]:
+        place, for_training = places[key], (places[key][0], False)
+        if shares[place[0]] == 0:
+            removed += len(by_key.pop(key))
+        elif place in bins or for_training in bins:
+            bins[place if place in bins else for_training].extend(by_key.pop(key))
+    groups = list(by_key.items())
     rng.shuffle(groups)
-    groups.sort(key=len, reverse=True)  # stable; small groups come last and even the sizes out
-    bins: list[list[Record]] = [[] for _ in sizes]
-    for left, group in zip(range(len(groups), 0, -1), groups, strict=True):
-        bins[_bin_for(len(group), bins, sizes=sizes, groups_left=left)].extend(group)
-    return bins
+    groups.sort(key=lambda item: len(item[1]), reverse=True)  # stable; small ones even sizes out
+    for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
+        places[key] = _bin_for(len(group), bins, sizes=sizes, groups_left=left)
+        bins[places[key]].extend(group)
+    return bins, removed
 
 
-def _bin_for(group: int, bins: list[list[Record]], *, sizes: list[int], groups_left: int) -> int:
+def _bin_for(
+    group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
+) -> Bin:
     """The bin, of those that the group fits in (else of all), that is filled the least."""
-    wanted = [index for index, size in enumerate(sizes) if size]
-    empty = [index for index in wanted if not bins[index]]
+    wanted = [bin_ for bin_, size in sizes.items() if size]
+    empty = [bin_ for bin_ in wanted if not bins[bin_]]
     if groups_left <= len(empty):
         wanted = empty
-    room = {index: sizes[index] - len(bins[index]) for index in wanted}
-    fitting = [index for index in wanted if group <= room[index]]
-    return max(fitting or wanted, key=lambda index: (room[index] / sizes[index], room[index]))
+    room = {bin_: sizes[bin_] - len(bins[bin_]) for bin_ in wanted}
+    fitting = [bin_ for bin_ in wanted if group <= room[bin_]]
+    return max(fitting or wanted, key=lambda bin_: (room[bin_] / sizes[bin_], room[bin_]))
 
 
-def _too_small(dataset: RawDataset, phase: Phase, part: Part, split: list[float]) -> str:
-    own_eval = "" if dataset.eval is None else f" and {len(dataset.eval)} held-out ones"
-    removed = f" ({part.removed} removed, as their prompts are held out)" if part.removed else ""
+def _too_small(
+    datasets: Sequence[RawDataset], phase: Phase, parts: list[Part], split: list[float]
+) -> str:
+    names = ", ".join(dataset.name for dataset in datasets)
+    what = f"Data set {names} has" if len(datasets) == 1 else f"Data sets {names} have"
+    held_out = sum(len(dataset.eval or ()) for dataset in datasets)
+    own_eval = f" and {held_out} held-out ones" if held_out else ""
+    removed = sum(part.removed for part in parts)
+    gone = f" ({removed} removed, as their prompts are held out)" if removed else ""
     return (
-        f"Data set {dataset.name} has {len(dataset.train)} examples{own_eval}. Divided by "
-        f"data.split={split}, the {phase} phase gets {len(part.train)} to train on{removed} and "
-        f"{len(part.eval)} held out; it needs at least one of each, and examples with the same "
-        "prompt stay together. Give more examples with different prompts, or set the share of the "
-        "phases that you do not run to 0."
+        f"{what} {sum(len(dataset.train) for dataset in datasets)} examples{own_eval}. Divided by "
+        f"data.split={split}, the {phase} phase gets {sum(len(p.train) for p in parts)} to train "
+        f"on{gone} and {sum(len(p.eval) for p in parts)} held out; it needs at least one of each, "
+        "and examples with the same prompt stay together. Give more examples with different "
+        "prompts, or set the share of the phases that you do not run to 0."
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype
+from rlhf.config.schema import ZeroConfig
 from rlhf.engine.ds_config import (
     SHARDED_PARAMETERS,
     Role,
     deepspeed_config,
     has_half_weights,
+    stage_of,
 )
+from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks, Schedule, StepReport
 
@@ -31,13 +35,12 @@ class EngineSettings:
         CapabilityError: fp16 at stage 0, where nothing keeps the fp32 masters that it needs.
     """
 
-    stage: int
+    zero: ZeroConfig
     dtype: Dtype
-    extra: dict[str, Any]
 
     def __post_init__(self) -> None:
         """Refuse what no optimiser here can do."""
-        if self.dtype is Dtype.fp16 and self.stage == 0:
+        if self.dtype is Dtype.fp16 and 0 in (self.zero.stage, self.zero.critic_stage):
             raise CapabilityError(
                 "hardware.dtype=fp16 with zero=stage0: fp16 needs the fp32 masters that DeepSpeed "
                 "keeps from stage 1 on; use zero=stage1, which costs nothing on one rank, "
@@ -47,11 +50,18 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW of one trained model; ``schedule`` gives shares of the peak ``lr``."""
+    """AdamW of one trained model; ``schedule`` gives shares of the peak ``lr``.
+
+    ``adapter_lr`` is the peak of LoRA's adapters (None: ``lr``); with ``ema_beta`` above 0 a moving
+    average of the weights is kept.
+    """
 
     lr: float
     betas: tuple[float, float]
+    eps: float
     weight_decay: float
+    adapter_lr: float | None = None
+    ema_beta: float = 0.0
     max_grad_norm: float
     schedule: Schedule
 
@@ -74,22 +84,28 @@ class DeepSpeedEngine:
         ranks: Ranks,
         optimizer: OptimizerSettings | None = None,
     ) -> None:
-        has_half = has_half_weights(settings.stage, settings.dtype)
+        stage = stage_of(role, settings.zero)
+        has_half = has_half_weights(role, settings.zero, settings.dtype)
         self._casts_to_bf16 = settings.dtype is Dtype.bf16 and not has_half
-        self._measures_norm = settings.stage > 0
+        self._may_overflow = settings.dtype is Dtype.fp16
+        self._measures_norm = stage > 0
         self._num_parts = plan.accumulation * ranks.size
         self._device = ranks.device
-        self.is_sharded = settings.stage == SHARDED_PARAMETERS
+        self.is_sharded = stage == SHARDED_PARAMETERS
+        self.lr_scale = 1.0
         config = deepspeed_config(
             role,
-            stage=settings.stage,
+            zero=settings.zero,
             dtype=settings.dtype,
             plan=plan,
             max_grad_norm=optimizer.max_grad_norm if optimizer else 0.0,
-            extra=settings.extra,
         )
-        self._deepspeed = _initialize(module, config, optimizer)
+        self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
+        self._average: MovingAverage | None = None
+        if optimizer is not None and optimizer.ema_beta:
+            masters = masters_of(self._deepspeed, stage=stage)
+            self._average = MovingAverage(masters, beta=optimizer.ema_beta)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -100,18 +116,52 @@ class DeepSpeedEngine:
         """Add the gradient of ``loss`` to that of the step so far."""
         self._deepspeed.backward(loss * self._num_parts)
 
-    def step(self) -> StepReport | None:
-        """Step the optimiser when all micro-batches are in; None while they are not."""
-        if not self._deepspeed.is_gradient_accumulation_boundary():
+    @property
+    def is_step_due(self) -> bool:
+        """True when the next step() is the optimiser's: all micro-batches are in."""
+        return bool(self._deepspeed.is_gradient_accumulation_boundary())
+
+    def has_overflow(self) -> bool:
+        """True where fp16 gradients have overflowed on any rank; ask when a step is due."""
+        return self._may_overflow and bool(self._deepspeed.optimizer.has_overflow())
+
+    def step(self, *, discard: bool = False) -> StepReport | None:
+        """Step the optimiser when all micro-batches are in; None while they are not.
+
+        With ``discard`` the gradients are dropped and no weight changes, as after an overflow; the
+        loss scale stays.
+        """
+        if not self.is_step_due:
             self._deepspeed.step()
             return None
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
         grad_norm = 0.0 if self._measures_norm else self._unsharded_norm()
-        self._deepspeed.step()
+        with self._discarding() if discard else nullcontext():
+            self._deepspeed.step()
         if self._measures_norm:
             grad_norm = float(self._deepspeed.get_global_grad_norm() or 0.0)
-        return StepReport(learning_rate, grad_norm, self._deepspeed.skipped_steps > skipped_before)
+        is_skipped = self._deepspeed.skipped_steps > skipped_before
+        if self._average is not None and not is_skipped:
+            self._average.update()
+        return StepReport(learning_rate, grad_norm, is_skipped)
+
+    @contextmanager
+    def _discarding(self) -> Iterator[None]:
+        """DeepSpeed takes the gradients to have overflowed, and leaves its loss scale alone."""
+        optimizer = self._deepspeed.optimizer
+        scaler = vars(optimizer.loss_scaler).copy()
+        optimizer.has_overflow = lambda *_: True
+        try:
+            yield
+        finally:
+            del optimizer.has_overflow
+            vars(optimizer.loss_scaler).update(scaler)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The moving average of the weights in their place; every rank must enter and leave."""
+        assert self._average is not None, "this engine keeps no average: ema_beta is 0"
+        return self._average.in_place()
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -151,36 +201,45 @@ class DeepSpeedEngine:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
+    def _initialize(
+        self, module: nn.Module, config: dict[str, Any], optimizer: OptimizerSettings | None
+    ) -> Any:
+        import deepspeed
 
-def _initialize(
-    module: nn.Module, config: dict[str, Any], optimizer: OptimizerSettings | None
-) -> Any:
-    import deepspeed
+        if optimizer is None:
+            module.requires_grad_(requires_grad=False)
+            adamw, scheduler = None, None
+        else:
+            adamw = torch.optim.AdamW(
+                _parameter_groups(module, optimizer),
+                lr=optimizer.lr,
+                betas=optimizer.betas,
+                eps=optimizer.eps,
+                fused=True,
+            )
+            schedule = optimizer.schedule
+            scheduler = torch.optim.lr_scheduler.LambdaLR(
+                adamw, lambda step: self.lr_scale * schedule(step)
+            )
+        # DeepSpeed 0.19.8 prints its memory use at every start; what it logs still comes through.
+        with redirect_stdout(StringIO()):
+            engine = deepspeed.initialize(
+                model=module, optimizer=adamw, lr_scheduler=scheduler, config=config
+            )[0]
+        engine.train(mode=optimizer is not None)
+        return engine
 
-    if optimizer is None:
-        module.requires_grad_(requires_grad=False)
-        adamw, scheduler = None, None
-    else:
-        adamw = torch.optim.AdamW(
-            _parameter_groups(module, optimizer.weight_decay),
-            lr=optimizer.lr,
-            betas=optimizer.betas,
-            fused=True,
-        )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, optimizer.schedule)
-    # DeepSpeed 0.19.8 prints its memory use at every start; what it logs still comes through.
-    with redirect_stdout(StringIO()):
-        engine = deepspeed.initialize(
-            model=module, optimizer=adamw, lr_scheduler=scheduler, config=config
-        )[0]
-    engine.train(mode=optimizer is not None)
-    return engine
 
-
-def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(module: nn.Module, optimizer: OptimizerSettings) -> list[dict[str, Any]]:
     """Matrices decay; biases and the weights of norms, which are vectors, do not."""
-    trained = [p for p in module.parameters() if p.requires_grad]
+    groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            is_adapter = "lora_" in name  # peft's name
+            lr = optimizer.adapter_lr if is_adapter and optimizer.adapter_lr else optimizer.lr
+            decay = optimizer.weight_decay if parameter.ndim > 1 else 0.0
+            groups[lr, decay].append(parameter)
     return [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": parameters, "lr": lr, "weight_decay": decay}
+        for (lr, decay), parameters in groups.items()
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype
+from rlhf.config.schema import ZeroConfig
 
 SHARDED_PARAMETERS = 3  # the ZeRO stage that shards the weights too
 
@@ -28,53 +29,72 @@ class Role(StrEnum):
         return self in (Role.reference, Role.reward)
 
 
-def stage_of(role: Role, stage: int) -> int:
+def stage_of(role: Role, zero: ZeroConfig) -> int:
     """ZeRO stage of a model: a frozen one has only parameters to shard, so it takes 3 or 0."""
-    if not role.is_frozen:
-        return stage
-    return stage if stage == SHARDED_PARAMETERS else 0
+    stage = _stage_asked(role, zero)
+    return 0 if role.is_frozen and stage != SHARDED_PARAMETERS else stage
 
 
-def has_half_weights(stage: int, dtype: Dtype) -> bool:
+def _stage_asked(role: Role, zero: ZeroConfig) -> int:
+    """The stage of the model's family: reward model and critic may have their own."""
+    if role in (Role.critic, Role.reward) and zero.critic_stage is not None:
+        return zero.critic_stage
+    return zero.stage
+
+
+def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
     """True where weights are kept in half precision, beside fp32 masters in the sharded optimiser.
+
+    A frozen model takes the precision of the weights that are trained in its family.
 
     Stage 0 has no such optimiser: there bf16 computes by autocast on fp32 weights, which are their
     own masters. (DeepSpeed 0.19.8 would wrap a client optimiser at stage 0 in its unfused fp16
     optimiser, whose steps differ from those of every other stage.)
     """
-    return dtype in (Dtype.fp16, Dtype.bf16) and stage > 0
+    return dtype in (Dtype.fp16, Dtype.bf16) and _stage_asked(role, zero) > 0
 
 
 def deepspeed_config(
-    role: Role,
-    *,
-    stage: int,
-    dtype: Dtype,
-    plan: BatchPlan,
-    max_grad_norm: float,
-    extra: dict[str, Any],
+    role: Role, *, zero: ZeroConfig, dtype: Dtype, plan: BatchPlan, max_grad_norm: float
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of one model.
 
-    ``stage`` is the run's ZeRO stage and ``dtype`` is resolved (never auto). ``extra`` is merged
-    last, key by key, into nested sections.
+    ``dtype`` is resolved (never auto). ``zero.extra`` is merged last, key by key, into nested
+    sections.
     """
-    zero: dict[str, Any] = {"stage": stage_of(role, stage)}
-    if not role.is_frozen and stage > 0:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": 1 if role.is_frozen else plan.accumulation,
-        "zero_optimization": zero,
+        "zero_optimization": _zero_section(role, zero),
         "steps_per_print": 2**31,  # metrics are ours to print
     }
     if not role.is_frozen:
         config["gradient_clipping"] = max_grad_norm
         config["zero_allow_untested_optimizer"] = True  # torch.optim.AdamW, no compiler needed
-    if has_half_weights(stage, dtype):
+        config["zero_force_ds_cpu_optimizer"] = False  # the same, where states are offloaded
+    if has_half_weights(role, zero, dtype):
         section = "bf16" if dtype is Dtype.bf16 else "fp16"
         config[section] = {"enabled": True}
-    return _merged(config, extra)
+    return _merged(config, zero.extra)
+
+
+def _zero_section(role: Role, zero: ZeroConfig) -> dict[str, Any]:
+    stage = stage_of(role, zero)
+    section: dict[str, Any] = {"stage": stage}
+    if not role.is_frozen and stage > 0:
+        section |= {"overlap_comm": True, "contiguous_gradients": True}
+        if zero.offload_optimizer:
+            section["offload_optimizer"] = {"device": "cpu"}
+    if stage != SHARDED_PARAMETERS:
+        return section
+    offloads = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
+    if offloads.get(role, zero.offload_parameters):
+        section["offload_param"] = {"device": "cpu"}
+    if zero.quantize_frozen_weights:
+        section["zero_quantized_nontrainable_weights"] = True
+    if zero.hpz_partition_size > 1:
+        section["zero_hpz_partition_size"] = zero.hpz_partition_size
+    return section
 
 
 def _merged(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,8 @@ import torch
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema import ModelConfig
-from rlhf.errors import CheckpointError, ConfigError
+from rlhf.errors import CapabilityError, CheckpointError, ConfigError
+from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import explain_load_failure
 
@@ -28,6 +29,7 @@ class ModelSource:
     architecture: dict[str, Any] | None = None
     attention: str | None = None
     dropout: float = 0.0
+    gradient_checkpointing: bool = False
     trust_remote_code: bool = False
 
     @classmethod
@@ -41,16 +43,26 @@ class ModelSource:
             architecture=model.architecture if is_random else None,
             attention=model.attention,
             dropout=dropout,
+            gradient_checkpointing=model.gradient_checkpointing,
             trust_remote_code=model.trust_remote_code,
         )
 
     @classmethod
-    def folder(cls, folder: Path, *, base: ModelConfig) -> ModelSource:
+    def folder(
+        cls,
+        folder: Path,
+        *,
+        base: ModelConfig,
+        gradient_checkpointing: bool = False,
+        dropout: float = 0.0,
+    ) -> ModelSource:
         """A model that an earlier phase of the run made from ``base``."""
         return cls(
             key="model folder",
             path=str(folder),
             attention=base.attention,
+            dropout=dropout,
+            gradient_checkpointing=gradient_checkpointing,
             trust_remote_code=base.trust_remote_code,
         )
 
@@ -70,27 +82,48 @@ DROPOUT_FIELDS = (
 
 
 def build_actor(
-    source: ModelSource, tokenizer: PreTrainedTokenizerBase, *, seed: int
+    source: ModelSource,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    lora: LoraSpec | None = None,
 ) -> PreTrainedModel:
     """A causal language model with fp32 weights that knows the tokenizer's special tokens.
 
     Raises:
         CheckpointError: the source holds no such model.
-        ConfigError: the architecture cannot be built.
+        ConfigError: the architecture cannot be built, or has no layers that ``lora`` names.
+        CapabilityError: the model has no gradient checkpointing, and it was asked for.
     """
     from transformers import AutoModelForCausalLM
 
-    return _build(AutoModelForCausalLM, source, tokenizer, seed=seed)
+    model = _build(AutoModelForCausalLM, source, tokenizer, seed=seed)
+    if lora is not None:
+        add_adapters(model, lora, seed=seed)
+    return model
 
 
-def build_scorer(source: ModelSource, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> Scorer:
+def build_scorer(
+    source: ModelSource,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    lora: LoraSpec | None = None,
+) -> Scorer:
     """A sequence-classification model with one label, read at every position, in fp32.
 
-    Started from a language model its head is new, drawn from ``seed``.
+    Started from a language model its head is new, drawn from ``seed``. With ``lora`` the head is
+    trained beside the adapters.
+
+    Raises:
+        CheckpointError, ConfigError, CapabilityError: as ``build_actor``.
     """
     from transformers import AutoModelForSequenceClassification
 
-    return Scorer(_build(AutoModelForSequenceClassification, source, tokenizer, seed=seed))
+    scorer = Scorer(_build(AutoModelForSequenceClassification, source, tokenizer, seed=seed))
+    if lora is not None:
+        add_adapters(scorer.pretrained, lora, seed=seed, trained=(scorer.head_name,))
+    return scorer
 
 
 def require_trained_head(path: str | Path) -> None:
@@ -102,6 +135,10 @@ def require_trained_head(path: str | Path) -> None:
     from transformers import AutoConfig
 
     try:
+        adapter = adapter_config(str(path))
+        if adapter is not None:
+            _require_adapter_of_a_scorer(path, adapter)
+            return
         config = AutoConfig.from_pretrained(str(path))
     except (OSError, ValueError) as error:
         raise explain_load_failure(
@@ -113,6 +150,15 @@ def require_trained_head(path: str | Path) -> None:
             f"reward_model.path={path} is no trained reward model: its config names {names} with "
             f"{config.num_labels} labels, where a ForSequenceClassification model with one is "
             "needed. Train one with phase=reward"
+        )
+
+
+def _require_adapter_of_a_scorer(path: str | Path, adapter: Any) -> None:
+    if adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save:
+        raise CheckpointError(
+            f"reward_model.path={path} is no trained reward model: its adapter_config.json has "
+            f"task_type={adapter.task_type} and modules_to_save={adapter.modules_to_save}, where "
+            "SEQ_CLS and a head are needed. Train one with phase=reward"
         )
 
 
@@ -133,8 +179,12 @@ def _build(
         else:
             model = _from_pretrained(auto_class, source, source.path, overrides)
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            # An adapter's folder holds no embeddings: new ones must come back when it is loaded.
+            torch.manual_seed(0)
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     _set_dropout(model, source.dropout)
+    if source.gradient_checkpointing:
+        _checkpoint_gradients(model, key=source.key)
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -167,7 +217,11 @@ def _from_architecture(
 def _from_pretrained(
     auto_class: Any, source: ModelSource, path: str, overrides: dict[str, Any]
 ) -> PreTrainedModel:
+    """The model of a folder or hub id; that of an adapter is merged into its base."""
     try:
+        adapter = adapter_config(path, source.revision)
+        if adapter is not None:
+            return _over_its_base(auto_class, source, path, overrides, adapter=adapter)
         return auto_class.from_pretrained(
             path,
             revision=source.revision,
@@ -179,6 +233,37 @@ def _from_pretrained(
         )
     except (OSError, ValueError) as error:
         raise explain_load_failure(path, key=source.key, what="a model", error=error) from error
+
+
+def _over_its_base(
+    auto_class: Any, source: ModelSource, path: str, overrides: dict[str, Any], *, adapter: Any
+) -> PreTrainedModel:
+    place = adapter.base_model_name_or_path
+    key = f"{source.key}={path}, base_model_name_or_path"
+    base_source = replace(source, key=key, revision=adapter.revision)
+    base = _from_pretrained(auto_class, base_source, place, overrides)
+    try:
+        return merge_adapter(base, path, adapter, source.revision)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{source.key}={path}: the adapter does not fit its base {place} ({error}); "
+            "name in adapter_config.json the base that it was trained on"
+        ) from error
+
+
+def _checkpoint_gradients(model: PreTrainedModel, *, key: str) -> None:
+    # transformers 5.23 renamed it; earlier ones know the old name alone.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    try:
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    except ValueError as error:
+        raise CapabilityError(
+            f"{key}: {type(model).__name__} has no gradient checkpointing ({error}); "
+            "set gradient_checkpointing=false"
+        ) from error
+    # transformers makes the embeddings' output require gradients, which the older, reentrant way
+    # needs: here it would run the backward pass through the frozen blocks of a shared trunk too.
+    model.disable_input_require_grads()
 
 
 def _set_dropout(model: PreTrainedModel, probability: float) -> None:

@@ -22,12 +22,12 @@ class Scorer(nn.Module):
     def __init__(self, pretrained: PreTrainedModel) -> None:
         super().__init__()
         self.pretrained = pretrained
-        self._head_name = _head_name(pretrained)
+        self.head_name = _head_name(pretrained)
 
     def forward(self, ids_BS: Tensor, attend_BS: Tensor, positions_BS: Tensor) -> Tensor:
         """Values (B, S) in fp32."""
         trunk = getattr(self.pretrained, self.pretrained.base_model_prefix)
-        head = getattr(self.pretrained, self._head_name)
+        head = getattr(self.pretrained, self.head_name)
         hidden_BSH = trunk(
             input_ids=ids_BS,
             attention_mask=attend_BS.long(),

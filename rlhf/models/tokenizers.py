@@ -22,26 +22,40 @@ def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreT
     """The tokenizer that ``model`` (the value of config key ``key``) uses.
 
     A model with random weights and no tokenizer of its own gets one trained on ``texts``.
+
+    Raises:
+        CheckpointError: there is no tokenizer, or it has no end token.
+        ConfigError: the end token is empty, or the vocabulary too small.
     """
+    if model.end_token is not None and not model.end_token.strip():
+        raise ConfigError(
+            f"{key}.end_token={model.end_token!r}: it must be the text of a token; "
+            f"use {key}.end_token=null for the tokenizer's own"
+        )
     is_own = model.tokenizer is not None
     place = model.tokenizer if is_own or model.init is not ModelInit.pretrained else model.path
     if place is None:
-        return train_tokenizer(texts, vocab_size=model.vocab_size)
+        return train_tokenizer(
+            texts, vocab_size=model.vocab_size, end_token=model.end_token or END_TOKEN
+        )
     return load_tokenizer(
         place,
         key=f"{key}.tokenizer" if is_own else f"{key}.path",
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
+        end_token=model.end_token,
     )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerBase:
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
+) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer of at most ``vocab_size`` tokens; every text can be encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = [PAD_TOKEN, END_TOKEN]
+    special = [PAD_TOKEN, end_token]
     if vocab_size < len(alphabet) + len(special):
         raise ConfigError(
             f"model.vocab_size={vocab_size} is too small: a byte-level tokenizer needs at least "
@@ -60,15 +74,23 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedToken
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD_TOKEN,
-        eos_token=END_TOKEN,
+        eos_token=end_token,
         clean_up_tokenization_spaces=False,
     )
 
 
 def load_tokenizer(
-    place: str | Path, *, key: str, revision: str | None = None, trust_remote_code: bool = False
+    place: str | Path,
+    *,
+    key: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    end_token: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id, with an end and a padding token.
+
+    ``end_token`` takes the place of its own end token; it is added where it is new, and is one
+    token from then on.
 
     A tokenizer without a padding token pads with its unknown token, or with its end token where it
     has neither: lengths are explicit here, so padding is never mistaken for an end.
@@ -84,10 +106,12 @@ def load_tokenizer(
         )
     except (OSError, ValueError) as error:
         raise explain_load_failure(place, key=key, what="a tokenizer", error=error) from error
+    if end_token is not None:
+        tokenizer.add_special_tokens({"eos_token": end_token})
     if tokenizer.eos_token is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "
-            "set one in its tokenizer_config.json"
+            f"name one with {key.partition('.')[0]}.end_token=TEXT"
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token

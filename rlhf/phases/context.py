@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +18,12 @@ from rlhf.checkpoint.folders import save_model
 from rlhf.config.choices import Phase
 from rlhf.config.schema import RunConfig
 from rlhf.config.training_schema import OptimizerConfig
+from rlhf.data.batching import deal
 from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, tokenise
 from rlhf.engine.deepspeed_engine import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
-from rlhf.models.scorer import Scorer
+from rlhf.phases.exporting import Export
 from rlhf.tracking.console import Console
 from rlhf.tracking.trackers import SampleWriter
 from rlhf.types import (
@@ -38,6 +39,8 @@ from rlhf.types import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,25 +62,17 @@ class RunContext:
         """Seed of a named stream of this run."""
         return seed_for(self.config.seed, *names)
 
+    def part(self, phase: Phase) -> Part:
+        """The records that a phase learns from: DPO from the reward phase's pairs."""
+        return self.parts[Phase.reward if phase is Phase.dpo else phase]
+
     def tokens(self, phase: Phase, *, batch_size: int, key: str) -> TokenData:
         """The phase's token ids; says what was left out.
 
         Raises:
             DataError: there is less than one batch to train on, or nothing held out.
         """
-        config = self.config
-        limits = TokenLimits(
-            sft=config.sft.max_tokens,
-            reward=config.reward.max_tokens,
-            prompt=config.rollout.max_prompt_tokens,
-        )
-        data = tokenise(
-            self.parts[phase],
-            phase,
-            self.tokenizer,
-            limits=limits,
-            cache_dir=Path(config.data.cache_dir).expanduser(),
-        )
+        data = self._tokenised(self.part(phase), phase)
         self._say_what_is_used(phase, data)
         if len(data.train) < batch_size or len(data.eval) == 0:
             raise DataError(
@@ -88,10 +83,42 @@ class RunContext:
             )
         return data
 
+    def prompts(self, phase: Phase) -> TokenData:
+        """The prompts of a phase's part, to be answered."""
+        return self._tokenised(self.part(phase), Phase.ppo)
+
+    def _tokenised(self, part: Part, phase: Phase) -> TokenData:
+        config = self.config
+        limits = TokenLimits(
+            sft=config.sft.max_tokens,
+            reward=config.reward.max_tokens,
+            dpo=config.dpo.max_tokens,
+            prompt=config.rollout.max_prompt_tokens,
+        )
+        return tokenise(
+            part,
+            phase,
+            self.tokenizer,
+            limits=limits,
+            cache_dir=Path(config.data.cache_dir).expanduser(),
+            template=config.data.template,
+        )
+
     def _say_what_is_used(self, phase: Phase, data: TokenData) -> None:
         text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"
         reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
         self.console.say(f"{text}; left out: {reasons}" if reasons else text)
+
+    def share(self, items: Sequence[T], lengths: Sequence[int], *, micro: int) -> list[T]:
+        """This rank's equal share of a global batch, ``micro`` items at a time.
+
+        With data.bucket_by_length those that stand together are of similar ``lengths`` (one for
+        each item); the optimiser step is the same up to rounding.
+        """
+        if not self.config.data.bucket_by_length:
+            return rows_of_rank(items, self.ranks)
+        places = deal(lengths, ranks=self.ranks.size, micro=micro)[self.ranks.rank]
+        return [items[place] for place in places]
 
     def close(self) -> None:
         """Close what was opened to tell of the run."""
@@ -99,35 +126,34 @@ class RunContext:
         if self.samples is not None:
             self.samples.close()
 
-    def save(self, engine: Engine, folder: Path, *, what: str) -> None:
-        """Write the engine's model as a Hugging Face folder; every rank must call it.
+    def save(self, export: Export, folder: Path, *, what: str) -> None:
+        """Write a model as a Hugging Face folder; every rank must call it.
 
         ``what`` tells on its model card what the model is.
         """
-        model: Any = (
-            engine.module.pretrained if isinstance(engine.module, Scorer) else engine.module
-        )
-        state = engine.whole_state(model)
         if self.ranks.is_main:
             command = f"Made by `rlhf` {version('rlhf')}, run `{self.config.name}`"
             settings = f"seed {self.config.seed}; its config.yaml holds every setting"
             save_model(
                 folder,
-                model,
-                state,
+                export.write,
                 self.tokenizer,
                 description=f"{what} {command}, {settings}.",
             )
         self.ranks.barrier()
 
 
-def optimizer_settings(config: OptimizerConfig, *, total_steps: int) -> OptimizerSettings:
+def optimizer_settings(
+    config: OptimizerConfig, *, total_steps: int, adapter_lr: float | None = None
+) -> OptimizerSettings:
     """AdamW and its schedule over ``total_steps`` optimiser steps."""
     return OptimizerSettings(
         lr=config.lr,
         betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
+        adapter_lr=adapter_lr,
         schedule=lr_schedule(
             config.lr_schedule.value,
             warmup_steps=config.warmup_steps,
@@ -152,7 +178,7 @@ def optimizer_step(
     return metrics, report
 
 
-def rows_of_rank(global_rows: Sequence[int], ranks: Ranks) -> list[int]:
+def rows_of_rank(global_rows: Sequence[T], ranks: Ranks) -> list[T]:
     """This rank's equal share of a global batch, in order."""
     per_rank = len(global_rows) // ranks.size
     return list(global_rows[ranks.rank * per_rank : (ranks.rank + 1) * per_rank])
@@ -165,13 +191,21 @@ class EvalRows(NamedTuple):
     keep_B: torch.Tensor
 
 
-def eval_batches(total: int, *, batch_size: int, ranks: Ranks) -> Iterator[EvalRows]:
-    """Cover ``total`` examples with batches of one size, the same number on every rank."""
+def eval_batches(
+    total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
+) -> Iterator[EvalRows]:
+    """Cover ``total`` examples with batches of one size, the same number on every rank.
+
+    With ``lengths`` (one for each example) the longest come first and batches are padded less.
+    """
     stride = batch_size * ranks.size
+    order = list(range(total))
+    if lengths is not None:
+        order.sort(key=lambda row: -lengths[row])
     for start in range(0, total, stride):
         mine = range(start + ranks.rank * batch_size, start + (ranks.rank + 1) * batch_size)
         keep_B = torch.tensor([row < total for row in mine], device=ranks.device)
-        yield EvalRows([min(row, total - 1) for row in mine], keep_B)
+        yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
 
 
 def peak_memory_gib(ranks: Ranks) -> float:

@@ -2,53 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf.algorithms.streams import stream
-from rlhf.config.choices import Phase
 from rlhf.data.collate import collate_prompts
+from rlhf.data.records import Record
 from rlhf.phases.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.ppo_metrics import kl_per_sequence
-from rlhf.phases.rlhf_engine import RLHFEngine
-from rlhf.rollout.experience import collect
-from rlhf.types import Mean, Metrics, PromptBatch, Rollout, merge_metrics
+from rlhf.rollout.experience import Opinions, WholeSequences, collect
+from rlhf.types import (
+    Engine,
+    Mean,
+    Metrics,
+    PromptBatch,
+    Rollout,
+    RolloutBackend,
+    merge_metrics,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-class PolicyEvaluation(NamedTuple):
-    """Means over held-out prompts, answered with the sampling of the rollouts."""
+class Policy(NamedTuple):
+    """What an evaluation asks for: answers, and opinions of them."""
 
-    score: float
+    actor: Engine
+    rollout: RolloutBackend
+    opinions: Callable[[WholeSequences], Opinions]
+    micro: int  # sequences that one rank runs at once
+
+
+class HeldOutPrompts(NamedTuple):
+    """Prompts to answer, as token ids, and the records that they came from (column ``row``)."""
+
+    examples: Dataset
+    records: list[Record]
+
+
+class PolicyEvaluation(NamedTuple):
+    """Means over held-out prompts."""
+
+    score: float  # 0 where no reward model has an opinion
     gold: float | None  # gold score in [0, 1], where the data set has a judge
     kl_to_reference: float  # nats per sequence, k1
     ended_share: float
 
 
-def evaluate_policy(context: RunContext, engine: RLHFEngine, examples: Dataset) -> PolicyEvaluation:
-    """Answer held-out prompts; the same random numbers each time, so that two policies compare."""
-    total = min(len(examples), context.config.ppo.eval_prompts)
+def evaluate_policy(
+    context: RunContext, policy: Policy, held_out: HeldOutPrompts, *, num_prompts: int
+) -> PolicyEvaluation:
+    """Answer held-out prompts; the same random numbers each time, so that two policies compare.
+
+    KL is that of the rollouts' temperature, wherever rollout.eval_temperature puts the answers.
+    """
+    total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,
-        engine.sampling.max_tokens,
+        context.config.rollout.max_response_tokens,
         generator=stream(context.config.seed, "evaluation"),
     )
     metrics: Metrics = {}
-    batch_size = engine.plan.micro
-    for batch in eval_batches(total, batch_size=batch_size, ranks=context.ranks):
-        prompts = _prompts(context, examples, batch, draws_NT)
-        responses = engine.rollout.generate(engine.actor, prompts)
-        rollout = collect(
-            engine.models,
-            prompts,
-            responses,
-            temperature=engine.sampling.temperature,
-            micro_batch_size=batch_size,
-        )
+    for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
+        prompts = _prompts(context, held_out, batch, draws_NT)
+        responses = policy.rollout.generate(policy.actor, prompts)
+        rollout = collect(policy.opinions, prompts, responses, micro_batch_size=policy.micro)
         part: Metrics = {
             "score": Mean.of(rollout.scores_B, batch.keep_B),
             "kl": Mean.of(kl_per_sequence(rollout), batch.keep_B),
@@ -98,13 +120,12 @@ def write_samples(context: RunContext, step: int, rollout: Rollout, *, count: in
 
 
 def _prompts(
-    context: RunContext, examples: Dataset, batch: EvalRows, draws_NT: Tensor
+    context: RunContext, held_out: HeldOutPrompts, batch: EvalRows, draws_NT: Tensor
 ) -> PromptBatch:
-    chosen = examples[batch.rows]
-    records = context.parts[Phase.ppo].eval
+    chosen = held_out.examples[batch.rows]
     return collate_prompts(
         chosen["ids"],
-        [records[row].prompt or "" for row in chosen["row"]],
+        [held_out.records[row].prompt or "" for row in chosen["row"]],
         draws_NT[batch.rows],
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,

@@ -1,6 +1,6 @@
 """PPO on rollouts: generate experience, then learn from it.
 
-Shapes: B = sequences of this rank, T = response tokens.
+Shapes: B = sequences of this rank, T = response tokens, S = tokens of a corpus block.
 """
 
 from __future__ import annotations
@@ -11,23 +11,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.advantages import Advantages, clip_scores, gae, token_rewards
-from rlhf.algorithms.kl import KlController, kl_estimate
-from rlhf.algorithms.masking import whiten
-from rlhf.algorithms.ppo import PolicyLoss, ValueLoss, policy_loss, value_loss
+from rlhf.algorithms.advantages import Advantages
+from rlhf.algorithms.kl import KlController, guarded_lr_scale, kl_estimate
+from rlhf.algorithms.masking import masked_sum
+from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.algorithms.streams import stream
 from rlhf.config.checks import exact_div
+from rlhf.config.choices import KlPlacement
 from rlhf.config.ppo_schema import PpoConfig
+from rlhf.errors import ConfigError
 from rlhf.phases.ppo_metrics import (
-    Reports,
-    loss_metrics,
+    critic_metrics,
+    policy_metrics,
     printed,
     report_values,
     rollout_metrics,
 )
+from rlhf.phases.ppo_models import PolicyAndValues, Reports
+from rlhf.phases.ppo_targets import TargetMaker
+from rlhf.phases.ptx import PtxCorpus, learn_from_corpus
 from rlhf.phases.rlhf_engine import RLHFEngine
-from rlhf.rollout.experience import WholeSequences, collect, response_logprobs, response_values
-from rlhf.types import Mean, Metrics, Moments, PromptBatch, Rollout, merge_metrics, take_rows
+from rlhf.rollout.experience import WholeSequences, collect
+from rlhf.types import Mean, Metrics, PromptBatch, Rollout, merge_metrics, take_rows
 
 
 class PpoStats(NamedTuple):
@@ -38,33 +43,39 @@ class PpoStats(NamedTuple):
     metrics: dict[str, float]
 
 
-class Losses(NamedTuple):
-    """Both losses of one micro-batch."""
-
-    actor: PolicyLoss
-    critic: ValueLoss
-
-
 class PPOTrainer:
-    """The two halves of a PPO step, on the models of ``engine``."""
+    """The two halves of a PPO step, on the models of ``engine``.
 
-    def __init__(self, engine: RLHFEngine, config: PpoConfig) -> None:
+    Raises:
+        ConfigError: ``config.ptx_coef`` asks for a corpus and there is none.
+    """
+
+    def __init__(
+        self, engine: RLHFEngine, config: PpoConfig, corpus: PtxCorpus | None = None
+    ) -> None:
+        if config.ptx_coef and corpus is None:
+            raise ConfigError(
+                f"ppo.ptx_coef={config.ptx_coef}: there is no corpus to learn from; give "
+                "PPOTrainer one, or set ppo.ptx_coef=0"
+            )
         self.engine = engine
         self.config = config
+        self.corpus = corpus
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
+        self._targets = TargetMaker(config, engine.ranks)
+        self._updates_done = 0
         self._seconds = {"generate": 0.0, "score": 0.0}
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
-        """Answer the prompts and score the answers with all four models."""
+        """Answer the prompts and score the answers with all models."""
         started = time.monotonic()
         responses = self.engine.rollout.generate(self.engine.actor, prompts)
         generated = time.monotonic()
         rollout = collect(
-            self.engine.models,
+            self.engine.models.opinions,
             prompts,
             responses,
-            temperature=self.engine.sampling.temperature,
             micro_batch_size=self.engine.plan.micro,
         )
         self._seconds = {"generate": generated - started, "score": time.monotonic() - generated}
@@ -81,95 +92,125 @@ class PPOTrainer:
         exact_div(
             rows_per_rank, mini_batch, total_key="rollout", part_key="ppo.mini_batch_size/ranks"
         )
-        targets, metrics = self._targets(rollout)
+        targets = self._targets(rollout, kl_ctl=self.kl.coefficient)
+        metrics = rollout_metrics(rollout, targets, has_critic=self.engine.has_critic)
         learned: Metrics = {}
         reports: list[Reports] = []
-        for epoch in range(self.config.ppo_epochs):
-            order = torch.randperm(rows_per_rank, generator=self._shuffle(epoch))
-            for first in range(0, rows_per_rank, mini_batch):
-                rows = order[first : first + mini_batch].tolist()
-                losses, report = self._update(rollout, targets, rows)
-                learned = merge_metrics(learned, losses)
-                reports.append(report)
+        for rows in self._mini_batches(rows_per_rank, mini_batch):
+            losses, report = self._update(rollout, targets.advantages, rows)
+            learned = merge_metrics(learned, losses)
+            reports.append(report)
+            if self._has_moved_too_far(losses):
+                break
         values = printed(self.engine.ranks.reduce_metrics(metrics | learned))
         values |= report_values(reports) | {"ppo/kl_ctl": self.kl.coefficient}
         self.kl = self.kl.step(
             values["ppo/kl_to_reference"], num_sequences=rows_per_rank * self.engine.ranks.size
         )
+        self._guard_learning_rate(values)
         self.steps_done += 1
         values |= self._timings(rollout, train=time.monotonic() - started)
-        return PpoStats(values["ppo/actor_loss"], values["ppo/critic_loss"], values)
-
-    def _targets(self, rollout: Rollout) -> tuple[Advantages, Metrics]:
-        """Advantages and returns, fixed before the first update and used by all of them."""
-        config, keep_BT = self.config, rollout.responses.keep_BT
-        logprobs_BT, reference_BT = rollout.logprobs_BT, rollout.reference_logprobs_BT
-        scores_B = clip_scores(
-            rollout.scores_B,
-            rollout.responses.ended_B,
-            clip=config.clip_reward_value,
-            missing_end_penalty=config.missing_end_penalty,
-        )
-        kl_BT = kl_estimate(logprobs_BT, reference_BT, estimator=config.kl_estimator.value)
-        shaped_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=self.kl.coefficient)
-        rewards_BT = shaped_BT
-        if config.whiten_rewards:
-            rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
-        targets = gae(rewards_BT, rollout.values_BT, keep_BT, gamma=config.gamma, lam=config.lam)
-        metrics = rollout_metrics(rollout, shaped_BT, *targets)
-        if config.whiten_advantages:
-            whitened_BT = self._whiten(targets.advantages_BT, keep_BT, shift_mean=True)
-            targets = targets._replace(advantages_BT=whitened_BT)
-        return targets, metrics
+        actor_loss, critic_loss = (values.get(f"ppo/{m}_loss", 0.0) for m in ("actor", "critic"))
+        return PpoStats(actor_loss, critic_loss, values)
 
     def _update(
-        self, rollout: Rollout, targets: Advantages, rows: list[int]
+        self, rollout: Rollout, advantages: Advantages, rows: list[int]
     ) -> tuple[Metrics, Reports]:
         """One optimiser step of actor and critic on these rows and those of the other ranks."""
-        micro, metrics = self.engine.plan.micro, Metrics()
-        actor_report = critic_report = None
-        num_kept = self.engine.ranks.sum(rollout.responses.keep_BT[rows].sum())
-        for first in range(0, len(rows), micro):
-            part = rows[first : first + micro]
-            losses, entropy = self._losses(take_rows(rollout, part), take_rows(targets, part))
-            self.engine.actor.backward(losses.actor.loss / num_kept)
-            actor_report = self.engine.actor.step()
-            self.engine.critic.backward(losses.critic.loss / num_kept)
-            critic_report = self.engine.critic.step()
-            metrics = merge_metrics(metrics, loss_metrics(*losses, entropy))
-        assert actor_report is not None, "the plan's micro-batches make exactly one optimiser step"
-        assert critic_report is not None
-        return metrics, Reports(actor_report, critic_report)
+        engine, metrics = self.engine, Metrics()
+        trains_actor = self.steps_done >= self.config.actor_freeze_steps
+        num_kept = engine.ranks.sum(rollout.responses.keep_BT[rows].sum())
+        for first in range(0, len(rows), engine.plan.micro):
+            part = rows[first : first + engine.plan.micro]
+            taken = take_rows(rollout, part)
+            sequences = WholeSequences(taken.prompts, taken.responses)
+            output = engine.models.forward(sequences, with_policy=trains_actor)
+            actor, policy = self._actor_loss(taken, take_rows(advantages, part), output)
+            critic, value = self._critic_loss(taken, take_rows(advantages, part), output)
+            engine.models.backward(
+                None if actor is None else actor / num_kept,
+                None if critic is None else critic / num_kept,
+            )
+            metrics = merge_metrics(metrics, policy | value)
+        if trains_actor and self.corpus is not None and self.config.ptx_coef:
+            metrics |= learn_from_corpus(
+                engine, self.corpus, update=self._updates_done, coefficient=self.config.ptx_coef
+            )
+        self._updates_done += 1
+        return metrics, engine.models.step()
 
-    def _losses(self, rollout: Rollout, targets: Advantages) -> tuple[Losses, Mean]:
-        """Both losses of one micro-batch, and the actor's entropy."""
-        engine, keep_BT = self.engine, rollout.responses.keep_BT
-        sequences = WholeSequences(rollout.prompts, rollout.responses)
-        policy = response_logprobs(engine.actor, sequences, temperature=engine.sampling.temperature)
-        actor = policy_loss(
-            policy.logprobs_BT,
+    def _actor_loss(
+        self, rollout: Rollout, advantages: Advantages, output: PolicyAndValues
+    ) -> tuple[Tensor | None, Metrics]:
+        """The clipped surrogate, with KL and entropy where they are charged here."""
+        config, keep_BT = self.config, rollout.responses.keep_BT
+        if output.policy is None:
+            return None, {}
+        logprobs_BT, entropy_BT = output.policy
+        surrogate = policy_loss(
+            logprobs_BT,
             rollout.logprobs_BT,
-            targets.advantages_BT,
+            advantages.advantages_BT,
             keep_BT,
-            cliprange=self.config.cliprange,
+            cliprange=config.cliprange,
+            cliprange_high=config.cliprange_high,
+            dual_clip=config.dual_clip,
         )
-        critic = value_loss(
-            response_values(engine.critic, sequences),
+        loss = surrogate.loss
+        metrics = policy_metrics(surrogate, Mean.of(entropy_BT, keep_BT))
+        if config.kl_placement is KlPlacement.loss:
+            kl_BT = kl_estimate(
+                logprobs_BT,
+                rollout.reference_logprobs_BT,
+                estimator=config.kl_estimator.value,
+            )
+            loss = loss + self.kl.coefficient * masked_sum(kl_BT, keep_BT)
+            metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * masked_sum(entropy_BT, keep_BT)
+        return loss, metrics
+
+    def _critic_loss(
+        self, rollout: Rollout, advantages: Advantages, output: PolicyAndValues
+    ) -> tuple[Tensor | None, Metrics]:
+        """The clipped squared error of the values."""
+        if output.values_BT is None:
+            return None, {}
+        error = value_loss(
+            output.values_BT,
             rollout.values_BT,
-            targets.returns_BT,
-            keep_BT,
+            advantages.returns_BT,
+            rollout.responses.keep_BT,
             cliprange_value=self.config.cliprange_value,
         )
-        return Losses(actor, critic), Mean.of(policy.entropy_BT, keep_BT)
+        return self.config.value_coef * error.loss, critic_metrics(error)
 
-    def _whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
-        moments = self.engine.ranks.reduce_metrics({"x": Moments.of(x_BT, keep_BT)})["x"]
-        assert isinstance(moments, Moments)
-        return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
+    def _mini_batches(self, rows_per_rank: int, mini_batch: int) -> list[list[int]]:
+        """Rows of every update of a rollout: ``ppo_epochs`` shuffled passes."""
+        parts = []
+        for epoch in range(self.config.ppo_epochs):
+            order = torch.randperm(rows_per_rank, generator=self._shuffle(epoch)).tolist()
+            parts += [order[i : i + mini_batch] for i in range(0, rows_per_rank, mini_batch)]
+        return parts
 
     def _shuffle(self, epoch: int) -> torch.Generator:
         names = ("mini_batches", self.engine.ranks.rank, self.steps_done, epoch)
         return stream(self.engine.config.seed, *names)
+
+    def _has_moved_too_far(self, losses: Metrics) -> bool:
+        """True where KL(old || new) of an update passes stop_update_kl, on all ranks together."""
+        limit, key = self.config.stop_update_kl, "ppo/approx_kl"
+        if limit is None or key not in losses:
+            return False
+        return self.engine.ranks.reduce_metrics({key: losses[key]})[key].value() > limit
+
+    def _guard_learning_rate(self, values: dict[str, float]) -> None:
+        actor = self.engine.actor
+        if self.config.lr_guard_kl is not None and "ppo/approx_kl" in values:
+            values["ppo/lr_scale"] = actor.lr_scale
+            actor.lr_scale = guarded_lr_scale(
+                actor.lr_scale, values["ppo/approx_kl"], limit=self.config.lr_guard_kl
+            )
 
     def _timings(self, rollout: Rollout, *, train: float) -> dict[str, float]:
         tokens = rollout.prompts.attend_BP.sum() + rollout.responses.keep_BT.sum()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,21 +18,22 @@ from rlhf.algorithms.reward import (
     summarise,
     wilson_interval,
 )
-from rlhf.algorithms.streams import Shuffle
 from rlhf.config import choices
 from rlhf.config.checks import phase_plans
-from rlhf.config.choices import ModelInit, Phase
+from rlhf.config.choices import LoraRole, ModelInit, Phase
+from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.ds_config import Role
 from rlhf.models.building import ModelSource, build_scorer, require_positions
+from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import (
     RunContext,
     eval_batches,
     optimizer_settings,
     optimizer_step,
-    rows_of_rank,
 )
+from rlhf.phases.exporting import exported
 from rlhf.types import Mean, Metrics, PreferenceBatch, SequenceBatch, merge_metrics
 
 
@@ -40,36 +41,53 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the reward model; returns the phase's result."""
     config, started = context.config.reward, time.monotonic()
     data = context.tokens(Phase.reward, batch_size=config.batch_size, key="reward.batch_size")
-    total_steps = math.ceil(len(data.train) * config.epochs / config.batch_size)
-    trainer = RewardTrainer(context, total_steps=total_steps)
+    lengths = data.train["length"][:]
+    steps = pair_steps(
+        data.train["group"][:] if config.group_pairs else range(len(lengths)),
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        seed=context.seed("reward", "shuffle"),
+    )
+    trainer = RewardTrainer(context, total_steps=len(steps))
+    if config.eval_every:
+        context.tracker.log("reward", 0, trainer.evaluate(data.eval).values())
 
-    shuffle = Shuffle(len(data.train), seed=context.seed("reward", "shuffle"))
-    with context.console.progress("reward", total_steps) as progress:
-        for step in range(1, total_steps + 1):
-            rows = rows_of_rank(shuffle.batch(step - 1, config.batch_size), context.ranks)
-            values = trainer.train_step(data.train[rows])
-            context.tracker.log("reward", step, values)
-            progress.advance(step, values)
+    with context.console.progress("reward", len(steps)) as progress:
+        for number, step in enumerate(steps, 1):
+            mine = context.share(
+                list(zip(step.rows, step.weights, strict=True)),
+                [lengths[row] for row in step.rows],
+                micro=trainer.plan.micro,
+            )
+            values = trainer.train_step(
+                data.train[[row for row, _ in mine]],
+                [weight for _, weight in mine],
+                num_prompts=step.num_prompts,
+            )
+            context.tracker.log("reward", number, values)
+            progress.advance(number, values)
+            if config.eval_every and number % config.eval_every == 0 and number < len(steps):
+                context.tracker.log("reward", number, trainer.evaluate(data.eval).values())
 
-    accuracy, eval_loss = trainer.evaluate(data.eval)
-    values = {"reward/eval_accuracy": accuracy.value(), "reward/eval_loss": eval_loss.value()}
-    context.tracker.log("reward", total_steps, values)
+    after = trainer.evaluate(data.eval)
+    context.tracker.log("reward", len(steps), after.values())
     context.save(
-        trainer.engine,
+        exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "reward" / "model",
         what="A reward model: one label, read at the end token.",
     )
     trainer.engine.close()
+    accuracy = after.accuracy
     result = {
         "accuracy": accuracy.value(),
         "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
-        "steps": total_steps,
+        "steps": len(steps),
         "seconds": time.monotonic() - started,
     }
     if context.judge is not None:
         rows = data.eval["row"][: config.eval_examples]
-        pairs = [context.parts[Phase.reward].eval[row] for row in rows]
-        result["best_possible_accuracy"] = context.judge.best_accuracy(pairs)
+        records = [context.parts[Phase.reward].eval[row] for row in rows]
+        result["best_possible_accuracy"] = context.judge.best_accuracy(records)
     return result
 
 
@@ -77,25 +95,55 @@ def reward_model_source(context: RunContext) -> ModelSource:
     """What the reward model starts from: this run's SFT model, the base model, or its own group."""
     config = context.config
     if config.reward_model.init is not ModelInit.sft:
-        return ModelSource.of(config.reward_model, key="reward_model")
-    if Phase.sft in config.phase.order:
-        return ModelSource.folder(context.run_dir / "sft" / "model", base=config.model)
-    return ModelSource.of(config.model, key="model")
+        source = ModelSource.of(config.reward_model, key="reward_model")
+    elif Phase.sft in config.phase.order:
+        source = ModelSource.folder(context.run_dir / "sft" / "model", base=config.model)
+    else:
+        source = ModelSource.of(config.model, key="model")
+    return replace(
+        source,
+        dropout=config.reward_model.dropout,
+        gradient_checkpointing=config.reward_model.gradient_checkpointing,
+    )
+
+
+class WeightedPairs(NamedTuple):
+    """Pairs, each with its weight in the sum of the losses; of weight 0 where it only fills up."""
+
+    pairs: PreferenceBatch
+    weights_B: Tensor
+
+
+class RewardEvaluation(NamedTuple):
+    """Means over held-out pairs."""
+
+    accuracy: Mean
+    loss: Mean
+    chosen_score: Mean
+    rejected_score: Mean
+
+    def values(self) -> dict[str, float]:
+        """The metrics to log."""
+        return {f"reward/eval_{name}": mean.value() for name, mean in self._asdict().items()}
 
 
 class RewardTrainer:
     """One optimiser step at a time on pairs of one rank."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
-        self._context = context
-        self._plan = phase_plans(context.config)[Phase.reward]
-        self._loss_name = context.config.reward.loss
+        config, self._context = context.config, context
+        self.plan = phase_plans(config)[Phase.reward]
+        self.source = reward_model_source(context)
+        self._loss_name = config.reward.loss
         scorer = build_scorer(
-            reward_model_source(context), context.tokenizer, seed=context.seed("reward_model")
+            self.source,
+            context.tokenizer,
+            seed=context.seed("reward_model"),
+            lora=lora_spec(config.lora, LoraRole.reward),
         )
         require_positions(
             scorer.pretrained,
-            context.config.reward.max_tokens,
+            config.reward.max_tokens,
             key="reward_model",
             wanted="reward.max_tokens",
         )
@@ -103,54 +151,69 @@ class RewardTrainer:
             scorer,
             role=Role.reward_training,
             settings=context.settings,
-            plan=self._plan,
+            plan=self.plan,
             ranks=context.ranks,
-            optimizer=optimizer_settings(context.config.reward, total_steps=total_steps),
+            optimizer=optimizer_settings(
+                config.reward,
+                total_steps=total_steps,
+                adapter_lr=adapter_lr(config.lora, LoraRole.reward),
+            ),
         )
 
-    def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
-        """Learn from this rank's share of one global batch; returns the step's metrics."""
+    def train_step(
+        self, rows: dict[str, list[Any]], weights: list[float], *, num_prompts: int
+    ) -> dict[str, float]:
+        """Learn from this rank's share of one global batch; returns the step's metrics.
+
+        The loss is the weighted sum over the pairs of all ranks, divided by ``num_prompts``.
+        """
         started = time.monotonic()
-        num_pairs = len(rows["chosen_ids"]) * self._context.ranks.size
-        starts = range(0, len(rows["chosen_ids"]), self._plan.micro)
 
-        def loss_of(batch: PreferenceBatch) -> tuple[Tensor, Metrics]:
-            result = self._loss(batch)
-            return result.loss / num_pairs, _metrics(result)
+        def loss_of(batch: WeightedPairs) -> tuple[Tensor, Metrics]:
+            chosen_B, rejected_B, losses_B = self._scores(batch.pairs)
+            result = summarise(losses_B, chosen_B, rejected_B, batch.weights_B)
+            return result.loss / num_prompts, _metrics(result)
 
-        batches = (self._collate(rows, start) for start in starts)
+        starts = range(0, len(weights), self.plan.micro)
+        batches = (
+            WeightedPairs(self._collate(rows, start), self._weights(weights, start))
+            for start in starts
+        )
         metrics, report = optimizer_step(self.engine, batches, loss_of)
         metrics = self._context.ranks.reduce_metrics(metrics)
+        loss = metrics["reward/loss"]
+        assert isinstance(loss, Mean)
         return {
             **{name: metric.value() for name, metric in metrics.items()},
             "reward/learning_rate": report.learning_rate,
             "reward/grad_norm": report.grad_norm,
-            "reward/pairs_per_second": num_pairs / (time.monotonic() - started),
+            "reward/pairs_per_second": int(loss.count) / (time.monotonic() - started),
         }
 
-    def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
-        """Accuracy and loss on held-out pairs."""
+    def evaluate(self, examples: Any) -> RewardEvaluation:
+        """Accuracy, loss and scores on held-out pairs."""
         total = min(len(examples), self._context.config.reward.eval_examples)
-        metrics: Metrics = {}
+        parts: Metrics = {}
         with self.engine.evaluating():
             for rows, keep_B in eval_batches(
-                total, batch_size=self._plan.micro, ranks=self._context.ranks
+                total,
+                batch_size=self.plan.micro,
+                ranks=self._context.ranks,
+                lengths=examples["length"][:total],
             ):
                 chosen_B, rejected_B, losses_B = self._scores(self._collate(examples[rows]))
-                is_right_B = (chosen_B > rejected_B).float()
                 part: Metrics = {
-                    "accuracy": Mean.of(is_right_B, keep_B),
+                    "accuracy": Mean.of((chosen_B > rejected_B).float(), keep_B),
                     "loss": Mean.of(losses_B, keep_B),
+                    "chosen_score": Mean.of(chosen_B, keep_B),
+                    "rejected_score": Mean.of(rejected_B, keep_B),
                 }
-                metrics = merge_metrics(metrics, part)
-        metrics = self._context.ranks.reduce_metrics(metrics)
-        accuracy, loss = metrics["accuracy"], metrics["loss"]
-        assert isinstance(accuracy, Mean)
-        assert isinstance(loss, Mean)
-        return accuracy, loss
+                parts = merge_metrics(parts, part)
+        means = self._context.ranks.reduce_metrics(parts)
+        return RewardEvaluation(**{n: m for n, m in means.items() if isinstance(m, Mean)})
 
     def _collate(self, rows: dict[str, list[Any]], start: int = 0) -> PreferenceBatch:
-        part = slice(start, start + self._plan.micro)
+        part = slice(start, start + self.plan.micro)
         return collate_pairs(
             rows["chosen_ids"][part],
             rows["rejected_ids"][part],
@@ -159,9 +222,9 @@ class RewardTrainer:
             device=self._context.ranks.device,
         )
 
-    def _loss(self, batch: PreferenceBatch) -> RewardLoss:
-        chosen_B, rejected_B, losses_B = self._scores(batch)
-        return summarise(losses_B, chosen_B, rejected_B)
+    def _weights(self, weights: list[float], start: int) -> Tensor:
+        part = weights[start : start + self.plan.micro]
+        return torch.tensor(part, device=self._context.ranks.device)
 
     def _scores(self, batch: PreferenceBatch) -> PairScores:
         """End scores and losses of the pairs, from one pass over both sides."""

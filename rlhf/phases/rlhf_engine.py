@@ -1,47 +1,50 @@
-"""The four models of PPO, each under its own DeepSpeed configuration."""
+"""The models of PPO, each under its own DeepSpeed configuration, and what samples from them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import seed_for, stream
-from rlhf.config.checks import phase_plans, rollout_plan
-from rlhf.config.choices import Backend, ModelInit, Phase
-from rlhf.config.schema import ModelConfig, RunConfig
+from rlhf.config.checks import BatchPlan, phase_plans, ptx_plan, rollout_plan
+from rlhf.config.choices import AdvantageEstimator, LoraRole, Phase
+from rlhf.config.schema import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.tokens import Encoder
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
 from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.errors import ConfigError
-from rlhf.models.building import (
-    ModelSource,
-    build_actor,
-    build_scorer,
-    require_positions,
-    require_trained_head,
-)
+from rlhf.models.building import build_scorer, require_positions
+from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.rollout.experience import Models
-from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.types import PromptBatch, Ranks, RolloutBackend
+from rlhf.models.trunk import build_trunk
+from rlhf.phases.adapters import adapter_lr, lora_spec
+from rlhf.phases.policies import (
+    build_policy,
+    build_reference,
+    learning_source,
+    rollout_backend,
+)
+from rlhf.phases.policy_evaluation import Policy
+from rlhf.phases.ppo_models import AdapterOff, PpoModels, SeparateModels, TrunkModels
+from rlhf.phases.sources import policy_source, reward_source
+from rlhf.types import PromptBatch, Ranks
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-BACKENDS = {Backend.hf: HfRollout}
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class RLHFEngine:
     """Actor, reference, critic and reward model of one run, and what samples from the actor.
 
     Actor and reference start from the SFT model, critic and reward model from the reward model:
-    those of ``config.run_dir`` where the run makes them, else those that ``config`` names.
+    those of ``config.run_dir`` where the run makes them, else those that ``config`` names. With
+    adapters the reference is the actor without them; with a shared trunk actor, reference and
+    critic are branches of one model. ``ppo.steps`` must be set: the schedules end there.
 
     Raises:
         ConfigError, CheckpointError: a model cannot be built from the configuration.
@@ -51,130 +54,199 @@ class RLHFEngine:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
         self.settings = EngineSettings(
-            stage=config.zero.stage,
-            dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
-            extra=config.zero.extra,
-        )
-        actor_source, reward_source = policy_source(config), reward_source_of(config)
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
-            config.model.tokenizer or str(actor_source.path),
-            key=actor_source.key,
-            revision=actor_source.revision,
-            trust_remote_code=actor_source.trust_remote_code,
+            zero=config.zero, dtype=resolve_dtype(config.hardware.dtype, config.hardware.device)
         )
         self.plan = phase_plans(config)[Phase.ppo]
-        actor, reference = (
-            build_actor(actor_source, self.tokenizer, seed=seed_for(config.seed, "model"))
-            for _ in range(2)
+        self._engines: list[DeepSpeedEngine] = []
+        self.policy_source, self.reward_source = policy_source(config), reward_source(config)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
+            config.model.tokenizer or str(self.policy_source.path),
+            key=self.policy_source.key,
+            revision=self.policy_source.revision,
+            trust_remote_code=self.policy_source.trust_remote_code,
+            end_token=config.model.end_token,
         )
-        critic, reward = (
-            build_scorer(reward_source, self.tokenizer, seed=seed_for(config.seed, "reward_model"))
-            for _ in range(2)
+        scorer = self._scorer()
+        self._require_positions(scorer.pretrained, key="reward_model")
+        self.reward = self._frozen(scorer, Role.reward)
+        self.models: PpoModels = (
+            self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
         )
-        tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-        for key, model in (("model", actor), ("reward_model", reward.pretrained)):
-            require_positions(
-                model, tokens, key=key, wanted="rollout.max_prompt_tokens + max_response_tokens"
-            )
-        self.actor = self._engine(actor, Role.actor, lr=config.ppo.actor_lr)
-        self.critic = self._engine(critic, Role.critic, lr=config.ppo.critic_lr)
-        self.reference = self._engine(reference, Role.reference)
-        self.reward = self._engine(reward, Role.reward)
-        self.sampling = SamplingSettings(
-            max_tokens=config.rollout.max_response_tokens,
-            temperature=config.rollout.temperature,
-            top_k=config.rollout.top_k,
-            top_p=config.rollout.top_p,
-        )
-        self.rollout: RolloutBackend = BACKENDS[config.rollout.backend](
-            self.sampling,
-            end_id=self.tokenizer.eos_token_id,
-            pad_id=self.tokenizer.pad_token_id,
+        self.actor = self.models.actor
+        self.critic = getattr(self.models, "critic", None)
+        temperature = config.rollout.temperature
+        self.rollout = rollout_backend(config, self.tokenizer, temperature=temperature)
+        self._eval_rollout = rollout_backend(
+            config, self.tokenizer, temperature=config.rollout.eval_temperature or temperature
         )
 
     @property
-    def models(self) -> Models:
-        """The four engines together."""
-        return Models(self.actor, self.reference, self.critic, self.reward)
+    def has_critic(self) -> bool:
+        """True where values are learned beside the policy."""
+        return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
+
+    @property
+    def policy(self) -> Policy:
+        """The actor as evaluations see it."""
+        return Policy(self.actor, self._eval_rollout, self.models.opinions, self.plan.micro)
 
     def prompts(self, texts: list[str], *, step: int = 0) -> PromptBatch:
-        """This rank's prompts as a batch; ``step`` picks the random numbers of their responses."""
-        ids = Encoder(self.tokenizer).prompts(texts)
+        """This rank's prompts as a batch; ``step`` picks the random numbers of their responses.
+
+        Each comes ``ppo.responses_per_prompt`` times, one after another.
+        """
+        texts = [text for text in texts for _ in range(self.config.ppo.responses_per_prompt)]
         names = ("prompts", self.ranks.rank, step)
         draws_BT = torch.rand(
-            len(texts), self.sampling.max_tokens, generator=stream(self.config.seed, *names)
+            len(texts),
+            self.config.rollout.max_response_tokens,
+            generator=stream(self.config.seed, *names),
         )
         return collate_prompts(
-            ids, texts, draws_BT, pad_id=self.tokenizer.pad_token_id, device=self.ranks.device
+            Encoder(self.tokenizer, self.config.data.template).prompts(texts),
+            texts,
+            draws_BT,
+            pad_id=self.tokenizer.pad_token_id,
+            device=self.ranks.device,
         )
 
     def close(self) -> None:
         """Free what DeepSpeed holds."""
-        for engine in (self.actor, self.critic, self.reference, self.reward):
+        for engine in self._engines:
             engine.close()
 
+    def _separate_models(self) -> SeparateModels:
+        config = self.config
+        policy = build_policy(config, self.tokenizer, dropout=config.ppo.actor_dropout)
+        self._require_positions(policy, key="model")
+        actor = self._trained(policy, Role.actor)
+        copy = build_reference(config, self.tokenizer)
+        reference = AdapterOff(actor) if copy is None else self._frozen(copy, Role.reference)
+        return SeparateModels(
+            actor,
+            reference,
+            self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
+            self.reward,
+            temperature=config.rollout.temperature,
+            align_overflow=config.ppo.align_overflow,
+            entropy_gradient=config.ppo.entropy_coef > 0,
+        )
+
+    def _trunk_models(self) -> TrunkModels:
+        config = self.config
+        trunk = build_trunk(
+            learning_source(config, dropout=config.ppo.actor_dropout),
+            self.tokenizer,
+            num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
+            num_value_layers=config.ppo.num_value_layers,
+            seed=seed_for(config.seed, "model"),
+        )
+        self._require_positions(trunk.policy, key="model")
+        return TrunkModels(
+            self._trained(trunk, Role.actor),
+            self.reward,
+            temperature=config.rollout.temperature,
+            entropy_gradient=config.ppo.entropy_coef > 0,
+        )
+
+    def _scorer(self, *, learns: bool = False) -> Scorer:
+        """The reward model's weights: frozen as they are, or as the critic's start."""
+        config, source, spec = self.config, self.reward_source, None
+        if learns:
+            spec = lora_spec(config.lora, LoraRole.critic)
+            source = replace(
+                source,
+                dropout=config.ppo.critic_dropout,
+                gradient_checkpointing=config.reward_model.gradient_checkpointing,
+            )
+        seed = seed_for(config.seed, "reward_model")
+        return build_scorer(source, self.tokenizer, seed=seed, lora=spec)
+
+    def _require_positions(self, model: PreTrainedModel, *, key: str) -> None:
+        rollout = self.config.rollout
+        require_positions(
+            model,
+            rollout.max_prompt_tokens + rollout.max_response_tokens,
+            key=key,
+            wanted="rollout.max_prompt_tokens + max_response_tokens",
+        )
+
+    def _trained(self, module: torch.nn.Module, role: Role) -> DeepSpeedEngine:
+        """An engine with the optimiser of its role; the actor's steps take in the corpus too."""
+        config, plan = self.config, self.plan
+        if role is Role.actor and config.ppo.ptx_coef:
+            plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
+        return self._engine(module, role, plan, ppo_optimizer(config, role))
+
+    def _frozen(self, module: torch.nn.Module, role: Role) -> DeepSpeedEngine:
+        return self._engine(module, role, self.plan, None)
+
     def _engine(
-        self, module: torch.nn.Module, role: Role, lr: float | None = None
+        self,
+        module: torch.nn.Module,
+        role: Role,
+        plan: BatchPlan,
+        optimizer: OptimizerSettings | None,
     ) -> DeepSpeedEngine:
-        optimizer = None if lr is None else ppo_optimizer(self.config, lr=lr)
-        return DeepSpeedEngine(
+        engine = DeepSpeedEngine(
             module,
             role=role,
             settings=self.settings,
-            plan=self.plan,
+            plan=plan,
             ranks=self.ranks,
             optimizer=optimizer,
         )
+        self._engines.append(engine)
+        return engine
 
 
-def ppo_optimizer(config: RunConfig, *, lr: float) -> OptimizerSettings:
-    """AdamW over all optimiser steps of the PPO phase."""
+def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
+    """AdamW of actor or critic over all their optimiser steps.
+
+    Raises:
+        ConfigError: the number of steps is not known.
+    """
     ppo = config.ppo
+    if ppo.steps is None:
+        raise ConfigError(
+            "ppo.steps is null: schedules need the number of steps; launch.py counts them from "
+            "ppo.epochs, elsewhere set ppo.steps"
+        )
+    updates = ppo.ppo_epochs * rollout_plan(config).mini_batches
+    if role is Role.critic:
+        return OptimizerSettings(
+            lr=ppo.critic_lr,
+            betas=(_or(ppo.critic_beta1, ppo.beta1), _or(ppo.critic_beta2, ppo.beta2)),
+            eps=ppo.adam_eps,
+            weight_decay=_or(ppo.critic_weight_decay, ppo.weight_decay),
+            max_grad_norm=ppo.max_grad_norm,
+            adapter_lr=adapter_lr(config.lora, LoraRole.critic),
+            schedule=lr_schedule(
+                (ppo.critic_lr_schedule or ppo.lr_schedule).value,
+                warmup_steps=_or(ppo.critic_warmup_steps, ppo.warmup_steps),
+                total_steps=ppo.steps * updates,
+                min_ratio=_or(ppo.critic_min_lr_ratio, ppo.min_lr_ratio),
+            ),
+        )
     return OptimizerSettings(
-        lr=lr,
+        lr=ppo.actor_lr,
         betas=(ppo.beta1, ppo.beta2),
+        eps=ppo.adam_eps,
         weight_decay=ppo.weight_decay,
         max_grad_norm=ppo.max_grad_norm,
+        adapter_lr=adapter_lr(config.lora, LoraRole.actor),
+        ema_beta=ppo.ema_beta,
         schedule=lr_schedule(
             ppo.lr_schedule.value,
             warmup_steps=ppo.warmup_steps,
-            total_steps=ppo.steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
+            total_steps=(ppo.steps - ppo.actor_freeze_steps) * updates,
             min_ratio=ppo.min_lr_ratio,
         ),
     )
 
 
-def policy_source(config: RunConfig) -> ModelSource:
-    """The SFT model: this run's own, or the one that ``model`` names."""
-    if Phase.sft in config.phase.order:
-        return ModelSource.folder(_run_dir(config) / "sft" / "model", base=config.model)
-    return ModelSource.of(config.model, key="model")
+Number = TypeVar("Number", int, float)
 
 
-def reward_source_of(config: RunConfig) -> ModelSource:
-    """The trained reward model: this run's own, or the one that ``reward_model`` names.
-
-    Raises:
-        CheckpointError: the folder's model has no trained one-label head.
-    """
-    if Phase.reward in config.phase.order:
-        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=reward_base(config))
-    source = ModelSource.of(config.reward_model, key="reward_model")
-    require_trained_head(str(source.path))
-    return source
-
-
-def reward_base(config: RunConfig) -> ModelConfig:
-    """What the reward model was made from: its own group, or the model that SFT continued."""
-    starts_from_sft = config.reward_model.init is ModelInit.sft
-    return config.model if starts_from_sft else config.reward_model
-
-
-def _run_dir(config: RunConfig) -> Path:
-    if config.run_dir is None:
-        raise ConfigError(
-            "run_dir is null: the models of this run's earlier phases are looked for there; "
-            "use the config.yaml that the launcher wrote, or phase=ppo with model.path and "
-            "reward_model.path"
-        )
-    return Path(config.run_dir)
+def _or(own: Number | None, shared: Number) -> Number:
+    return shared if own is None else own

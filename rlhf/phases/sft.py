@@ -12,18 +12,19 @@ from rlhf.algorithms.masking import position_ids
 from rlhf.algorithms.sft import SftLoss, sft_loss
 from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import phase_plans
-from rlhf.config.choices import LossOn, Phase
+from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.ds_config import Role
 from rlhf.models.building import ModelSource, build_actor, require_positions
+from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import (
     RunContext,
     eval_batches,
     optimizer_settings,
     optimizer_step,
-    rows_of_rank,
 )
+from rlhf.phases.exporting import exported
 from rlhf.types import Metrics, SequenceBatch, merge_metrics
 
 
@@ -36,18 +37,22 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     before = trainer.evaluate(data.eval)
     context.tracker.log("sft", 0, before)
 
+    lengths = data.train["length"][:]
     shuffle = Shuffle(len(data.train), seed=context.seed("sft", "shuffle"))
     with context.console.progress("sft", total_steps) as progress:
         for step in range(1, total_steps + 1):
-            rows = rows_of_rank(shuffle.batch(step - 1, config.batch_size), context.ranks)
-            values = trainer.train_step(data.train[rows])
+            rows = shuffle.batch(step - 1, config.batch_size)
+            mine = context.share(rows, [lengths[row] for row in rows], micro=trainer.plan.micro)
+            values = trainer.train_step(data.train[mine])
             context.tracker.log("sft", step, values)
             progress.advance(step, values)
+            if config.eval_every and step % config.eval_every == 0 and step < total_steps:
+                context.tracker.log("sft", step, trainer.evaluate(data.eval))
 
     after = trainer.evaluate(data.eval)
     context.tracker.log("sft", total_steps, after)
     context.save(
-        trainer.engine,
+        exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "sft" / "model",
         what="A language model after supervised fine-tuning.",
     )
@@ -66,27 +71,38 @@ class SftTrainer:
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config = context.config
         self._context = context
-        self._plan = phase_plans(config)[Phase.sft]
-        source = ModelSource.of(config.model, key="model", dropout=config.model.dropout)
-        model = build_actor(source, context.tokenizer, seed=context.seed("model"))
+        self.plan = phase_plans(config)[Phase.sft]
+        self.source = ModelSource.of(config.model, key="model", dropout=config.model.dropout)
+        model = build_actor(
+            self.source,
+            context.tokenizer,
+            seed=context.seed("model"),
+            lora=lora_spec(config.lora, LoraRole.sft),
+        )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = DeepSpeedEngine(
             model,
             role=Role.sft,
             settings=context.settings,
-            plan=self._plan,
+            plan=self.plan,
             ranks=context.ranks,
-            optimizer=optimizer_settings(config.sft, total_steps=total_steps),
+            optimizer=optimizer_settings(
+                config.sft,
+                total_steps=total_steps,
+                adapter_lr=adapter_lr(config.lora, LoraRole.sft),
+            ),
         )
 
     def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
         """Learn from this rank's share of one global batch; returns the step's metrics."""
         started = time.monotonic()
         batches = [
-            self._collate(rows, start) for start in range(0, len(rows["ids"]), self._plan.micro)
+            self._collate(rows, start) for start in range(0, len(rows["ids"]), self.plan.micro)
         ]
-        kept = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
-        num_kept = self._context.ranks.sum(kept.sum())
+        counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
+        num_kept, num_tokens = self._context.ranks.sum(
+            torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0)
+        )
 
         def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
             result = self._loss(batch)
@@ -94,12 +110,11 @@ class SftTrainer:
 
         metrics, report = optimizer_step(self.engine, batches, loss_of)
         metrics = self._context.ranks.reduce_metrics(metrics)
-        num_tokens = sum(map(len, rows["ids"])) * self._context.ranks.size
         return {
             "sft/loss": metrics["loss"].value(),
             "sft/learning_rate": report.learning_rate,
             "sft/grad_norm": report.grad_norm,
-            "sft/tokens_per_second": num_tokens / (time.monotonic() - started),
+            "sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started),
         }
 
     def evaluate(self, examples: Any) -> dict[str, float]:
@@ -108,7 +123,10 @@ class SftTrainer:
         losses: Metrics = {}
         with self.engine.evaluating():
             for rows, keep_B in eval_batches(
-                total, batch_size=self._plan.micro, ranks=self._context.ranks
+                total,
+                batch_size=self.plan.micro,
+                ranks=self._context.ranks,
+                lengths=examples["length"][:total],
             ):
                 batch = self._collate(examples[rows])
                 batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
@@ -117,7 +135,7 @@ class SftTrainer:
         return {"sft/eval_loss": loss, "sft/eval_perplexity": math.exp(loss)}
 
     def _collate(self, rows: dict[str, list[Any]], start: int = 0) -> SequenceBatch:
-        part = slice(start, start + self._plan.micro)
+        part = slice(start, start + self.plan.micro)
         learns_all = self._context.config.sft.loss_on is LossOn.all
         prompt_tokens = [0 if learns_all else n for n in rows["prompt_tokens"][part]]
         return collate_sequences(

@@ -5,6 +5,7 @@ Shapes: B = sequences, P = prompt tokens, T = response tokens, S = P + T, V = vo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from rlhf.algorithms.logprobs import TokenLogprobs, token_logprobs
 from rlhf.algorithms.masking import position_ids
 from rlhf.algorithms.reward import end_scores
-from rlhf.types import Engine, PromptBatch, Responses, Rollout, take_rows
+from rlhf.types import Model, PromptBatch, Responses, Rollout, take_rows
 
 
 class WholeSequences:
@@ -25,9 +26,18 @@ class WholeSequences:
         self.positions_BS = position_ids(self.attend_BS)
         self.response_tokens = responses.ids_BT.shape[1]
 
+    @property
+    def response_ids_BT(self) -> Tensor:
+        """The response tokens, padding included."""
+        return self.ids_BS[:, -self.response_tokens :]
+
+    def of_response(self, x_BS: Tensor) -> Tensor:
+        """What stands (B, T) at the position before each response token, where it is predicted."""
+        return x_BS[:, -self.response_tokens - 1 : -1]
+
 
 def response_logprobs(
-    actor: Engine, sequences: WholeSequences, *, temperature: float
+    actor: Model, sequences: WholeSequences, *, temperature: float, entropy_gradient: bool = False
 ) -> TokenLogprobs:
     """Log-probabilities (B, T) and entropies of the response tokens under ``actor``.
 
@@ -41,65 +51,50 @@ def response_logprobs(
         logits_to_keep=sequences.response_tokens + 1,
         use_cache=False,
     ).logits
-    ids_BT = sequences.ids_BS[:, -sequences.response_tokens :]
-    return token_logprobs(logits_BUV[:, :-1], ids_BT, temperature=temperature)
+    return token_logprobs(
+        logits_BUV[:, :-1],
+        sequences.response_ids_BT,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+    )
 
 
-def response_values(critic: Engine, sequences: WholeSequences) -> Tensor:
+def response_values(critic: Model, sequences: WholeSequences) -> Tensor:
     """Values (B, T) before each response token is chosen."""
-    values_BS: Tensor = critic(sequences.ids_BS, sequences.attend_BS, sequences.positions_BS)
-    return values_BS[:, -sequences.response_tokens - 1 : -1]
+    values_BS = critic(sequences.ids_BS, sequences.attend_BS, sequences.positions_BS)
+    return sequences.of_response(values_BS)
 
 
-def sequence_scores(reward: Engine, sequences: WholeSequences) -> Tensor:
+def sequence_scores(reward: Model, sequences: WholeSequences) -> Tensor:
     """Scores (B,) of whole sequences, read at their last tokens."""
     values_BS = reward(sequences.ids_BS, sequences.attend_BS, sequences.positions_BS)
     return end_scores(values_BS, sequences.attend_BS)
 
 
-class Models(NamedTuple):
-    """The four models of PPO."""
+class Opinions(NamedTuple):
+    """What the models of a run think of response tokens; 0 where there is no such model."""
 
-    actor: Engine
-    reference: Engine
-    critic: Engine
-    reward: Engine
+    logprobs_BT: Tensor
+    reference_logprobs_BT: Tensor
+    values_BT: Tensor
+    scores_B: Tensor
 
 
 def collect(
-    models: Models,
+    opinions: Callable[[WholeSequences], Opinions],
     prompts: PromptBatch,
     responses: Responses,
     *,
-    temperature: float,
     micro_batch_size: int,
 ) -> Rollout:
-    """Score responses with all four models, ``micro_batch_size`` rows at a time."""
+    """Ask for ``opinions`` of the responses, ``micro_batch_size`` rows at a time."""
     parts = [
-        _collect_part(models, take_rows(prompts, rows), take_rows(responses, rows), temperature)
+        opinions(WholeSequences(take_rows(prompts, rows), take_rows(responses, rows)))
         for rows in row_parts(len(prompts.texts), micro_batch_size)
     ]
-    logprobs, reference_logprobs, values, scores = (
-        torch.cat(each) for each in zip(*parts, strict=True)
-    )
-    return Rollout(prompts, responses, logprobs, reference_logprobs, values, scores)
+    return Rollout(prompts, responses, *(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def row_parts(num_rows: int, size: int) -> list[list[int]]:
     """Row numbers, ``size`` at a time."""
     return [list(range(i, min(i + size, num_rows))) for i in range(0, num_rows, size)]
-
-
-def _collect_part(
-    models: Models, prompts: PromptBatch, responses: Responses, temperature: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sequences = WholeSequences(prompts, responses)
-    with models.actor.evaluating():
-        logprobs_BT = response_logprobs(models.actor, sequences, temperature=temperature)[0]
-    with models.reference.evaluating():
-        reference_BT = response_logprobs(models.reference, sequences, temperature=temperature)[0]
-    with models.critic.evaluating():
-        values_BT = response_values(models.critic, sequences)
-    with models.reward.evaluating():
-        scores_B = sequence_scores(models.reward, sequences)
-    return logprobs_BT, reference_BT, values_BT, scores_B

@@ -74,7 +74,7 @@ def _only(settings: GenerationConfig, module: nn.Module) -> Iterator[Any]:
     transformers fills every field that is left open from the checkpoint's own generation config: a
     repetition penalty from there would sample from another policy than the one that is trained.
     """
-    policy: Any = module
+    policy: Any = getattr(module, "policy", module)  # a shared trunk has its policy in it
     own = policy.generation_config
     policy.generation_config = settings
     try:

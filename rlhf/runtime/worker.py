@@ -17,17 +17,18 @@ import torch
 from filelock import FileLock
 
 from rlhf.checkpoint.folders import phase_result, phase_result_path, whole_folder, write_json
-from rlhf.config.choices import SPLIT_PHASES, ModelInit, Phase, Source
+from rlhf.config.choices import ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema import RunConfig
 from rlhf.data.sources import describe, load_datasets
-from rlhf.data.splits import Part, blend, divide
+from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic import GoldJudge
 from rlhf.engine.deepspeed_engine import EngineSettings
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.errors import RlhfError
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
 from rlhf.phases.context import RunContext
+from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
@@ -46,6 +47,7 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.sft: run_sft,
     Phase.reward: run_reward,
     Phase.ppo: run_ppo,
+    Phase.dpo: run_dpo,
 }
 FAILURE = "failure.json"
 USER_ERROR = 2
@@ -106,7 +108,7 @@ def build_context(
         config=config,
         run_dir=run_dir,
         ranks=ranks,
-        settings=EngineSettings(stage=config.zero.stage, dtype=dtype, extra=config.zero.extra),
+        settings=EngineSettings(zero=config.zero, dtype=dtype),
         tokenizer=tokenizer,
         parts=parts,
         judge=GoldJudge() if config.data.source is Source.synthetic else None,
@@ -118,17 +120,19 @@ def build_context(
 
 def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
     """The records of each phase, all data sets blended."""
-    datasets = load_datasets(config.data, seed=config.seed)
+    data = config.data
+    datasets = load_datasets(data, seed=config.seed)
     for dataset in datasets:
         console.say(describe(dataset))
-    divided = [
-        divide(d, split=config.data.split, eval_share=config.data.eval_share, seed=config.seed)
-        for d in datasets
-    ]
-    parts = {phase: blend([d[phase] for d in divided], seed=config.seed) for phase in SPLIT_PHASES}
+    divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     for phase, part in parts.items():
         if part.removed:
-            console.say(f"{phase}: {part.removed} examples removed whose prompt is also held out")
+            console.say(
+                f"{phase}: {part.removed} examples removed whose prompt is held out, or in a phase "
+                "that their data set is not for"
+            )
+    check_usable(parts, config.phase.order)
     return parts
 
 
@@ -170,6 +174,8 @@ def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
             objective = -last["perplexity_after"]
         case Phase.reward:
             objective = last["accuracy"]
+        case Phase.dpo:
+            objective = last.get("gold_after", last["accuracy"])
         case _:
             objective = last.get("gold_after", last["score_after"])
     packages = ("rlhf", "torch", "deepspeed", "transformers")

@@ -44,6 +44,13 @@ KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {
         KeyMetric("ppo/response_tokens", "len", ".0f"),
         KeyMetric("speed/tokens_per_second", "tok/s", ",.0f"),
     ),
+    "dpo": (
+        KeyMetric("dpo/loss", "loss", ".3f"),
+        KeyMetric("dpo/accuracy", "acc", ".3f"),
+        KeyMetric("dpo/margin", "margin", ".2f"),
+        KeyMetric("dpo/eval_accuracy", "eval acc", ".3f"),
+        KeyMetric("dpo/pairs_per_second", "pairs/s", ",.1f"),
+    ),
 }
 
 

@@ -118,6 +118,18 @@ REWARD = {
         "below ln 2 = 0.693",
         "rises while accuracy holds: scores are overconfident, use fewer `reward.epochs`",
     ),
+    "reward/eval_chosen_score": MetricInfo(
+        "score",
+        "mean score of held-out chosen responses",
+        "close to reward/chosen_score",
+        "far from it: overfitting, use fewer `reward.epochs`",
+    ),
+    "reward/eval_rejected_score": MetricInfo(
+        "score",
+        "mean score of held-out rejected responses",
+        "below reward/eval_chosen_score",
+        "equal to it: the model does not tell held-out responses apart",
+    ),
 }
 
 TIMES = {

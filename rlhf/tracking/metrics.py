@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf.tracking.metric_table import REWARD, SFT, TIMES, MetricInfo
+from rlhf.tracking.option_metric_table import DPO, PPO_OPTIONS
 from rlhf.tracking.ppo_metric_table import DIVERGENCE, LOSSES, ROLLOUT, SCORES
 
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
@@ -19,7 +20,9 @@ GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     "PPO: how far the policy moves": DIVERGENCE,
     "PPO: losses, values and advantages": LOSSES,
     "PPO: responses and optimisers": ROLLOUT,
+    "PPO: what its options bring": PPO_OPTIONS,
     "Time and speed of PPO": TIMES,
+    "DPO": DPO,
 }
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 
@@ -37,7 +40,7 @@ def check_name(name: str) -> None:
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
     raise KeyError(
         f"unknown metric {name!r}; the nearest is {nearest!r}. "
-        "A new metric needs its line in metric_table.py or ppo_metric_table.py."
+        "A new metric needs its line in one of the metric tables beside metrics.py."
     )
 
 

@@ -20,6 +20,7 @@ ARTIFACTS: Mapping[str, str] = {
     "actor": "ppo/actor",
     "actor, averaged": "ppo/actor_ema",
     "critic": "ppo/critic",
+    "policy of DPO": "dpo/actor",
     "metrics": "metrics.jsonl",
     "samples": "samples.jsonl",
     "report": "report.html",
@@ -82,7 +83,8 @@ def where_it_lies(run_dir: Path) -> list[str]:
 def what_to_type_next(run_dir: Path) -> list[str]:
     """Commands to copy: use the model, go on, change a number, bring your own data."""
     run = shlex.quote(str(_short(run_dir)))
-    models = [run_dir / path for path in ("ppo/actor", "sft/model") if (run_dir / path).exists()]
+    folders = ("ppo/actor", "dpo/actor", "sft/model")
+    models = [run_dir / path for path in folders if (run_dir / path).exists()]
     lines = ["What to type next"]
     if models:
         lines += [
@@ -110,27 +112,43 @@ def _sft_rows(sft: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _reward_rows(reward: Mapping[str, Any]) -> Iterator[Row]:
-    low, high = reward["accuracy_ci"]
-    yield Row("held-out accuracy", after=_number(reward["accuracy"]))
-    yield Row("  95 % interval", after=f"{low:.3f}-{high:.3f}")
+    yield from _accuracy_rows(reward)
     if "best_possible_accuracy" in reward:
         yield Row("  best possible", after=_number(reward["best_possible_accuracy"]))
 
 
+def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
+    low, high = measures["accuracy_ci"]
+    yield Row("held-out accuracy", after=_number(measures["accuracy"]))
+    yield Row("  95 % interval", after=f"{low:.3f}-{high:.3f}")
+
+
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[Row]:
     yield Row("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
-    if "gold_before" in ppo:
-        yield Row("held-out gold score", _number(ppo["gold_before"]), _number(ppo["gold_after"]))
-    if "gold_after_ema" in ppo:
-        yield Row("  averaged actor", after=_number(ppo["gold_after_ema"]))
-    yield Row("KL to reference, nats", after=_number(ppo["kl_to_reference"]))
-    yield Row("peak memory, GiB", after=_number(ppo["peak_memory_gib"]))
+    yield from _policy_rows(ppo)
+
+
+def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[Row]:
+    yield from _accuracy_rows(dpo)
+    yield from _policy_rows(dpo)
+
+
+def _policy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
+    for name, key in (("held-out gold score", "gold"), ("corpus perplexity", "corpus_perplexity")):
+        if f"{key}_before" in measures:
+            before, after = measures[f"{key}_before"], measures[f"{key}_after"]
+            yield Row(name, _number(before), _number(after))
+        if f"{key}_after_ema" in measures:
+            yield Row("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
+    yield Row("KL to reference, nats", after=_number(measures["kl_to_reference"]))
+    yield Row("peak memory, GiB", after=_number(measures["peak_memory_gib"]))
 
 
 PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
     "sft": _sft_rows,
     "reward": _reward_rows,
     "ppo": _ppo_rows,
+    "dpo": _dpo_rows,
 }
 
 

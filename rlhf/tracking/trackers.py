@@ -95,7 +95,7 @@ def build_tracker(config: RunConfig, run_dir: Path, *, is_main: bool) -> Tracker
     """The tracker of this rank: only the main one records.
 
     Raises:
-        CapabilityError: Weights & Biases was asked for and cannot be reached.
+        CapabilityError: Weights & Biases or TensorBoard was asked for and is out of reach.
     """
     if not is_main:
         return NullTracker()
@@ -106,4 +106,8 @@ def build_tracker(config: RunConfig, run_dir: Path, *, is_main: bool) -> Tracker
         name = run_dir.resolve().name
         wandb = WandbTracker(config.tracking, run_dir, asdict(config), name=name, group=config.name)
         trackers.append(wandb)
+    if config.tracking.tensorboard:
+        from rlhf.tracking.tensorboard import TensorBoardTracker
+
+        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
     return Trackers(trackers)

@@ -22,6 +22,7 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: ("sft",),
     Phase.reward: ("reward",),
     Phase.ppo: ("ppo", "time", "speed"),
+    Phase.dpo: ("dpo",),
 }
 
 

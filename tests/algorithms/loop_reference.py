@@ -3,13 +3,14 @@
 A row is the list of one response's tokens; rows differ in length, so there is neither padding nor
 a mask. Written from the papers (https://arxiv.org/abs/2203.02155 for the rewards,
 https://arxiv.org/abs/1506.02438 for the advantages, https://arxiv.org/abs/1707.06347 for the
-policy loss, https://arxiv.org/abs/1909.08593 for whitening and the KL controller) and from the
-loops of DeepSpeed-Chat, not from ``rlhf.algorithms``.
+policy loss, https://arxiv.org/abs/1909.08593 for whitening and the KL controller, and those that
+stand beside the rest) and from the loops of DeepSpeed-Chat, not from ``rlhf.algorithms``.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ class Loss(NamedTuple):
     clipfrac: float
     approx_kl: float = 0.0
     ratio_max: float = 0.0
+    dual_clipfrac: float = 0.0
 
 
 def log_softmax(logits: Row, temperature: float) -> Row:
@@ -48,12 +50,57 @@ def clip(x: float, low: float, high: float) -> float:
     return x
 
 
-def clip_scores(scores: Row, ended: list[bool], *, limit: float, penalty: float) -> Row:
-    """Clipped scores, less a penalty where the response did not end."""
+def clip_scores(
+    scores: Row,
+    ended: list[bool],
+    *,
+    limit: float | None,
+    penalty: float,
+    instead: float | None = None,
+) -> Row:
+    """Clipped scores, less a penalty (or another score ``instead``) where there is no end."""
     result = []
     for score, has_end in zip(scores, ended, strict=True):
-        clipped = clip(score, -limit, limit)
-        result.append(clipped if has_end else clipped - penalty)
+        clipped = score if limit is None else clip(score, -limit, limit)
+        if not has_end:
+            clipped = clipped - penalty if instead is None else instead
+        result.append(clipped)
+    return result
+
+
+def scale_scores(scores: Row, seen: Row, *, shift_mean: bool) -> Row:
+    """trlx's scale_reward: scores in deviations of those that were ``seen``."""
+    mean = math.fsum(seen) / len(seen)
+    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in seen) / len(seen) + 1e-8)
+    return [(score - (mean if shift_mean else 0.0)) / deviation for score in scores]
+
+
+def rewards_to_go(rewards: Rows, *, gamma: float) -> Rows:
+    """sum over l of gamma^l * r_{t + l}, as it stands (https://arxiv.org/abs/2501.03262)."""
+    result = []
+    for row in rewards:
+        result.append(
+            [
+                math.fsum(gamma**later * r for later, r in enumerate(row[t:]))
+                for t in range(len(row))
+            ]
+        )
+    return result
+
+
+def group_advantages(rewards: Rows, *, group_size: int, leaves_one_out: bool) -> Rows:
+    """RLOO (https://arxiv.org/abs/2402.14740), or GRPO (https://arxiv.org/abs/2402.03300)."""
+    totals = [math.fsum(row) for row in rewards]
+    result = []
+    for i, row in enumerate(rewards):
+        first = i - i % group_size
+        group = totals[first : first + group_size]
+        if leaves_one_out:
+            others = [total for j, total in enumerate(group) if j != i - first]
+            advantage = totals[i] - math.fsum(others) / len(others)
+        else:
+            advantage = (totals[i] - statistics.mean(group)) / (statistics.stdev(group) + 1e-6)
+        result.append([advantage] * len(row))
     return result
 
 
@@ -105,20 +152,43 @@ def whiten(rows: Rows, *, shift_mean: bool) -> Rows:
     return [[(x - mean) / math.sqrt(variance + 1e-8) + offset for x in row] for row in rows]
 
 
-def policy_loss(logprobs: Rows, old: Rows, advantages: Rows, *, cliprange: float) -> Loss:
-    """DeepSpeed-Chat's actor_loss_fn as a sum and as a mean, and the clip's diagnostics."""
-    losses, held, kls, ratios = [], [], [], []
+def policy_loss(
+    logprobs: Rows,
+    old: Rows,
+    advantages: Rows,
+    *,
+    cliprange: float,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
+) -> Loss:
+    """DeepSpeed-Chat's actor_loss_fn as a sum and as a mean, and the clip's diagnostics.
+
+    The objective of a bad token is at least dual_clip * A (https://arxiv.org/abs/1912.09729).
+    """
+    high = 1 + (cliprange if cliprange_high is None else cliprange_high)
+    losses, held, dual_held, kls, ratios = [], [], [], [], []
     for new_row, old_row, advantage_row in zip(logprobs, old, advantages, strict=True):
         for new, before, advantage in zip(new_row, old_row, advantage_row, strict=True):
             ratio = math.exp(new - before)
             surrogate = ratio * advantage
-            clipped = clip(ratio, 1 - cliprange, 1 + cliprange) * advantage
-            losses.append(-min(surrogate, clipped))
+            clipped = clip(ratio, 1 - cliprange, high) * advantage
+            objective = min(surrogate, clipped)
+            is_bounded = dual_clip is not None and advantage < 0
+            bound = dual_clip * advantage if is_bounded else -math.inf
+            losses.append(-max(objective, bound))
             held.append(clipped < surrogate)
+            dual_held.append(objective < bound)
             kls.append(ratio - 1 - (new - before))
             ratios.append(ratio)
     total, count = math.fsum(losses), len(losses)
-    return Loss(total, total / count, sum(held) / count, math.fsum(kls) / count, max(ratios))
+    return Loss(
+        total,
+        total / count,
+        sum(held) / count,
+        math.fsum(kls) / count,
+        max(ratios),
+        sum(dual_held) / count,
+    )
 
 
 def value_loss(values: Rows, old: Rows, returns: Rows, *, cliprange: float | None) -> Loss:
@@ -140,6 +210,30 @@ def controlled_kl_ctl(
     """lm-human-preferences' AdaptiveKLController.update."""
     error = clip(kl_per_sequence / target - 1, -0.2, 0.2)
     return kl_ctl * (1 + error * num_sequences / horizon)
+
+
+def sequence_logprobs(logits: list[Rows], ids: list[list[int]], keep: list[list[bool]]) -> Row:
+    """Log-probability of the kept tokens of each sequence; token t comes from the logits before."""
+    return [
+        math.fsum(
+            log_softmax(rows[t - 1], 1.0)[tokens[t]] for t in range(1, len(tokens)) if kept[t]
+        )
+        for rows, tokens, kept in zip(logits, ids, keep, strict=True)
+    ]
+
+
+def dpo_losses(pairs: Rows, *, beta: float, label_smoothing: float) -> Row:
+    """https://arxiv.org/abs/2305.18290 eq. 7 on rows of policy and reference log-probabilities.
+
+    A row has the policy's for chosen and rejected, then the reference's. Smoothing is the
+    expectation over labels that are wrong with that chance.
+    """
+    result = []
+    for chosen, rejected, reference_chosen, reference_rejected in pairs:
+        win, lose = math.exp(chosen - reference_chosen), math.exp(rejected - reference_rejected)
+        right, wrong = (math.log(x**beta / (win**beta + lose**beta)) for x in (win, lose))
+        result.append(-(1 - label_smoothing) * right - label_smoothing * wrong)
+    return result
 
 
 def gradient(loss: Callable[[Rows], float], rows: Rows, *, step: float = 1e-5) -> Rows:

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.advantages import clip_scores, gae, token_rewards
+from rlhf.algorithms.advantages import (
+    clip_scores,
+    gae,
+    grpo_advantages,
+    reinforce_pp_advantages,
+    rloo_advantages,
+    scale_scores,
+    token_rewards,
+)
 from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
 from rlhf.algorithms.logprobs import token_logprobs
 from rlhf.algorithms.masking import whiten
@@ -92,11 +100,53 @@ def test_kl(batch: Batch, estimator: KlEstimatorName) -> None:
 
 
 @quick
-@given(batch=batches, limit=st.floats(0.5, 8.0), penalty=st.floats(0.0, 2.0))
-def test_scores(batch: Batch, limit: float, penalty: float) -> None:
-    result = clip_scores(batch.scores_B, batch.ended_B, clip=limit, missing_end_penalty=penalty)
+@given(
+    batch=batches,
+    limit=st.none() | st.floats(0.5, 8.0),
+    penalty=st.floats(0.0, 2.0),
+    instead=st.none() | st.floats(-9.0, 9.0),
+)
+def test_scores(batch: Batch, limit: float | None, penalty: float, instead: float | None) -> None:
+    result = clip_scores(
+        batch.scores_B,
+        batch.ended_B,
+        clip=limit,
+        missing_end_penalty=penalty,
+        missing_end_score=instead,
+    )
     lists = batch.scores_B.tolist(), batch.ended_B.tolist()
-    assert_close(result, reference.clip_scores(*lists, limit=limit, penalty=penalty))
+    expected = reference.clip_scores(*lists, limit=limit, penalty=penalty, instead=instead)
+    assert_close(result, expected)
+
+
+@quick
+@given(batch=batches, shift_mean=st.booleans())
+def test_scaled_scores(batch: Batch, shift_mean: bool) -> None:
+    seen_B = batch.values_BT[batch.keep_BT]
+    result = scale_scores(batch.scores_B, Moments.of(seen_B), shift_mean=shift_mean)
+    expected = reference.scale_scores(
+        batch.scores_B.tolist(), seen_B.tolist(), shift_mean=shift_mean
+    )
+    # with one score seen the deviation is 1e-4, and all digits count
+    torch.testing.assert_close(result, torch.tensor(expected).double(), rtol=1e-6, atol=TOLERANCE)
+
+
+@quick
+@given(keep=keeps(), seed=seeds, copies=st.integers(2, 4), gamma=shares)
+def test_advantages_without_a_critic(keep: Tensor, seed: int, copies: int, gamma: float) -> None:
+    keep = keep.repeat(copies, 1)[:, torch.arange(keep.shape[1])]
+    rewards_BT = spoiled(normal(*keep.shape, seed=seed), keep, math.nan)
+    rows = rows_of(rewards_BT, keep)
+    for estimate, leaves_one_out in ((rloo_advantages, True), (grpo_advantages, False)):
+        result = estimate(rewards_BT, keep, group_size=copies)
+        expected = reference.group_advantages(
+            rows, group_size=copies, leaves_one_out=leaves_one_out
+        )
+        assert_rows(result.advantages_BT, keep, expected)
+        assert_rows(result.returns_BT, keep, reference.rewards_to_go(rows, gamma=1.0))
+    result = reinforce_pp_advantages(rewards_BT, keep, gamma=gamma)
+    assert_rows(result.advantages_BT, keep, reference.rewards_to_go(rows, gamma=gamma))
+    assert result.returns_BT.equal(result.advantages_BT)
 
 
 @quick
@@ -144,6 +194,8 @@ def test_kl_controller(
     lam=shares,
     whiten_rewards=st.booleans(),
     cliprange_value=st.sampled_from([None, 0.2, 0.5]),
+    cliprange_high=st.sampled_from([None, 0.28]),
+    dual_clip=st.sampled_from([None, 1.05]),
 )
 def test_the_whole_chain(
     batch: Batch,
@@ -152,6 +204,8 @@ def test_the_whole_chain(
     lam: float,
     whiten_rewards: bool,
     cliprange_value: float | None,
+    cliprange_high: float | None,
+    dual_clip: float | None,
 ) -> None:
     keep = batch.keep_BT
     rows = Batch(*(rows_of(x, keep) if x.ndim == 2 else x.tolist() for x in batch))  # as lists
@@ -177,16 +231,18 @@ def test_the_whole_chain(
     assert_rows(returns_BT, keep, returns)
 
     logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
-    actor = policy_loss(logprobs_BT, batch.old_logprobs_BT, advantages_BT, keep, cliprange=0.2)
+    clips = {"cliprange": 0.2, "cliprange_high": cliprange_high, "dual_clip": dual_clip}
+    actor = policy_loss(logprobs_BT, batch.old_logprobs_BT, advantages_BT, keep, **clips)
     actor.loss.backward()
 
     def actor_reference(logprobs: Rows) -> reference.Loss:
-        return reference.policy_loss(logprobs, rows.old_logprobs_BT, advantages, cliprange=0.2)
+        return reference.policy_loss(logprobs, rows.old_logprobs_BT, advantages, **clips)
 
     expected = actor_reference(rows.logprobs_BT)
     assert_close(actor.loss.detach(), expected.total, atol=TOLERANCE)
     assert_close(actor.actor_loss.value(), expected.mean, atol=TOLERANCE)
     assert_close(actor.clipfrac.value(), expected.clipfrac, atol=TOLERANCE)
+    assert_close(actor.dual_clipfrac.value(), expected.dual_clipfrac, atol=TOLERANCE)
     assert_close(actor.approx_kl.value(), expected.approx_kl, atol=TOLERANCE)
     assert_close(actor.ratio_max.value(), expected.ratio_max, atol=TOLERANCE)
     slopes = reference.gradient(lambda x: actor_reference(x).total, rows.logprobs_BT)
@@ -214,7 +270,12 @@ def test_the_batches_reach_every_branch() -> None:
     """Otherwise agreement of the losses would say little about their clips."""
     batch = random_batch(torch.ones(5, 6, dtype=torch.bool), seed=0)
     actor = policy_loss(
-        batch.logprobs_BT, batch.old_logprobs_BT, batch.values_BT, batch.keep_BT, cliprange=0.2
+        batch.logprobs_BT,
+        batch.old_logprobs_BT,
+        batch.values_BT,
+        batch.keep_BT,
+        cliprange=0.2,
+        dual_clip=1.05,
     )
     critic = value_loss(
         batch.values_BT,
@@ -224,6 +285,7 @@ def test_the_batches_reach_every_branch() -> None:
         cliprange_value=0.2,
     )
     assert 0.1 < actor.clipfrac.value() < 0.9
+    assert 0.05 < actor.dual_clipfrac.value() < 0.9
     assert 0.1 < critic.clipfrac.value() < 0.9
     assert 0 < batch.ended_B.sum() < 5
     assert 0 < (batch.scores_B.abs() > 5.0).sum() < 5

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
+from rlhf.algorithms.kl import KlController, KlEstimatorName, guarded_lr_scale, kl_estimate
 from tests.algorithms.ragged import assert_close, f64, normal, quick, seeds
 
 
@@ -100,3 +100,29 @@ def test_the_controller_brings_a_responsive_kl_to_its_target() -> None:
     for _ in range(300):
         controller = controller.step(1.0 / controller.coefficient, num_sequences=256)
     assert math.isclose(1.0 / controller.coefficient, 6.0, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "approx_kl", "after"),
+    [
+        # limit 0.02
+        (1.0, 0.03, 1 / 1.5),  # above: falls
+        (0.6, 0.021, 0.4),  # 0.6 / 1.5
+        (0.6, 0.02, 0.6),  # on the limit: stays
+        (0.6, 0.01, 0.6),  # on its half: stays
+        (0.6, 0.009, 0.9),  # below the half: 0.6 * 1.5
+        (0.9, 0.0, 1.0),  # no further than 1
+        (0.0012, 5.0, 0.001),  # no further than 1e-3
+        (0.6, math.nan, 0.6),
+    ],
+)
+def test_learning_rate_guard_by_hand(scale: float, approx_kl: float, after: float) -> None:
+    assert guarded_lr_scale(scale, approx_kl, limit=0.02) == pytest.approx(after, abs=1e-12)
+
+
+def test_the_guard_settles_where_the_kl_is_tolerable() -> None:
+    # a policy that moves by 0.5 nats at the full rate and less with its square: 0.02 at 0.2
+    scale = 1.0
+    for _ in range(20):
+        scale = guarded_lr_scale(scale, 0.5 * scale**2, limit=0.02)
+    assert 0.01 <= 0.5 * scale**2 <= 0.02

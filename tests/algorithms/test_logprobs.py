@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.logprobs import token_logprobs
+from tests.algorithms import loop_reference as reference
 from tests.algorithms.ragged import (
     assert_close,
     f64,
@@ -64,6 +65,41 @@ def test_entropy_carries_no_gradient() -> None:
     result = token_logprobs(LOGITS.clone().requires_grad_(), IDS)
     assert result.logprobs_BT.requires_grad
     assert not result.entropy_BT.requires_grad
+
+
+def test_entropy_gradient_by_hand() -> None:
+    # d H / d logit_j = -p_j * (log p_j + H), with p = 1/2, 1/4, 1/4 and H = 1.5 log 2:
+    # -1/2 * (-1 + 1.5) * log 2 = -0.1732868 and -1/4 * (-2 + 1.5) * log 2 = 0.0866434
+    logits_BTV = f64([[math.log(2), 0.0, 0.0]]).requires_grad_()
+    result = token_logprobs(logits_BTV, torch.tensor([[0]]), entropy_gradient=True)
+    result.entropy_BT.sum().backward()
+    assert_close(logits_BTV.grad, [[[-0.1732868, 0.0866434, 0.0866434]]], atol=TOLERANCE)
+
+
+@quick
+@given(seed=seeds, temperature=st.floats(0.5, 2.0))
+def test_entropy_gradient_agrees_with_differences_of_the_loop(
+    seed: int, temperature: float
+) -> None:
+    logits_BTV = normal(2, 3, 7, seed=seed).requires_grad_()
+    ids_BT = torch.zeros(2, 3, dtype=torch.long)
+    plain = token_logprobs(logits_BTV, ids_BT, temperature=temperature)
+    result = token_logprobs(logits_BTV, ids_BT, temperature=temperature, entropy_gradient=True)
+    assert result.entropy_BT.detach().equal(plain.entropy_BT)
+    (gradient,) = torch.autograd.grad(result.entropy_BT.sum(), logits_BTV)
+    rows = logits_BTV.detach().flatten(0, 1).tolist()
+    slopes = reference.gradient(
+        lambda rows: math.fsum(reference.entropy(row, temperature) for row in rows), rows
+    )
+    assert_close(gradient.flatten(0, 1), slopes, atol=5e-6)
+
+
+def test_entropy_gradient_of_a_token_that_cannot_come_is_0() -> None:
+    # 3/4, 1/4, 0: H = 0.5623351; -3/4 * (log 3/4 + H) = -0.2059898, and +0.2059898
+    logits_BTV = f64([[math.log(3), 0.0, -math.inf]]).requires_grad_()
+    result = token_logprobs(logits_BTV, torch.tensor([[1]]), entropy_gradient=True)
+    result.entropy_BT.sum().backward()
+    assert_close(logits_BTV.grad, [[[-0.2059898, 0.2059898, 0.0]]], atol=TOLERANCE)
 
 
 def test_entropy_of_equal_logits_is_log_of_the_vocabulary() -> None:

@@ -36,6 +36,11 @@ def actor(*args: Tensor) -> PolicyLoss:
     return policy_loss(*args, cliprange=0.2)
 
 
+def two_sided_actor(*args: Tensor) -> PolicyLoss:
+    """The policy loss with both of its further clips."""
+    return policy_loss(*args, cliprange=0.1, cliprange_high=0.3, dual_clip=1.5)
+
+
 def critic(*args: Tensor) -> ValueLoss:
     """The value loss with a clip range."""
     return value_loss(*args, cliprange_value=0.2)
@@ -46,13 +51,13 @@ def plain_critic(*args: Tensor) -> ValueLoss:
     return value_loss(*args, cliprange_value=None)
 
 
-losses = st.sampled_from([actor, critic, plain_critic])
+losses = st.sampled_from([actor, two_sided_actor, critic, plain_critic])
 
 
 def random_inputs(loss: Loss, keep_BT: Tensor, seed: int) -> list[Tensor]:
     """New and old log-probs and advantages, or new and old values and returns."""
     one, two, three = (normal(*keep_BT.shape, seed=3 * seed + part) for part in range(3))
-    old = -one.abs() if loss is actor else one
+    old = -one.abs() if loss in {actor, two_sided_actor} else one
     return [old + 0.3 * two, old, three]
 
 
@@ -101,6 +106,63 @@ def test_policy_loss_of_one_token_by_hand(
     assert result.loss.item() == pytest.approx(loss, abs=1e-9)
     assert result.clipfrac.value() == clipfrac
     assert_close(gradient, [[slope]])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipfrac", "dual_clipfrac", "slope"),
+    [
+        # ratios held in [0.8, 1.28], losses of bad tokens at most -3 * A
+        (1.25, +1.0, -1.25, 0.0, 0.0, -1.25),  # above 1.2, and still free
+        (1.5, +1.0, -1.28, 1.0, 0.0, 0.0),  # held at the upper end of its own
+        (0.5, -1.0, +0.8, 1.0, 0.0, 0.0),  # the lower end stays
+        (2.5, -1.0, +2.5, 0.0, 0.0, +2.5),  # bad token raised, below the bound
+        (4.0, -1.0, +3.0, 0.0, 1.0, 0.0),  # held by the bound: 3 * 1
+        (4.0, -0.5, +1.5, 0.0, 1.0, 0.0),  # 3 * 0.5
+        (4.0, +1.0, -1.28, 1.0, 0.0, 0.0),  # the bound is for bad tokens alone
+        (4.0, +0.0, +0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_decoupled_and_dual_clip_of_one_token_by_hand(
+    ratio: float,
+    advantage: float,
+    loss: float,
+    clipfrac: float,
+    dual_clipfrac: float,
+    slope: float,
+) -> None:
+    inputs = [f64([0.1 * ratio]).log(), f64([0.1]).log(), f64([advantage])]
+    result, gradient = with_gradient(
+        lambda *args: policy_loss(*args, cliprange=0.2, cliprange_high=0.28, dual_clip=3.0),
+        inputs,
+        keep_of([1], 1),
+    )
+    assert isinstance(result, PolicyLoss)
+    assert result.loss.item() == pytest.approx(loss, abs=1e-9)
+    assert (result.clipfrac.value(), result.dual_clipfrac.value()) == (clipfrac, dual_clipfrac)
+    assert_close(gradient, [[slope]])
+
+
+def test_an_upper_range_of_zero_is_a_range() -> None:
+    # ratio 1.1 of a good token, held at 1 + 0
+    result = policy_loss(
+        f64([0.11]).log(),
+        f64([0.1]).log(),
+        f64([2.0]),
+        keep_of([1], 1),
+        cliprange=0.2,
+        cliprange_high=0.0,
+    )
+    assert_close(result.loss, -2.0)
+
+
+@quick
+@given(keep=keeps(), seed=seeds)
+def test_without_them_the_further_clips_do_nothing(keep: Tensor, seed: int) -> None:
+    inputs = random_inputs(actor, keep, seed)
+    plain = actor(*inputs, keep)
+    assert plain.dual_clipfrac.value() == 0.0
+    assert_same(policy_loss(*inputs, keep, cliprange=0.2, cliprange_high=0.2), plain)
+    assert_same(policy_loss(*inputs, keep, cliprange=0.2, dual_clip=1e9), plain)
 
 
 def test_policy_metrics_by_hand() -> None:
@@ -237,7 +299,7 @@ def test_the_mean_of_a_loss_is_its_sum_over_kept_tokens(
 
 def test_metrics_carry_no_gradient() -> None:
     keep = keep_of([2], 2)
-    for loss in (actor, critic):
+    for loss in (actor, two_sided_actor, critic):
         first, *others = random_inputs(loss, keep, 0)
         for metric in loss(first.requires_grad_(), *others, keep)[1:]:
             assert isinstance(metric, Mean | Maximum)

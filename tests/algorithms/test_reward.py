@@ -238,6 +238,26 @@ def test_summary_by_hand() -> None:
     assert_close(result.rejected_score.value(), 5 / 3)
 
 
+def test_weighted_summary_by_hand() -> None:
+    # 0.1 * 2 + 1.3 * 0 + 0.7 * 0.5; the means see the first and the last pair, each as one
+    result = summarise(f64(0.1, 1.3, 0.7), f64(3, 1, 2), f64(1, 2, 2), f64(2, 0, 0.5))
+    assert_close(result.loss, 0.55)
+    assert_close(result.mean_loss.value(), 0.4)
+    assert_close(result.accuracy.value(), 0.5)
+    assert_close(result.margin.value(), 1.0)
+    assert_close(result.chosen_score.value(), 2.5)
+    assert_close(result.rejected_score.value(), 1.5)
+    assert result.margin.count == 2
+
+
+def test_a_pair_of_weight_0_carries_no_gradient() -> None:
+    chosen_B, rejected_B = f64(1, 2).requires_grad_(), f64(0, 3)
+    losses_B = end_loss(chosen_B, rejected_B)
+    summarise(losses_B, chosen_B, rejected_B, f64(2, 0)).loss.backward()
+    # 2 * -sigmoid(-1) = 2 * -0.2689414
+    assert_close(chosen_B.grad, [-0.5378828, 0.0], atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("successes", "low", "high"),
     [

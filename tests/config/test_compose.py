@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config import ppo_schema, schema, training_schema
-from rlhf.config.freeze import to_run_config
+from rlhf.config.freeze import freeze, load_frozen, to_run_config
 from rlhf.config.names import REWARD_MODEL_GROUP, schema_types
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -50,6 +50,9 @@ def choices() -> Iterator[list[str]]:
         f"{REWARD_MODEL_GROUP}=pretrained": ["reward_model.path=folder"],
         "model=opt_175b": ["model.path=folder"],
         f"{REWARD_MODEL_GROUP}=opt_175b": ["reward_model.path=folder"],
+        "sft=llama2_chat": ["model=opt_125m"],  # it has longer sequences than the tiny model
+        "sft=qwen_chat": ["model=opt_125m"],
+        "reward=qwen_chat": ["model=opt_125m"],
     }
     for group in defaults():
         for option in options_of(group.split("@")[0]):
@@ -59,8 +62,12 @@ def choices() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("overrides", list(choices()), ids=lambda overrides: overrides[0])
-def test_every_option_composes_with_the_defaults(overrides: list[str], compose: Compose) -> None:
-    to_run_config(compose(overrides))
+def test_every_option_composes_with_the_defaults(
+    overrides: list[str], compose: Compose, tmp_path: Path
+) -> None:
+    config = to_run_config(compose(overrides))
+    freeze(config, tmp_path)
+    assert load_frozen(tmp_path) == config
 
 
 @pytest.mark.parametrize("name", options_of("experiment"))

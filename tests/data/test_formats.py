@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.data.formats import (
-    LAYOUTS,
-    Converted,
-    Kind,
-    Message,
-    Row,
-    detect_layout,
-    render_prompt,
-    to_records,
-)
+from rlhf.data.conversion import Converted, detect_layout, to_records
+from rlhf.data.formats import LAYOUTS, Kind, Message, Row, render_prompt
 from rlhf.data.records import Record
 from rlhf.errors import DataError
 
@@ -37,6 +29,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
     ("preference", {"prompt": PROMPT, "chosen": " Yes", "rejected": " No"}, PAIR),
     ("preference, messages", {"prompt": ASK, "chosen": YES, "rejected": NO}, PAIR),
     ("preference, prompt twice", {"prompt": "Hi", "chosen": ASK + YES, "rejected": ASK + NO}, PAIR),
+    ("ranking", {"prompt": PROMPT, "responses": ["Yes", " No"]}, PAIR),
     ("prompt-completion", {"prompt": PROMPT, "completion": " Yes"}, ANSWERED),
     ("prompt-completion, messages", {"prompt": ASK, "completion": YES}, ANSWERED),
     ("implicit-prompt preference", {"chosen": f"{PROMPT} Yes", "rejected": f"{PROMPT} No"}, PAIR),
@@ -67,13 +60,15 @@ def test_further_columns_do_not_matter(name: str, row: dict[str, Any], record: R
     [
         ("prompt chosen rejected completion text", "preference"),
         ("prompt completion chosen", "prompt-completion"),
+        ("prompt completion responses", "ranking"),
         ("chosen rejected text", "implicit-prompt preference"),
         ("prompt text", "prompt-only"),
         ("prompt chosen", "prompt-only"),
     ],
 )
 def test_the_most_specific_layout_wins(columns: str, name: str) -> None:
-    row = Row("data.jsonl", 1, dict.fromkeys(columns.split(), "x"))
+    values = {column: ["x"] if column == "responses" else "x" for column in columns.split()}
+    row = Row("data.jsonl", 1, values)
     assert detect_layout([row], source="data.jsonl").name == name
 
 
@@ -152,6 +147,42 @@ def test_turns_lose_outer_white_space_and_empty_system_turns() -> None:
     assert convert({"messages": messages}).records == [ANSWERED]
 
 
+# ---------------------------------------------------------------------------------------- rankings
+
+
+def test_ranking_becomes_all_pairs_of_better_and_worse() -> None:
+    converted = convert({"prompt": "Q:", "responses": ["a", "b", " c", "d"]})
+    pairs = [(r.prompt, r.chosen, r.rejected) for r in converted.records]
+    assert pairs == [
+        ("Q:", " a", " b"),
+        ("Q:", " a", " c"),
+        ("Q:", " a", " d"),
+        ("Q:", " b", " c"),
+        ("Q:", " b", " d"),
+        ("Q:", " c", " d"),
+    ]
+
+
+def test_ranking_of_one_is_an_answer() -> None:
+    converted = convert(
+        {"prompt": PROMPT, "responses": []}, {"prompt": PROMPT, "responses": ["Yes"]}
+    )
+    assert converted.records == [ANSWERED]
+    assert list(converted.left_out.values()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("responses", "message"),
+    [
+        ("Yes", r"column 'responses' .* type str; it must be a list of texts or null\."),
+        (["Yes", 5], r"responses\[1\] is of type int; it must be text\."),
+    ],
+)
+def test_malformed_ranking_is_refused(responses: Any, message: str) -> None:
+    with pytest.raises(DataError, match=rf"^data\.jsonl, row 2: {message}"):
+        convert({"prompt": "Q", "responses": ["a", "b"]}, {"prompt": "Q", "responses": responses})
+
+
 # --------------------------------------------------------------------------- rows that are left out
 
 
@@ -165,6 +196,12 @@ def test_turns_lose_outer_white_space_and_empty_system_turns() -> None:
         ({"prompt": PROMPT, "chosen": "a", "rejected": "\n"}, "rejected is empty"),
         ({"prompt": PROMPT, "chosen": "a", "rejected": "a"}, "chosen equals rejected"),
         ({"prompt": PROMPT, "chosen": "a", "rejected": " a"}, "chosen equals rejected"),
+        ({"prompt": PROMPT, "responses": None}, "responses is null"),
+        ({"prompt": PROMPT, "responses": []}, "responses is empty"),
+        ({"prompt": PROMPT, "responses": ["Yes", " "]}, "responses is empty, or has an empty text"),
+        ({"prompt": PROMPT, "responses": ["Yes", None]}, "responses is empty, or has an empty tex"),
+        ({"prompt": PROMPT, "responses": ["a", "b", " a"]}, "responses has the same text twice"),
+        ({"prompt": None, "responses": ["a", "b"]}, "prompt is null"),
         ({"prompt": PROMPT, "completion": None}, "completion is null"),
         ({"text": None}, "text is null"),
         ({"text": "\n"}, "text is empty"),

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+from omegaconf import DictConfig
 from pyarrow import Table, parquet
 
-from rlhf.config.choices import Source
-from rlhf.config.schema import DataConfig
-from rlhf.data.records import Record
-from rlhf.data.sources import RawDataset, describe, load_datasets
+from rlhf.config.choices import Phase, Source, Template
+from rlhf.config.freeze import to_run_config
+from rlhf.config.schema import DataConfig, DatasetConfig
+from rlhf.data.records import RawDataset, Record
+from rlhf.data.sources import SAMPLES, describe, load_datasets
+from rlhf.data.splits import divide
 from rlhf.data.synthetic import generate_records
-from rlhf.errors import DataError
+from rlhf.errors import ConfigError, DataError
+from rlhf.models.tokenizers import train_tokenizer
 
 HH = Path(__file__).parents[3] / "shared" / "data" / "hh_harmless_dev.jsonl"
 Rows = list[dict[str, Any]]
@@ -35,6 +42,7 @@ def config_of(path: object, **changes: Any) -> DataConfig:
     settings: dict[str, Any] = {
         "source": Source.local,
         "path": str(path) if isinstance(path, Path) else path,
+        "sets": {},
         "eval_path": None,
         "eval_share": 0.1,
         "split": [2, 4, 4],
@@ -43,6 +51,13 @@ def config_of(path: object, **changes: Any) -> DataConfig:
         "revision": None,
         "train_split": "train",
         "eval_split": None,
+        "clean": False,
+        "deduplicate": False,
+        "template": Template.plain,
+        "bucket_by_length": True,
+        "ptx_path": None,
+        "ptx_subset": None,
+        "ptx_column": "text",
         "cache_dir": "unused",
     }
     return DataConfig(**{**settings, **changes})
@@ -373,13 +388,22 @@ def test_description_is_one_line_with_all_counts(tmp_path: Path) -> None:
     rows = [*rows_of("a", 1200), {"prompt": ""}, {"prompt": "a", "chosen": ""}, {"prompt": ""}]
     file = write(tmp_path / "a.jsonl", rows)
     assert describe(load(file)) == (
-        f"{file}: preference, 1,200 rows used, 3 left out (2 prompt is empty, 1 chosen is empty)"
+        f"{file}: preference, 1,200 examples, 3 left out (2 prompt is empty, 1 chosen is empty)"
     )
     held_out = write(tmp_path / "b.jsonl", rows_of("b"))
-    assert "1,202 rows used (2 held out), 3 left out" in describe(
+    assert "1,202 examples (2 held out), 3 left out" in describe(
         load(file, eval_path=str(held_out))
     )
-    assert describe(load(held_out)).endswith("preference, 2 rows used, 0 left out")
+    assert describe(load(held_out)).endswith("preference, 2 examples, 0 left out")
+
+
+def test_description_tells_parts_that_only_some_examples_lack(tmp_path: Path) -> None:
+    rows = [*rows_of("a", 3), {"prompt": "b", "chosen": "c", "rejected": None}]
+    assert describe(load(write(tmp_path / "a.jsonl", rows))).endswith(
+        "preference, 4 examples, 1 without rejected, 0 left out"
+    )
+    prompts_only = write(tmp_path / "b.jsonl", [{"prompt": "b"}])
+    assert describe(load(prompts_only)).endswith("prompt-only, 1 examples, 0 left out")
 
 
 @pytest.mark.skipif(not HH.exists(), reason=f"{HH} is not on this machine")
@@ -392,3 +416,128 @@ def test_real_preferences_are_all_used_or_counted() -> None:
         assert record.prompt is not None
         assert record.prompt.endswith("\n\nAssistant:")
         assert record.chosen != record.rejected
+
+
+# ------------------------------------------------------------------------------------- named sets
+
+
+def load_sets(source: Source = Source.hub, **sets: DatasetConfig) -> list[RawDataset]:
+    return load_datasets(config_of(None, source=source, sets=sets), seed=0)
+
+
+def test_sets_are_loaded_in_order_with_their_names_weights_and_phases(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.jsonl", rows_of("a"))
+    two = write(tmp_path / "two.jsonl", [{"q": "b", "a": "c"}])
+    columns = {"prompt": {"from": "q", "turn": "human"}, "chosen": "a"}
+    first, second = load_sets(
+        Source.local,
+        first=DatasetConfig(path=str(one), weight=2.0),
+        second=DatasetConfig(path=str(two), columns=columns, phases=[Phase.sft]),
+    )
+    assert (first.name, first.layout, first.weight, first.phases) == (
+        "first", "preference", 2.0, None
+    )  # fmt: skip
+    assert prompts(first.train) == ["a0:", "a1:"]
+    assert (second.name, second.layout, second.weight) == ("second", "columns", 1.0)
+    assert second.phases == [Phase.sft]
+    assert second.train == [Record(prompt="\n\nHuman: b\n\nAssistant:", chosen=" c")]
+
+
+def test_copy_of_a_hub_set_has_its_splits_by_the_names_of_its_files(tmp_path: Path) -> None:
+    write(tmp_path / "train-00000-of-00002.parquet", rows_of("a", 1))
+    write(tmp_path / "train-00001-of-00002.parquet", rows_of("b", 1))
+    write(tmp_path / "dev.jsonl", rows_of("c", 1))
+    (dataset,) = load_sets(pets=DatasetConfig(path=str(tmp_path), eval_split="dev"))
+    assert prompts(dataset.train) == ["a0:", "b0:"]
+    assert prompts(dataset.eval) == ["c0:"]
+    with pytest.raises(DataError, match=r"no split 'test'; it has dev, train\."):
+        load_sets(pets=DatasetConfig(path=str(tmp_path), eval_split="test"))
+
+
+def test_one_file_is_the_training_split_of_a_hub_set(tmp_path: Path) -> None:
+    file = write(tmp_path / "anything.csv", rows_of("a"))
+    (dataset,) = load_sets(pets=DatasetConfig(path=str(file), train_split="part"))
+    assert (prompts(dataset.train), dataset.eval) == (["a0:", "a1:"], None)
+
+
+def test_saved_copy_of_a_hub_set_has_its_splits(tmp_path: Path) -> None:
+    (dataset,) = load_sets(pets=DatasetConfig(path=str(saved_dict(tmp_path)), eval_split="test"))
+    assert prompts(dataset.train) == ["train0:", "train1:"]
+    assert prompts(dataset.eval) == ["test0:", "test1:"]
+
+
+def test_hub_set_is_loaded_with_its_own_subset_and_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def load_dataset(*args: object, **kwargs: object) -> datasets.DatasetDict:
+        calls.append((args, kwargs))
+        return datasets.DatasetDict(train=datasets.Dataset.from_list(rows_of("hub")))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    load_sets(pets=DatasetConfig(path="org/pets", subset="cats", revision="v2"))
+    assert calls == [(("org/pets",), {"name": "cats", "revision": "v2"})]
+
+
+@pytest.mark.parametrize("key", ["path", "eval_path"])
+def test_path_beside_sets_is_refused(key: str) -> None:
+    config = config_of(None, sets={"pets": DatasetConfig(path="a")})
+    setattr(config, key, "b.jsonl")
+    with pytest.raises(
+        DataError, match=rf"^data\.{key}=b\.jsonl stands beside data\.sets \(pets\): use one"
+    ):
+        load_datasets(config, seed=0)
+
+
+def test_columns_of_every_set_are_checked_before_any_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"^data\.sets\.two\.columns\.prompt\.form: no such"):
+        load_sets(
+            one=DatasetConfig(path="missing"),
+            two=DatasetConfig(path="missing", columns={"prompt": {"form": "q"}}),
+        )
+
+
+# ---------------------------------------------------------------------------------------- samples
+
+
+@pytest.mark.parametrize("language", ["english", "chinese", "japanese"])
+def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
+    language: str, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    config = to_run_config(compose([f"data=sample_{language}"]))
+    (dataset,) = load_datasets(config.data, seed=config.seed)
+    assert (len(dataset.train), dataset.eval, dataset.left_out) == (24, None, Counter())
+    assert len({record.prompt for record in dataset.train}) == 24
+    tokenizer = train_tokenizer((text for r in dataset.train for text in r if text), vocab_size=600)
+    for record in dataset.train:
+        assert record.chosen != record.rejected
+        for text in record[:3]:
+            assert text
+            ids = tokenizer(text).input_ids
+            assert tokenizer.decode(ids) == text
+        assert len(tokenizer(record.prompt).input_ids) < config.rollout.max_prompt_tokens
+    parts = divide([dataset], split=config.data.split, eval_share=config.data.eval_share, seed=1)
+    for (part,) in parts.values():
+        assert len(part.train) >= 4
+        assert part.eval
+
+
+def test_samples_are_written_in_their_language() -> None:
+    scripts = {"chinese": r"[\u4e00-\u9fff]", "japanese": r"[\u3040-\u30ff]"}
+    for language, script in scripts.items():
+        for row in (SAMPLES / f"{language}.jsonl").read_text("utf-8").splitlines():
+            said = json.loads(row)["prompt"].removeprefix("\n\nHuman: ")
+            assert re.search(script, said), said
+
+
+def test_unknown_sample_is_refused() -> None:
+    with pytest.raises(DataError, match=r"^samples:latin: no such sample; choose samples:chinese"):
+        load("samples:latin")
+
+
+def test_samples_are_part_of_the_package() -> None:
+    package_data = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    patterns = package_data["tool"]["setuptools"]["package-data"]["rlhf.data"]
+    shipped = {file for pattern in patterns for file in SAMPLES.parent.glob(pattern)}
+    assert shipped == set(SAMPLES.iterdir())

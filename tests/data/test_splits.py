@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, combinations
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.config.choices import Phase
-from rlhf.data.records import Record
-from rlhf.data.sources import RawDataset
-from rlhf.data.splits import Part, blend, divide, largest_remainder
+from rlhf.config.choices import SPLIT_PHASES, Phase
+from rlhf.data.records import RawDataset, Record
+from rlhf.data.splits import Part, blend, check_usable, largest_remainder
+from rlhf.data.splits import divide as divide_all
 from rlhf.errors import DataError
 
 SPLIT = [2.0, 4.0, 4.0]
@@ -20,6 +20,14 @@ SPLIT = [2.0, 4.0, 4.0]
 
 def dataset(train: list[Record], held_out: list[Record] | None = None) -> RawDataset:
     return RawDataset("pets.jsonl", train, held_out, "preference", Counter())
+
+
+def divide(
+    data: RawDataset, *, split: list[float], eval_share: float, seed: int
+) -> dict[Phase, Part]:
+    """The parts of one data set alone."""
+    parts = divide_all([data], split=split, eval_share=eval_share, seed=seed)
+    return {phase: part for phase, (part,) in parts.items()}
 
 
 def answers(prompt: object, count: int = 1) -> list[Record]:
@@ -79,7 +87,7 @@ def test_largest_remainder_is_complete_and_close(total: int, proportions: list[f
 
 def test_distinct_prompts_are_divided_exactly() -> None:
     parts = divide(dataset(groups_of([1] * 100)), split=SPLIT, eval_share=0.1, seed=0)
-    assert list(parts) == list(Phase)
+    assert list(parts) == list(SPLIT_PHASES)
     assert sizes_of(parts) == [(18, 2), (36, 4), (36, 4)]
     assert all(part.removed == 0 for part in parts.values())
 
@@ -241,27 +249,180 @@ def test_blend_of_nothing_is_empty() -> None:
     assert blend([], seed=0) == Part([], [])
 
 
-prompts = st.lists(st.integers(0, 30), max_size=20)
+# ------------------------------------------------------------------------------------ several sets
 
 
-@given(trains=st.lists(prompts, max_size=4), held_outs=st.lists(prompts, max_size=4))
-def test_blend_removes_and_counts_what_is_held_out_anywhere(
-    trains: list[list[int]], held_outs: list[list[int]]
+def many(*datasets: RawDataset, share: float = 0.25, seed: int = 0) -> dict[Phase, list[Part]]:
+    return divide_all(datasets, split=SPLIT, eval_share=share, seed=seed)
+
+
+def normalised(records: list[Record]) -> set[str]:
+    return {
+        " ".join((r.text if r.prompt is None else r.prompt or "").split()).lower() for r in records
+    }
+
+
+def test_sets_without_common_prompts_are_divided_as_if_alone() -> None:
+    one, two = dataset(groups_of([2] * 40)), dataset([Record(prompt=f"x{n}") for n in range(30)])
+    together = many(one, two)
+    for index, data in enumerate((one, two)):
+        alone = divide(data, split=SPLIT, eval_share=0.25, seed=0)
+        assert {phase: parts[index] for phase, parts in together.items()} == alone
+
+
+chosen_prompts = st.lists(st.integers(0, 40), min_size=1, max_size=40)
+kinds = st.sampled_from(["p{}", "P{}", " p{} ", "p{}\n"])
+
+
+@given(
+    sides=st.lists(st.tuples(chosen_prompts, st.none() | chosen_prompts, kinds), max_size=4),
+    phases=st.lists(st.none() | st.just([Phase.sft]) | st.just([Phase.reward, Phase.ppo])),
+    seed=st.integers(0, 9),
+)
+def test_no_prompt_is_in_two_phases_or_on_two_sides_of_any_sets(
+    sides: list[tuple[list[int], list[int] | None, str]],
+    phases: list[list[Phase] | None],
+    seed: int,
 ) -> None:
-    pairs = zip(trains, held_outs, strict=False)
-    train_eval = [([*a, 99], b) for a, b in pairs]  # 99 is never held out
-    parts = [
-        Part(*([Record(prompt=f"p{n}") for n in side] for side in sides)) for sides in train_eval
+    def records(numbers: list[int], kind: str) -> list[Record]:
+        return [Record(prompt=kind.format(n)) for n in numbers]
+
+    datasets = [dataset([Record(prompt=f"q{n}") for n in range(50)])]
+    for index, (train, held_out, kind) in enumerate(sides):
+        own = None if held_out is None else records(held_out, kind)
+        only = phases[index] if index < len(phases) else None
+        datasets.append(dataset(records(train, kind), own)._replace(phases=only))
+    divided = many(*datasets, seed=seed)
+    seen = [
+        normalised([r for part in parts for r in side(part)])
+        for parts in divided.values()
+        for side in (lambda part: part.train, lambda part: part.eval)
     ]
-    blended = blend(parts, seed=0)
-    held_out = {n for _, side in train_eval for n in side}
-    kept = [n for n in chain.from_iterable(a for a, _ in train_eval) if n not in held_out]
-    assert Counter(r.prompt for r in blended.train) == Counter(f"p{n}" for n in kept)
-    assert blended.removed == sum(len(a) for a, _ in train_eval) - len(kept)
-    assert not keys(blended.train) & keys(blended.eval)
+    for one, other in combinations(seen, 2):
+        assert not one & other
+    for index, data in enumerate(datasets):
+        parts = [of_sets[index] for of_sets in divided.values()]
+        given = len(data.train) + len(data.eval or [])
+        assert sum(len(p.train) + len(p.eval) + p.removed for p in parts) == given
+        for phase, part in zip(divided, parts, strict=True):
+            assert data.phases is None or phase in data.phases or not (part.train or part.eval)
 
 
-def test_blend_that_leaves_nothing_is_refused() -> None:
-    one, other = Part([Record(prompt="a")], []), Part([], [Record(prompt="a")])
-    with pytest.raises(DataError, match="Every prompt of the 1 training examples is held out too"):
-        blend([one, other], seed=0)
+def test_common_prompt_follows_the_set_that_has_the_fewest_phases() -> None:
+    for_all = dataset([*answers("same"), *groups_of([1] * 60)])
+    for_sft = dataset([Record(prompt=" PSAME"), *[Record(prompt=f"x{n}") for n in range(9)]])
+    divided = many(for_all, for_sft._replace(phases=[Phase.sft]))
+    assert [part.removed for parts in divided.values() for part in parts] == [0] * 6
+    sft = divided[Phase.sft]
+    sides = [{"psame"} & normalised(side) for part in sft for side in (part.train, part.eval)]
+    assert sides in ([{"psame"}, set(), {"psame"}, set()], [set(), {"psame"}, set(), {"psame"}])
+    for phase in (Phase.reward, Phase.ppo):
+        assert not divided[phase][1].train
+        assert not divided[phase][1].eval
+
+
+def test_common_prompt_of_sets_for_different_phases_is_removed_and_counted() -> None:
+    one = dataset(groups_of([1] * 20))._replace(phases=[Phase.sft])
+    two = dataset([*groups_of([2] * 5), *[Record(prompt=f"x{n}") for n in range(20)]])
+    two = two._replace(phases=[Phase.reward])
+    three = dataset([Record(prompt=f"y{n}") for n in range(40)])
+    divided = many(one, two, three)
+    assert [p.removed for p in divided[Phase.reward]] == [0, 10, 0]
+    assert len(divided[Phase.reward][1].train) + len(divided[Phase.reward][1].eval) == 20
+
+
+def test_prompt_that_one_set_holds_out_is_trained_on_in_none() -> None:
+    one = dataset(groups_of([1] * 30))
+    two = dataset(
+        [Record(prompt=f"x{n}") for n in range(30)], [Record(prompt=f"P{n}") for n in range(10)]
+    )
+    divided = many(one, two)
+    trained = normalised([r for parts in divided.values() for part in parts for r in part.train])
+    assert not trained & {f"p{n}" for n in range(10)}
+    assert sum(parts[0].removed for parts in divided.values()) > 0
+
+
+def test_phases_take_all_rows_in_the_proportions_of_the_split() -> None:
+    others = dataset([Record(prompt=f"x{n}") for n in range(60)])
+    data = dataset(groups_of([1] * 60))._replace(phases=[Phase.sft, Phase.ppo])
+    divided = many(others, data)
+    sizes = [len(parts[1].train) + len(parts[1].eval) for parts in divided.values()]
+    assert sizes == [20, 0, 40]  # 2 : 4
+
+
+def test_phases_without_a_share_of_the_split_take_equal_ones() -> None:
+    data = dataset(groups_of([1] * 40))._replace(phases=[Phase.sft, Phase.reward])
+    divided = divide_all([data], split=[0.0, 0.0, 1.0], eval_share=0.1, seed=0)
+    assert [len(part.train) + len(part.eval) for (part,) in divided.values()] == [20, 20, 0]
+
+
+@pytest.mark.parametrize(
+    ("weight", "times"),
+    [
+        (1.0, {1: 30}),
+        (2.0, {2: 30}),
+        (0.5, {0: 15, 1: 15}),
+        (1.5, {1: 15, 2: 15}),
+        (0.001, {0: 29, 1: 1}),
+    ],
+)
+def test_weight_repeats_training_examples_and_never_held_out_ones(
+    weight: float, times: dict[int, int]
+) -> None:
+    data = dataset(groups_of([1] * 40))
+    plain, weighted = (
+        divide_all([d], split=[1.0, 0.0, 0.0], eval_share=0.25, seed=3)[Phase.sft][0]
+        for d in (data, data._replace(weight=weight))
+    )
+    assert weighted.eval == plain.eval
+    taken = Counter(weighted.train)
+    assert Counter(taken[record] for record in plain.train) == Counter(times)
+
+
+def test_weight_is_the_same_by_seed() -> None:
+    data = dataset(groups_of([1] * 80))._replace(weight=0.5)
+    assert many(data, seed=1) == many(data, seed=1)
+
+
+def test_a_small_set_in_a_blend_need_not_fill_every_phase() -> None:
+    divided = many(dataset(groups_of([1] * 60)), dataset([Record(prompt="alone")]))
+    assert sum(len(p[1].train) + len(p[1].eval) for p in divided.values()) == 1
+
+
+def test_too_few_examples_of_all_sets_are_refused() -> None:
+    one = dataset(groups_of([1] * 2))._replace(name="one")
+    two = dataset([Record(prompt="x")])._replace(name="two")
+    with pytest.raises(DataError, match=r"^Data sets one, two have 3 examples\. Divided by"):
+        many(one, two)
+
+
+# --------------------------------------------------------------------------- what phases can learn
+
+
+PROMPT_ONLY, ANSWERED = Record(prompt="p"), Record(prompt="p", chosen="a")
+PAIR, TEXT = Record(prompt="p", chosen="a", rejected="b"), Record(text="t")
+
+
+@pytest.mark.parametrize(
+    ("record", "serves"),
+    [
+        (PROMPT_ONLY, {Phase.ppo}),
+        (ANSWERED, {Phase.sft, Phase.ppo}),
+        (PAIR, set(Phase)),
+        (TEXT, {Phase.sft}),
+    ],
+)
+@pytest.mark.parametrize("phase", list(Phase))
+def test_phase_needs_its_kind_of_example(phase: Phase, record: Record, serves: set[Phase]) -> None:
+    parts = dict.fromkeys(SPLIT_PHASES, Part([PROMPT_ONLY, record], [record]))
+    if phase in serves:
+        check_usable(parts, [phase])
+    else:
+        with pytest.raises(DataError, match=rf"^data: the {phase} phase finds no .* to "):
+            check_usable(parts, [phase])
+
+
+def test_phase_needs_a_usable_example_to_hold_out() -> None:
+    parts = dict.fromkeys(SPLIT_PHASES, Part([PAIR], [ANSWERED]))
+    with pytest.raises(DataError, match=r"no pairs of responses to hold out among its 1 examples"):
+        check_usable(parts, [Phase.reward])

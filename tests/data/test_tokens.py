@@ -14,7 +14,7 @@ from rlhf.errors import DataError
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = ["\n\nHuman: say kiwi\n\nAssistant:", " kiwi", " plum and fig", "some text"]
-LIMITS = TokenLimits(sft=200, reward=200, prompt=100)
+LIMITS = TokenLimits(sft=200, reward=200, dpo=30, prompt=100)
 PAIR = Record(prompt=TEXTS[0], chosen=TEXTS[1], rejected=TEXTS[2])
 
 
@@ -66,8 +66,9 @@ def test_what_does_not_fit_is_counted(tokenizer, tmp_path: Path) -> None:
         Phase.sft: {"longer than sft.max_tokens=200": 1},
         Phase.reward: {"no pair of responses": 2, "longer than reward.max_tokens=200": 1},
         Phase.ppo: {"no prompt": 1},
+        Phase.dpo: {"no pair of responses": 2, "longer than dpo.max_tokens=30": 1},
     }
-    assert [len(data.train) + sum(data.left_out.values()) for data in by_phase.values()] == [4] * 3
+    assert [len(data.train) + sum(data.left_out.values()) for data in by_phase.values()] == [4] * 4
     assert by_phase[Phase.reward].train["row"][:] == [0]
 
 
@@ -83,7 +84,20 @@ def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
 
     encoder = Encoder(Opening())
     assert encoder.prompts(["a"]) == [[1, 5]]
-    assert encoder.responses(["a"]) == [[5, 7]]
+    assert encoder.responses(["b"], ["a"]) == [[5, 7]]
+    assert encoder.opening() == [1, 5]
+
+
+def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> None:
+    other = PAIR._replace(prompt="\n\nHuman: some text\n\nAssistant:")
+    records = [PAIR, other, PAIR._replace(chosen=" some text"), PAIR._replace(chosen=" x" * 300)]
+    part = Part(records, [])
+    data = tokenise(part, Phase.reward, tokenizer, limits=LIMITS, cache_dir=tmp_path).train
+    assert data["group"][:] == [0, 1, 0]
+    pairs = zip(data["chosen_ids"], data["rejected_ids"], strict=True)
+    assert data["length"][:] == [max(map(len, pair)) for pair in pairs]
+    sft = tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path).train
+    assert sft["length"][:] == [len(ids) for ids in sft["ids"]]
 
 
 def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:

@@ -17,25 +17,12 @@ from rlhf.models.building import (
     require_trained_head,
 )
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
-
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-FAMILIES = {
-    "opt": SMALL | {"ffn_dim": 16, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
-    "llama": SMALL | {"intermediate_size": 16},
-    "qwen3": SMALL | {"intermediate_size": 16, "head_dim": 8, "num_key_value_heads": 1},
-    "gpt_neox": SMALL | {"intermediate_size": 16},
-    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
-}
+from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer(["some words to learn from"], vocab_size=270)
-
-
-def source_of(family: str, *, dropout: float = 0.0) -> ModelSource:
-    architecture = {"model_type": family, **FAMILIES[family]}
-    return ModelSource(key="model", path=None, architecture=architecture, dropout=dropout)
+    return small_tokenizer()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,66 @@
+"""Direct preference optimisation. Shapes: B = pairs, S = tokens of whole sequences, V = vocabulary.
+
+The loss is a sum over pairs; the caller divides by the number of pairs of the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional
+
+from rlhf.types import Mean
+
+
+class DpoLoss(NamedTuple):
+    """The loss and the implicit rewards, beta * log(pi / pi_ref) of a whole response."""
+
+    loss: Tensor  # scalar sum over pairs, differentiable
+    mean_loss: Mean
+    accuracy: Mean  # share of pairs whose chosen response has the higher reward
+    margin: Mean  # chosen reward minus rejected reward
+    chosen_reward: Mean
+    rejected_reward: Mean
+
+
+def sequence_logprobs(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> Tensor:
+    """Sum (B,) over kept tokens of log p(token | tokens before it), in fp32.
+
+    The first token of a sequence has nothing before it and is never predicted.
+    """
+    logits_BVS = logits_BSV[:, :-1].float().transpose(1, 2)
+    losses_BS = functional.cross_entropy(logits_BVS, ids_BS[:, 1:], reduction="none")
+    return -losses_BS.masked_fill(~keep_BS[:, 1:], 0.0).sum(dim=1)
+
+
+def dpo_loss(
+    chosen_B: Tensor,
+    rejected_B: Tensor,
+    reference_chosen_B: Tensor,
+    reference_rejected_B: Tensor,
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> DpoLoss:
+    """Loss on the log-probabilities of whole responses, https://arxiv.org/abs/2305.18290 eq. 7.
+
+    reward = beta * (log pi - log pi_ref)
+    loss   = -log sigmoid(reward(chosen) - reward(rejected))
+
+    ``label_smoothing`` is the chance that a label is the wrong way round (conservative DPO,
+    https://ericmitchell.ai/cdpo.pdf): that share of the loss is taken with the pair turned.
+    """
+    chosen_reward_B = beta * (chosen_B - reference_chosen_B)
+    rejected_reward_B = beta * (rejected_B - reference_rejected_B)
+    margin_B = chosen_reward_B - rejected_reward_B
+    right_B, turned_B = -functional.logsigmoid(margin_B), -functional.logsigmoid(-margin_B)
+    losses_B = (1 - label_smoothing) * right_B + label_smoothing * turned_B
+    return DpoLoss(
+        loss=losses_B.sum(),
+        mean_loss=Mean.of(losses_B),
+        accuracy=Mean.of((margin_B > 0).float()),
+        margin=Mean.of(margin_B),
+        chosen_reward=Mean.of(chosen_reward_B),
+        rejected_reward=Mean.of(rejected_reward_B),
+    )

@@ -1,0 +1,96 @@
+"""Which rows make an optimiser step, and which of them a rank runs together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from rlhf.algorithms.streams import Shuffle
+from rlhf.errors import DataError
+
+LOOK_AHEAD = 8  # prompts that may wait for a step with more room
+
+
+def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
+    """Deal the rows of one global batch by length: for each rank its rows, in order.
+
+    Each ``micro`` rows in a row are a micro-batch. Its rows are neighbours in length, which pads
+    the least of all divisions, and all ranks run their longest micro-batches first and at the same
+    time. The rank with the longest rows changes from one micro-batch to the next, so that the
+    ranks' sums are close. ``len(lengths)`` is a multiple of ``ranks * micro``.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for number, first in enumerate(range(0, len(order), micro)):
+        turn, place = divmod(number, ranks)
+        rank = place if turn % 2 == 0 else ranks - 1 - place
+        parts[rank].extend(order[first : first + micro])
+    return parts
+
+
+class PairStep(NamedTuple):
+    """The pairs of one optimiser step, over all ranks."""
+
+    rows: list[int]
+    """As many as there are slots; a slot without a pair of its own repeats the first one."""
+    weights: list[float]
+    """One over the number of the prompt's pairs in the step; 0 where a pair is repeated."""
+    num_prompts: int
+    """What the weighted sum of the losses is divided by."""
+
+
+def pair_steps(
+    groups: Sequence[int], *, batch_size: int, epochs: float, seed: int
+) -> list[PairStep]:
+    """Steps that hold all pairs of a prompt together, https://arxiv.org/abs/2203.02155 section 3.5.
+
+    ``groups`` numbers the prompt of each pair, from 0 in the order of their first pairs. Prompts
+    are shuffled for each epoch and put into the first step with room for all their pairs; the steps
+    end once ``epochs`` times the pairs were seen. Where every prompt has one pair these are the
+    rows of ``Shuffle``.
+
+    Raises:
+        DataError: a prompt has more pairs than a step.
+    """
+    members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
+    for row, group in enumerate(groups):
+        members[group].append(row)
+    largest = max(map(len, members), default=0)
+    if largest > batch_size:
+        raise DataError(
+            f"reward.batch_size={batch_size}: one prompt has {largest} pairs, and "
+            "reward.group_pairs=true keeps them in one step; use "
+            f"reward.batch_size={largest} or more, or reward.group_pairs=false"
+        )
+    shuffle = Shuffle(len(members), seed=seed)
+    order = (shuffle.batch(position, 1)[0] for position in count())
+    packed = _pack([len(rows) for rows in members], slots=batch_size, order=order)
+    steps: list[PairStep] = []
+    seen, batches = 0, len(groups) * epochs / batch_size
+    while seen / batch_size < batches:
+        taken = next(packed)
+        rows = [row for group in taken for row in members[group]]
+        weights = [1 / len(members[group]) for group in taken for _ in members[group]]
+        seen, empty = seen + len(rows), batch_size - len(rows)
+        steps.append(PairStep(rows + rows[:1] * empty, weights + [0.0] * empty, len(taken)))
+    return steps
+
+
+def _pack(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
+    """Groups for each step, as ``order`` brings them; one that does not fit leads the next step."""
+    waiting: deque[int] = deque()
+    while True:
+        taken: list[int] = []
+        too_large: list[int] = []
+        room = slots
+        while room and len(too_large) < LOOK_AHEAD:
+            group = waiting.popleft() if waiting else next(order)
+            if sizes[group] <= room:
+                taken.append(group)
+                room -= sizes[group]
+            else:
+                too_large.append(group)
+        waiting.extendleft(reversed(too_large))
+        yield taken

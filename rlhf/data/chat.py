@@ -1,0 +1,134 @@
+"""Prompts and responses in a tokenizer's chat template.
+
+Records hold conversations as text with turns ("\\n\\nHuman: ..\\n\\nAssistant:"). Here the turns
+are read back and written as the template has them. The template alone decides on opening tokens;
+a response goes up to the tokenizer's end token, and what a template writes after it is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlhf.data.formats import SPEAKERS
+from rlhf.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
+# The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
+TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
+PROBE = "probe42"
+
+
+class Conversation(NamedTuple):
+    """A prompt as messages, and the text that the prompt itself begins the answer with."""
+
+    messages: list[dict[str, str]]
+    begun: str
+
+
+def conversation(prompt: str) -> Conversation:
+    """The turns of ``prompt``; empty ones are skipped.
+
+    Text before the first turn is the system's. Text without a user's turn is the user's.
+    """
+    before, *turns = TURN.split(prompt)
+    spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
+    has_user = any(role == "user" for role, _ in spoken)
+    spoken.insert(0, ("system" if has_user else "user", before))
+    begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
+    messages = [{"role": role, "content": t.strip()} for role, t in spoken if t.strip()]
+    return Conversation(messages, begun)
+
+
+class ChatTemplate:
+    """Renders prompts and responses with the tokenizer's template, and checks what comes out."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Learn how the template ends a response.
+
+        Raises:
+            DataError: there is no template, it fails or shows no response, or it ends a response
+                with something else than the tokenizer's end token.
+        """
+        if not tokenizer.chat_template:
+            raise DataError(
+                "data.template=chat: the tokenizer has no chat_template; use data.template=plain, "
+                "or the tokenizer of a chat model (model.tokenizer=FOLDER_OR_HUB_ID)"
+            )
+        self._tokenizer: Any = tokenizer
+        question = "\n\nHuman: question\n\nAssistant:"
+        self._head, found, self._tail = self._following(question, PROBE).rpartition(PROBE)
+        if not found:
+            raise _unusable("leaves out the response", question)
+        self._end = self._up_to_end(self._tail)
+
+    def prompt(self, text: str) -> str:
+        """The prompt, ready for the assistant's answer.
+
+        Raises:
+            DataError: the template cannot render it.
+        """
+        messages, begun = conversation(text)
+        return self._render(messages, text, add_generation_prompt=True) + begun
+
+    def response(self, prompt: str, response: str) -> str:
+        """What follows the rendered ``prompt``, up to the end token.
+
+        Raises:
+            DataError: the template cannot render it, changes the prompt, or drops the response.
+        """
+        following = self._following(prompt, response)
+        body = following.removesuffix(self._tail)
+        if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
+            raise _unusable(
+                "leaves out the response, or ends it in another way than others", prompt
+            )
+        return body + self._end
+
+    def _following(self, prompt: str, response: str) -> str:
+        messages, begun = conversation(prompt)
+        content = begun + response.rstrip() if begun else response.strip()
+        opening = self.prompt(prompt)
+        answered = [*messages, {"role": "assistant", "content": content}]
+        whole = self._render(answered, prompt, add_generation_prompt=False)
+        if not whole.startswith(opening):
+            raise _unusable("writes a prompt differently once it is answered", prompt)
+        return whole[len(opening) :]
+
+    def _render(
+        self, messages: list[dict[str, str]], prompt: str, *, add_generation_prompt: bool
+    ) -> str:
+        from jinja2 import TemplateError
+
+        if not messages:
+            raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise _unusable(f"fails on the turns {roles} ({error})", prompt) from error
+        return rendered
+
+    def _up_to_end(self, tail: str) -> str:
+        end: str = self._tokenizer.eos_token
+        if end in tail:
+            return tail[: tail.index(end) + len(end)]
+        if not tail.strip():
+            return end
+        turn_end = tail.split(maxsplit=1)[0]
+        raise DataError(
+            f"data.template=chat: the template ends a response with {turn_end!r}, and the "
+            f"tokenizer's end token is {end!r}: set model.end_token={turn_end}"
+        )
+
+
+def _unusable(problem: str, prompt: str) -> DataError:
+    return DataError(
+        f"data.template=chat: the chat template {problem}, for the prompt {prompt[:80]!r}; use "
+        "data.template=plain, or mend the tokenizer's chat_template"
+    )

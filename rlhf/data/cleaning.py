@@ -1,0 +1,90 @@
+"""Mending texts, and leaving out examples that an earlier one repeats."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from rlhf.data.records import RawDataset, Record
+
+LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
+# Control characters that are no white space, and halves of characters, which UTF-8 cannot hold.
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+REPEATED = "repeats an earlier example"
+
+
+def clean_text(text: str) -> str:
+    """``text`` in Unicode NFC, lines ended by a newline alone, without control characters.
+
+    White space at the end of a line goes too; that at the end of the text stays, since a prompt or
+    a response may need it.
+    """
+    return LINE_ENDS.sub("\n", UNPRINTABLE.sub("", unicodedata.normalize("NFC", text)))
+
+
+def clean(dataset: RawDataset) -> RawDataset:
+    """``dataset`` with clean texts; examples with a part that is then empty are left out."""
+    left_out = Counter(dataset.left_out)
+    train = _clean_records(dataset.train, left_out)
+    held_out = None if dataset.eval is None else _clean_records(dataset.eval, left_out)
+    return dataset._replace(train=train, eval=held_out, left_out=left_out)
+
+
+def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record]:
+    kept = []
+    for record in records:
+        cleaned = Record(*(None if part is None else clean_text(part) for part in record))
+        reason = _flaw(cleaned)
+        if reason:
+            left_out[f"{reason} after cleaning"] += 1
+        else:
+            kept.append(cleaned)
+    return kept
+
+
+def _flaw(record: Record) -> str | None:
+    for name, part in zip(Record._fields, record, strict=True):
+        if part is not None and not part.strip():
+            return f"{name} is empty"
+    if record.rejected is not None and record.chosen == record.rejected:
+        return "chosen equals rejected"
+    return None
+
+
+def fingerprint(*texts: str | None) -> bytes:
+    """The same for texts that differ in white space and case alone; 16 bytes."""
+    same = (None if text is None else " ".join(text.split()).casefold() for text in texts)
+    return blake2b(repr(tuple(same)).encode(), digest_size=16).digest()
+
+
+def leave_out_repeated(datasets: Sequence[RawDataset]) -> list[RawDataset]:
+    """``datasets`` with each example once: where it first occurs, in whatever set.
+
+    Training and held-out examples are looked at apart: dividing removes training examples whose
+    prompt is held out.
+    """
+    seen: tuple[set[bytes], set[bytes]] = (set(), set())
+    return [_without_repeated(dataset, *seen) for dataset in datasets]
+
+
+def _without_repeated(
+    dataset: RawDataset, seen_train: set[bytes], seen_eval: set[bytes]
+) -> RawDataset:
+    train = _first_ones(dataset.train, seen_train)
+    held_out = None if dataset.eval is None else _first_ones(dataset.eval, seen_eval)
+    repeated = len(dataset.train) - len(train) + len(dataset.eval or ()) - len(held_out or ())
+    left_out = dataset.left_out + Counter({REPEATED: repeated})
+    return dataset._replace(train=train, eval=held_out, left_out=left_out)
+
+
+def _first_ones(records: list[Record], seen: set[bytes]) -> list[Record]:
+    kept = []
+    for record in records:
+        mark = fingerprint(*record)
+        if mark not in seen:
+            seen.add(mark)
+            kept.append(record)
+    return kept

@@ -1,0 +1,188 @@
+"""Plain text to mix into PPO, as blocks of token ids: where it comes from and how it is cut.
+
+``data.ptx_path`` is a folder written by datasets.save_to_disk, a file (.txt with blank lines
+between texts, .jsonl, .json, .csv, .parquet), a folder of such files, or a hub id.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.config.schema import DataConfig
+from rlhf.data.files import READERS
+from rlhf.data.records import Record
+from rlhf.data.splits import Part
+from rlhf.data.tokens import Encoder, Limit, sft_columns
+from rlhf.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CHUNK = 1000  # texts that are tokenised at once
+Rows = Iterable[tuple[int, object]]
+
+
+class PtxBlocks(NamedTuple):
+    """Blocks of token ids to learn from and held-out ones; the latter may be none."""
+
+    train: list[list[int]]
+    eval: list[list[int]]
+
+
+def ptx_blocks(
+    config: DataConfig,
+    sft_part: Part | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    block_tokens: int,
+    seed: int,
+) -> PtxBlocks:
+    """Blocks of the text at data.ptx_path, or of the SFT examples where it is null.
+
+    Raises:
+        DataError: there is no text, or it cannot be read.
+    """
+    if config.ptx_path is not None:
+        encoder = Encoder(tokenizer)
+        sides = ptx_texts(config, seed=seed)
+        return PtxBlocks(
+            *(corpus_blocks(side, encoder, block_tokens=block_tokens) for side in sides)
+        )
+    part = sft_part or Part([], [])
+    encoder = Encoder(tokenizer, config.template)
+    train, held_out = (
+        cut_blocks(_examples(records, encoder), block_tokens=block_tokens)
+        for records in (part.train, part.eval)
+    )
+    if not train:
+        raise DataError(
+            "data.ptx_path=null: the text of ppo.ptx_coef is then that of the SFT examples, and "
+            "there are none; set data.ptx_path, give the SFT phase a share of data.split, or set "
+            "ppo.ptx_coef=0"
+        )
+    return PtxBlocks(train, held_out)
+
+
+def corpus_blocks(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) -> list[list[int]]:
+    """Texts as blocks of ``block_tokens`` ids, each text followed by the end token."""
+    chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
+    return cut_blocks(
+        (ids for chunk in chunks for ids in encoder.endings(chunk)), block_tokens=block_tokens
+    )
+
+
+def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[list[int]]:
+    """One sequence after the other, cut into blocks; the remainder is dropped.
+
+    Where there is less than a block, one short block is kept.
+    """
+    blocks: list[list[int]] = []
+    rest: list[int] = []
+    for ids in sequences:
+        rest += ids
+        whole = len(rest) - len(rest) % block_tokens
+        blocks += [rest[start : start + block_tokens] for start in range(0, whole, block_tokens)]
+        rest = rest[whole:]
+    return blocks or ([rest] if rest else [])
+
+
+def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
+    """The texts at data.ptx_path to learn from, and a share data.eval_share of them held out.
+
+    Always the same by ``seed``; a single text is not held out.
+
+    Raises:
+        DataError: there is no text, or it cannot be read.
+    """
+    texts = list(_read(config))
+    if config.deduplicate:
+        texts = list(dict.fromkeys(texts))
+    if not texts:
+        raise DataError(
+            f"data.ptx_path={config.ptx_path} holds no text; give one that does, or null for the "
+            "SFT examples"
+        )
+    random.Random(f"ptx-{seed}").shuffle(texts)
+    held_out = min(max(round(len(texts) * config.eval_share), 1), len(texts) - 1)
+    return texts[held_out:], texts[:held_out]
+
+
+def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
+    """The sequences that SFT learns from."""
+    for start in range(0, len(records), CHUNK):
+        rows = list(enumerate(records[start : start + CHUNK]))
+        columns, _ = sft_columns(rows, encoder, Limit("none", sys.maxsize))
+        yield from columns["ids"]
+
+
+def _read(config: DataConfig) -> Iterator[str]:
+    for place, rows in _tables(config):
+        try:
+            yield from _texts(rows, place=place, column=config.ptx_column)
+        except (UnicodeDecodeError, OSError) as error:
+            raise DataError(f"data.ptx_path: {place} cannot be read as text ({error})") from error
+
+
+def _tables(config: DataConfig) -> Iterator[tuple[str, Rows]]:
+    """Names and numbered rows of the files or of the data set at data.ptx_path."""
+    place = Path(str(config.ptx_path)).expanduser()
+    if not place.exists() or any((place / n).exists() for n in ("state.json", "dataset_dict.json")):
+        yield str(config.ptx_path), _dataset_rows(config, place)
+        return
+    readers = {".txt": _read_text, **READERS}
+    candidates = [place] if place.is_file() else sorted(place.iterdir())
+    files = [file for file in candidates if file.suffix.lower() in readers]
+    if not files:
+        raise DataError(
+            f"data.ptx_path={place}: no file that can be read; supported: {', '.join(readers)}"
+        )
+    for file in files:
+        yield str(file), readers[file.suffix.lower()](file)
+
+
+def _read_text(file: Path) -> Iterator[tuple[int, object]]:
+    text = file.read_text(encoding="utf-8-sig")
+    yield from enumerate(({"text": part.strip()} for part in text.split("\n\n")), 1)
+
+
+def _dataset_rows(config: DataConfig, place: Path) -> Rows:
+    import datasets
+
+    try:
+        if place.exists():
+            loaded = datasets.load_from_disk(str(place))
+        else:
+            loaded = datasets.load_dataset(config.ptx_path, name=config.ptx_subset)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"data.ptx_path={config.ptx_path}: no such file or folder, and no data set of the hub "
+            f"that could be loaded ({error}); give the path of a downloaded copy"
+            if not place.exists()
+            else f"data.ptx_path={place}: not readable as written by save_to_disk ({error})"
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        loaded = loaded["train"] if "train" in loaded else next(iter(loaded.values()))
+    return enumerate(loaded, 1)
+
+
+def _texts(rows: Rows, *, place: str, column: str) -> Iterator[str]:
+    """The texts of ``column``, or of the first column with text where the first row has it not."""
+    name = None
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{place}, row {number}: a row must be an object")
+        if name is None:
+            with_text = [key for key, value in row.items() if isinstance(value, str)]
+            name = column if column in row else next(iter(with_text), None)
+        value = None if name is None else row.get(name)
+        if name is None or not isinstance(value, str | None):
+            raise DataError(
+                f"{place}, row {number}: no text in column {name or column!r}; it has the columns "
+                f"{', '.join(map(str, row))}. Name one with data.ptx_column=NAME"
+            )
+        if value and value.strip():
+            yield value

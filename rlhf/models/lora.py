@@ -1,0 +1,251 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685): added, switched off, merged, saved.
+
+An adapted layer computes W x + scaling * B A x, with scaling = alpha / rank (equation 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"  # peft's name for a model's only adapter
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """The adapters of one model.
+
+    ``target_modules`` are endings of layer names, None all linear layers but the output's; with
+    ``train_base`` the weights below the adapters are trained too.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float
+    target_modules: tuple[str, ...] | None
+    train_base: bool
+
+
+def add_adapters(
+    model: PreTrainedModel, spec: LoraSpec, *, seed: int, trained: tuple[str, ...] = ()
+) -> None:
+    """Add fp32 adapters to ``model``, in place: A drawn from ``seed``, B zero.
+
+    What is trained is the adapters and the modules named in ``trained``, such as a scorer's head;
+    neither these nor the output layer get adapters.
+
+    Raises:
+        ConfigError: a name in ``spec.target_modules`` is that of no linear layer.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
+
+    linear = _linear_layers(model, without=trained)
+    targets = list(linear)
+    if spec.target_modules is not None:
+        targets = _matching(targets, spec.target_modules)
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        lora_dropout=spec.dropout,
+        target_modules=targets,
+        fan_in_fan_out=isinstance(linear[targets[0]], Conv1D),
+        task_type="CAUSAL_LM" if model.can_generate() else "SEQ_CLS",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, ADAPTER)
+    # Set only now: given to peft before, it would wrap these modules in copies of themselves.
+    config.modules_to_save = list(trained) or None
+    for name, parameter in model.named_parameters():
+        if is_adapter_name(name):
+            parameter.data = parameter.data.float()
+        elif spec.train_base or name.split(".")[0] in trained:
+            parameter.requires_grad_(requires_grad=True)
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether any layer of ``module`` is adapted."""
+    return any(True for _ in _adapted_layers(module))
+
+
+def is_adapter_name(parameter_name: str) -> bool:
+    """Whether a parameter of this name is a part of an adapter."""
+    return not {"lora_A", "lora_B"}.isdisjoint(parameter_name.split("."))
+
+
+@contextmanager
+def adapters_off(module: nn.Module) -> Iterator[None]:
+    """Within the context ``module`` computes as it would without adapters."""
+    layers = [layer for _, layer in _adapted_layers(module)]
+    before = [layer._disable_adapters for layer in layers]
+    # peft's own switch would also turn requires_grad, which ZeRO's optimiser has read already.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            layer._disable_adapters = was_off
+
+
+def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``state``, the whole weights of ``model``, as that of an ordinary model: W + scaling * B A.
+
+    The weights in ``model`` itself are not read: they may be shards. The sum is taken in fp32 and
+    rounded to the type of W.
+    """
+    merged = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in state.items()
+        if not is_adapter_name(name)
+    }
+    for name, layer in _adapted_layers(model):
+        a_RI = state[f"{name}.lora_A.{ADAPTER}.weight"].float()
+        b_OR = state[f"{name}.lora_B.{ADAPTER}.weight"].float()
+        change_OI = layer.scaling[ADAPTER] * (b_OR @ a_RI)
+        weight = merged[f"{name}.weight"]
+        change = change_OI.T if layer.fan_in_fan_out else change_OI
+        merged[f"{name}.weight"] = (weight.float() + change).to(weight.dtype)
+    return merged
+
+
+def adapter_state(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The part of ``state`` that peft keeps in adapter_model.safetensors, under peft's names."""
+    return {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.contiguous()
+        for name, tensor in state.items()
+        if _is_saved(model, name)
+    }
+
+
+def save_adapter(
+    folder: Path,
+    model: PreTrainedModel,
+    state: dict[str, Tensor],
+    *,
+    base: str,
+    revision: str | None = None,
+) -> None:
+    """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
+
+    ``state`` holds the whole weights of ``model``; ``base`` is the folder or hub id (of this
+    ``revision``) that the model was loaded from.
+
+    Raises:
+        ConfigError: the base was trained too, so that the adapters alone are not the model.
+    """
+    from safetensors.torch import save_file
+
+    config = copy(model.peft_config[ADAPTER])
+    if any(p.requires_grad and not _is_saved(model, n) for n, p in model.named_parameters()):
+        raise ConfigError(
+            "lora.export=adapter with lora.train_base=true: the adapters alone are not the model; "
+            "use lora.export=merged"
+        )
+    if Path(base).is_dir():
+        base = str(Path(base).absolute())  # so that it is found from any working directory
+    config.base_model_name_or_path, config.revision = base, revision
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    weights = adapter_state(model, state)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def adapter_config(place: str, revision: str | None = None) -> Any | None:
+    """peft's config of the adapter in a folder or under a hub id; None where there is none.
+
+    Raises:
+        CheckpointError: it is no LoRA adapter, or does not name its base.
+    """
+    from peft import PeftConfig
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if find_adapter_config_file(place, revision=revision) is None:
+        return None
+    config = PeftConfig.from_pretrained(place, revision=revision)
+    if config.peft_type != "LORA" or not config.base_model_name_or_path:
+        raise CheckpointError(
+            f"{place}: its adapter_config.json has peft_type={config.peft_type} and "
+            f"base_model_name_or_path={config.base_model_name_or_path!r}, where a LoRA adapter "
+            "that names its base is needed; give a folder with the adapter merged into its base"
+        )
+    return config
+
+
+def merge_adapter(
+    base: PreTrainedModel, place: str, config: Any, revision: str | None = None
+) -> PreTrainedModel:
+    """``base`` with the adapter of a folder or hub id merged in; its saved head replaces base's.
+
+    Raises:
+        ValueError: the adapter does not fit the model.
+    """
+    from peft import LoraModel, set_peft_model_state_dict
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    file = cached_file(place, "adapter_model.safetensors", revision=revision)
+    weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
+    lora = LoraModel(base, config, ADAPTER)
+    try:
+        result = set_peft_model_state_dict(base, weights)
+    except RuntimeError as error:  # torch's, for other shapes
+        raise ValueError(str(error).strip().splitlines()[-1].strip()) from error
+    except KeyError as error:  # peft's, for a head that is not there
+        raise ValueError(f"{error} is missing") from error
+    absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
+    if absent or result.unexpected_keys:
+        wrong = [*absent, *result.unexpected_keys][:3]
+        raise ValueError(f"missing or left over: {', '.join(wrong)}")
+    return lora.merge_and_unload()
+
+
+def _is_saved(model: PreTrainedModel, name: str) -> bool:
+    """Whether an adapter's folder holds the parameter: adapters, and a scorer's head."""
+    heads = model.peft_config[ADAPTER].modules_to_save or []
+    return is_adapter_name(name) or name.partition(".")[0] in heads
+
+
+def _adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in module.named_modules():
+        if isinstance(layer, BaseTunerLayer):
+            yield name, layer
+
+
+def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Linear layers by their full names, but for the output layer and the modules named."""
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not output and name not in without
+    }
+
+
+def _matching(names: list[str], endings: tuple[str, ...]) -> list[str]:
+    """Those of ``names`` that end with one of ``endings``, in whole parts."""
+    for ending in endings:
+        if not any(f".{name}".endswith(f".{ending}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name in names})
+            raise ConfigError(
+                f"lora.target_modules={list(endings)}: no linear layer of the model is named "
+                f"{ending!r} (output layers get no adapters); it has {', '.join(known[:12])}"
+            )
+    return [name for name in names if any(f".{name}".endswith(f".{e}") for e in endings)]

@@ -1,0 +1,242 @@
+"""What PPO asks of its models, whether they are separate or branches of one trunk.
+
+Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.algorithms.logprobs import TokenLogprobs, token_logprobs
+from rlhf.algorithms.masking import position_ids
+from rlhf.models.lora import adapters_off
+from rlhf.rollout.experience import (
+    Opinions,
+    WholeSequences,
+    response_logprobs,
+    response_values,
+    sequence_scores,
+)
+from rlhf.types import Engine, Model, SequenceBatch, StepReport
+
+
+class PolicyAndValues(NamedTuple):
+    """One differentiable pass over response tokens."""
+
+    policy: TokenLogprobs | None  # None: the actor is frozen in this step
+    values_BT: Tensor | None  # None: there is no critic
+
+
+class Reports(NamedTuple):
+    """What one optimiser step of PPO did; None for a model that took none."""
+
+    actor: StepReport | None
+    critic: StepReport | None
+    actor_overflowed: bool = False
+    critic_overflowed: bool = False
+
+
+class PpoModels(Protocol):
+    """The models of PPO behind the four things that it does with them."""
+
+    actor: Engine  # keeps the policy that answers prompts
+
+    def opinions(self, sequences: WholeSequences) -> Opinions:
+        """Log-probabilities, values and scores, without gradients and dropout."""
+
+    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
+        """Policy and values, with gradients."""
+
+    def language_logits(self, batch: SequenceBatch) -> Tensor:
+        """The policy's logits (B, S, V) of whole sequences."""
+
+    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
+        """Add the gradients of one micro-batch."""
+
+    def step(self) -> Reports:
+        """Step the optimisers; all micro-batches must be in."""
+
+
+class AdapterOff:
+    """The base of a model with adapters: the reference that needs no second copy; a ``Model``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass as if there were no adapters."""
+        with adapters_off(self._engine.module):
+            return self._engine(*args, **kwargs)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The module without adapters, dropout and gradients."""
+        with adapters_off(self._engine.module), self._engine.evaluating() as module:
+            yield module
+
+
+def language_logits(model: Model, batch: SequenceBatch) -> Tensor:
+    """Logits (B, S, V) of whole sequences under a causal language model."""
+    logits_BSV: Tensor = model(
+        input_ids=batch.ids_BS,
+        attention_mask=batch.attend_BS.long(),
+        position_ids=position_ids(batch.attend_BS),
+        use_cache=False,
+    ).logits
+    return logits_BSV
+
+
+def add_gradient(engine: Engine, loss: Tensor) -> None:
+    """One micro-batch's gradient; the step itself is left to the caller."""
+    engine.backward(loss)
+    if not engine.is_step_due:
+        engine.step()
+
+
+class SeparateModels:
+    """Actor, reference, critic and reward model, each an engine; a ``PpoModels``."""
+
+    def __init__(
+        self,
+        actor: Engine,
+        reference: Model,
+        critic: Engine | None,
+        reward: Model,
+        *,
+        temperature: float,
+        align_overflow: bool = True,
+        entropy_gradient: bool = False,
+    ) -> None:
+        self.actor = actor
+        self.reference = reference
+        self.critic = critic
+        self.reward = reward
+        self._temperature = temperature
+        self._align_overflow = align_overflow
+        self._entropy_gradient = entropy_gradient
+        self._learning: list[Engine] = []  # those with gradients for the step to come
+
+    def opinions(self, sequences: WholeSequences) -> Opinions:
+        """What each model thinks of the responses."""
+        with self.actor.evaluating():
+            logprobs_BT = self._logprobs(self.actor, sequences).logprobs_BT
+        with self.reference.evaluating():
+            reference_BT = self._logprobs(self.reference, sequences).logprobs_BT
+        values_BT = torch.zeros_like(logprobs_BT)
+        if self.critic is not None:
+            with self.critic.evaluating():
+                values_BT = response_values(self.critic, sequences)
+        with self.reward.evaluating():
+            scores_B = sequence_scores(self.reward, sequences)
+        return Opinions(logprobs_BT, reference_BT, values_BT, scores_B)
+
+    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
+        """One pass through the models that learn."""
+        values_BT = None if self.critic is None else response_values(self.critic, sequences)
+        policy = None
+        if with_policy:
+            policy = self._logprobs(self.actor, sequences, entropy_gradient=self._entropy_gradient)
+        return PolicyAndValues(policy, values_BT)
+
+    def language_logits(self, batch: SequenceBatch) -> Tensor:
+        """The actor's logits of whole sequences."""
+        return language_logits(self.actor, batch)
+
+    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
+        """Gradients of both losses, each to its own model."""
+        self._learning = []
+        for engine, loss in ((self.actor, actor_loss), (self.critic, critic_loss)):
+            if engine is not None and loss is not None:
+                add_gradient(engine, loss)
+                self._learning.append(engine)
+
+    def step(self) -> Reports:
+        """Step both, or neither where one overflows and they are aligned."""
+        overflows = [engine.has_overflow() for engine in self._learning]
+        discards = self._align_overflow and any(overflows)
+        reports = Reports(None, None)
+        for engine, overflow in zip(self._learning, overflows, strict=True):
+            report = engine.step(discard=discards and not overflow)
+            if engine is self.actor:
+                reports = reports._replace(actor=report, actor_overflowed=overflow)
+            else:
+                reports = reports._replace(critic=report, critic_overflowed=overflow)
+        return reports
+
+    def _logprobs(
+        self, model: Model, sequences: WholeSequences, *, entropy_gradient: bool = False
+    ) -> TokenLogprobs:
+        return response_logprobs(
+            model, sequences, temperature=self._temperature, entropy_gradient=entropy_gradient
+        )
+
+
+class TrunkModels:
+    """Policy, values and reference from one pass through a shared trunk; a ``PpoModels``."""
+
+    def __init__(
+        self, trunk: Engine, reward: Model, *, temperature: float, entropy_gradient: bool = False
+    ) -> None:
+        self.actor = trunk
+        self.reward = reward
+        self._temperature = temperature
+        self._entropy_gradient = entropy_gradient
+
+    def opinions(self, sequences: WholeSequences) -> Opinions:
+        """One pass through the trunk, and one through the reward model."""
+        with self.actor.evaluating():
+            output = self._pass(sequences, with_reference=True)
+            logprobs_BT = self._logprobs(output.logits, sequences).logprobs_BT
+            reference_BT = self._logprobs(output.reference_logits, sequences).logprobs_BT
+        with self.reward.evaluating():
+            scores_B = sequence_scores(self.reward, sequences)
+        values_BT = sequences.of_response(output.values_BS)
+        return Opinions(logprobs_BT, reference_BT, values_BT, scores_B)
+
+    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
+        """One pass for both; a trunk always learns as a whole."""
+        assert with_policy, "a shared trunk has no steps for the critic alone"
+        output = self._pass(sequences, with_reference=False)
+        policy = self._logprobs(output.logits, sequences, entropy_gradient=self._entropy_gradient)
+        return PolicyAndValues(policy, sequences.of_response(output.values_BS))
+
+    def language_logits(self, batch: SequenceBatch) -> Tensor:
+        """The policy's logits of whole sequences."""
+        positions_BS = position_ids(batch.attend_BS)
+        output = self.actor(batch.ids_BS, batch.attend_BS.long(), positions_BS, logits_to_keep=0)
+        logits_BSV: Tensor = output.logits
+        return logits_BSV
+
+    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
+        """One backward pass of the sum."""
+        losses = [loss for loss in (actor_loss, critic_loss) if loss is not None]
+        add_gradient(self.actor, torch.stack(losses).sum())
+
+    def step(self) -> Reports:
+        """One step of all trained layers and heads."""
+        overflowed = self.actor.has_overflow()
+        return Reports(self.actor.step(), None, actor_overflowed=overflowed)
+
+    def _pass(self, sequences: WholeSequences, *, with_reference: bool) -> Any:
+        return self.actor(
+            sequences.ids_BS,
+            sequences.attend_BS.long(),
+            sequences.positions_BS,
+            logits_to_keep=sequences.response_tokens + 1,
+            with_reference=with_reference,
+        )
+
+    def _logprobs(
+        self, logits_BUV: Tensor, sequences: WholeSequences, *, entropy_gradient: bool = False
+    ) -> TokenLogprobs:
+        return token_logprobs(
+            logits_BUV[:, :-1],
+            sequences.response_ids_BT,
+            temperature=self._temperature,
+            entropy_gradient=entropy_gradient,
+        )

@@ -1,0 +1,46 @@
+"""Where each phase's models come from: an earlier phase of the run, or what the config names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf.config.choices import ModelInit, Phase
+from rlhf.config.schema import ModelConfig, RunConfig
+from rlhf.errors import ConfigError
+from rlhf.models.building import ModelSource, require_trained_head
+
+
+def policy_source(config: RunConfig) -> ModelSource:
+    """The SFT model: this run's own, or the one that ``model`` names."""
+    if Phase.sft in config.phase.order:
+        return ModelSource.folder(_run_dir(config) / "sft" / "model", base=config.model)
+    return ModelSource.of(config.model, key="model")
+
+
+def reward_source(config: RunConfig) -> ModelSource:
+    """The trained reward model: this run's own, or the one that ``reward_model`` names.
+
+    Raises:
+        CheckpointError: the folder's model has no trained one-label head.
+    """
+    if Phase.reward in config.phase.order:
+        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=reward_base(config))
+    source = ModelSource.of(config.reward_model, key="reward_model")
+    require_trained_head(str(source.path))
+    return source
+
+
+def reward_base(config: RunConfig) -> ModelConfig:
+    """What the reward model was made from: its own group, or the model that SFT continued."""
+    starts_from_sft = config.reward_model.init is ModelInit.sft
+    return config.model if starts_from_sft else config.reward_model
+
+
+def _run_dir(config: RunConfig) -> Path:
+    if config.run_dir is None:
+        raise ConfigError(
+            "run_dir is null: the models of this run's earlier phases are looked for there; "
+            "use the config.yaml that the launcher wrote, or phase=ppo with model.path and "
+            "reward_model.path"
+        )
+    return Path(config.run_dir)

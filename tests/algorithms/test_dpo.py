@@ -1,0 +1,160 @@
+"""Direct preference optimisation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
+from rlhf.algorithms.sft import sft_loss
+from tests.algorithms import loop_reference as reference
+from tests.algorithms.ragged import (
+    assert_close,
+    f64,
+    keep_of,
+    keeps,
+    normal,
+    quick,
+    seeds,
+    shuffled,
+    widened,
+)
+
+smoothings = st.sampled_from([0.0, 0.1, 0.5])
+TOLERANCE = 1e-5  # sums of fp32
+
+
+def random_pairs(size: int, seed: int) -> Tensor:
+    """Log-probs (4, B): chosen and rejected of the policy, then of the reference."""
+    return -20 * normal(4, size, seed=seed).abs()
+
+
+def test_sequence_logprobs_by_hand() -> None:
+    # logits at token t predict token t + 1. Softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8.
+    # row 0: tokens 2, 0 kept after token 1: log(5/8) + log(1/8) = -0.4700036 - 2.0794415
+    # row 1: token 1 kept: log(2/8) = -1.3862944; row 2: nothing that is predicted
+    logits_BSV = f64(0, math.log(2), math.log(5)).expand(3, 3, 3)
+    ids_BS, keep_BS = torch.tensor([[1, 2, 0], [2, 1, 0], [1, 1, 1]]), keep_of([3, 2, 1], 3)
+    result = sequence_logprobs(logits_BSV, ids_BS, keep_BS)
+    assert_close(result, [-2.5494451, -1.3862944, 0.0], atol=1e-6)
+
+
+@quick
+@given(keep=keeps(), seed=seeds)
+def test_sequence_logprobs_agree_with_a_loop_and_with_sft(keep: Tensor, seed: int) -> None:
+    logits_BSV = normal(*keep.shape, 7, seed=seed)
+    ids_BS = normal(*keep.shape, 7, seed=seed + 1).argmax(dim=-1)
+    keep_BS = keep & (normal(*keep.shape, seed=seed + 2) < 1)
+    result = sequence_logprobs(logits_BSV, ids_BS, keep_BS)
+    lists = logits_BSV.tolist(), ids_BS.tolist(), keep_BS.tolist()
+    assert_close(result, reference.sequence_logprobs(*lists), atol=TOLERANCE)
+    assert_close(-result.sum(), sft_loss(logits_BSV, ids_BS, keep_BS).loss, atol=TOLERANCE)
+
+
+@quick
+@given(keep=keeps(), seed=seeds, extra=st.integers(0, 3))
+def test_padding_never_changes_sequence_logprobs_or_gradient(
+    keep: Tensor, seed: int, extra: int
+) -> None:
+    clean_BSV = normal(*keep.shape, 7, seed=seed)
+    predicts_BS = widened(keep, 1)[:, 1:]  # logits one step before a kept token
+    dirty_BSV = torch.where(predicts_BS[..., None], clean_BSV, 7e7 * normal(7, seed=seed).sign())
+    dirty_BSV = torch.cat([dirty_BSV, dirty_BSV[:, :1].expand(-1, extra, -1)], dim=1)
+    ids_BS = normal(*keep.shape, 7, seed=seed + 1).argmax(dim=-1)
+    results, gradients = [], []
+    for logits_BSV, keep_BS in ((clean_BSV, keep), (dirty_BSV, widened(keep, extra))):
+        logits_BSV.requires_grad_()
+        ids_BS = widened(ids_BS, keep_BS.shape[1] - ids_BS.shape[1], 6)
+        results.append(sequence_logprobs(logits_BSV, ids_BS, keep_BS))
+        gradients += torch.autograd.grad(results[-1].sum(), logits_BSV)
+    assert_close(results[1].detach(), results[0].detach(), atol=TOLERANCE)
+    assert_close(gradients[1][:, : keep.shape[1]], gradients[0], atol=TOLERANCE)
+    assert not gradients[1][:, keep.shape[1] :].any()
+
+
+def test_half_precision_is_left_before_the_softmax() -> None:
+    logits_BSV, ids_BS = normal(2, 4, 7, seed=0).bfloat16(), torch.ones(2, 4, dtype=torch.long)
+    result = sequence_logprobs(logits_BSV, ids_BS, keep_of([4, 3], 4))
+    assert result.dtype == torch.float32
+    assert result.equal(sequence_logprobs(logits_BSV.float(), ids_BS, keep_of([4, 3], 4)))
+
+
+@pytest.mark.parametrize(
+    ("label_smoothing", "loss", "slope"),
+    [
+        # beta 0.5; rewards 0.5 * (-2 + 4) = 1 and 0.5 * (-6 + 3) = -1.5: margin 2.5
+        # -log sigmoid(2.5) = 0.0788897; slope by log pi(chosen): -0.5 * sigmoid(-2.5)
+        (0.0, 0.0788897, -0.0379291),
+        # 0.9 * 0.0788897 + 0.1 * 2.5788897; slope 0.5 * (0.1 - sigmoid(-2.5))
+        (0.1, 0.3288897, 0.0120709),
+    ],
+)
+def test_dpo_loss_by_hand(label_smoothing: float, loss: float, slope: float) -> None:
+    chosen_B, rejected_B = f64(-2).requires_grad_(), f64(-6).requires_grad_()
+    result = dpo_loss(
+        chosen_B, rejected_B, f64(-4), f64(-3), beta=0.5, label_smoothing=label_smoothing
+    )
+    result.loss.backward()
+    assert_close(result.loss.detach(), loss, atol=1e-7)
+    assert_close(result.chosen_reward.value(), 1.0)
+    assert_close(result.rejected_reward.value(), -1.5)
+    assert_close(result.margin.value(), 2.5)
+    assert result.accuracy.value() == 1.0
+    assert_close(chosen_B.grad, [slope], atol=1e-7)
+    assert_close(rejected_B.grad, [-slope], atol=1e-7)
+
+
+def test_dpo_starts_at_log_2() -> None:
+    # policy = reference: margin 0, -log sigmoid(0) = 0.6931472 a pair; no pair counts as right
+    logprobs_B = f64(-3, -50, -7)
+    result = dpo_loss(logprobs_B, logprobs_B - 1, logprobs_B, logprobs_B - 1, beta=0.1)
+    assert_close(result.loss, 3 * 0.6931472, atol=1e-6)
+    assert result.accuracy.value() == 0.0
+
+
+@quick
+@given(size=st.integers(1, 5), seed=seeds, beta=st.floats(0.05, 0.5), smoothing=smoothings)
+def test_dpo_loss_agrees_with_the_loop(size: int, seed: int, beta: float, smoothing: float) -> None:
+    pairs = random_pairs(size, seed)
+    pairs.requires_grad_()
+    result = dpo_loss(*pairs, beta=beta, label_smoothing=smoothing)
+    result.loss.backward()
+
+    def total(rows: reference.Rows) -> float:
+        return math.fsum(reference.dpo_losses(rows, beta=beta, label_smoothing=smoothing))
+
+    rows = pairs.detach().T.tolist()
+    assert_close(result.loss.detach(), total(rows), atol=1e-6)
+    assert_close(result.mean_loss.value(), total(rows) / size, atol=1e-6)
+    assert_close(pairs.grad.T, reference.gradient(total, rows), atol=1e-6)
+
+
+@quick
+@given(size=st.integers(1, 6), seed=seeds, part=st.integers(1, 4))
+def test_batch_order_and_micro_batches_change_nothing(size: int, seed: int, part: int) -> None:
+    def result(rows: Tensor) -> DpoLoss:
+        return dpo_loss(*random_pairs(size, seed)[:, rows], beta=0.1, label_smoothing=0.1)
+
+    whole = result(torch.arange(size))
+    total, *metrics = [
+        list(x) for x in zip(*map(result, shuffled(size, seed=seed).split(part)), strict=True)
+    ]
+    assert_close(sum(total), whole.loss)
+    for parts, expected in zip(metrics, whole[1:], strict=True):
+        assert_close(sum(parts[1:], start=parts[0]).value(), expected.value())
+
+
+def test_large_margins_neither_overflow_nor_lose_their_gradient() -> None:
+    # margins +-1000 at beta 1: losses 0 and 1000, slopes 0 and -1
+    chosen_B = torch.tensor([-10.0, -1010.0], requires_grad=True)
+    result = dpo_loss(
+        chosen_B, torch.tensor([-1010.0, -10.0]), torch.zeros(2), torch.zeros(2), beta=1.0
+    )
+    result.loss.backward()
+    assert_close(result.loss.detach(), 1000.0)
+    assert_close(chosen_B.grad, [0.0, -1.0])

@@ -1,0 +1,236 @@
+"""Chat templates: what a prompt and a response become, token by token, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.config.choices import Phase, Template
+from rlhf.data.chat import ChatTemplate, conversation
+from rlhf.data.records import Record
+from rlhf.data.splits import Part
+from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise
+from rlhf.errors import DataError
+from rlhf.models.tokenizers import train_tokenizer
+
+ONE = "\n\nHuman: say kiwi\n\nAssistant:"
+MANY = "\n\nSystem: be kind\n\nHuman: say kiwi\n\nAssistant: kiwi\n\nHuman: and fig\n\nAssistant:"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+INST = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}<<SYS>>{{ m.content }}"
+    "<</SYS>>{% elif m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+DEFAULT_SYSTEM = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nbe brief<|im_end|>\n{% endif %}"
+    + CHATML
+)
+NO_END = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+THINKS_FIRST = CHATML.replace("assistant\n{%", "assistant\n<think>\n{%")
+DROPS_ANSWER = (
+    "{% for m in messages if m.role != 'assistant' %}{{ m.content }}<|im_end|>{% endfor %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
+    + CHATML
+)
+
+
+def with_template(template: str | None, *, end: str = "<|im_end|>"):
+    tokenizer = train_tokenizer([ONE, MANY, CHATML], vocab_size=320, end_token=end)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def decoded(tokenizer, prompt: str, response: str) -> tuple[str, str]:
+    encoder = Encoder(tokenizer, Template.chat)
+    (prompt_ids,), (response_ids,) = (
+        encoder.prompts([prompt]),
+        encoder.responses([prompt], [response]),
+    )
+    assert response_ids[-1] == tokenizer.eos_token_id
+    assert response_ids.count(tokenizer.eos_token_id) == 1
+    return tokenizer.decode(prompt_ids), tokenizer.decode(response_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "roles", "contents", "begun"),
+    [
+        (ONE, "u", ["say kiwi"], ""),
+        (MANY, "suau", ["be kind", "say kiwi", "kiwi", "and fig"], ""),
+        ("just a text ", "u", ["just a text"], ""),
+        ("what is it?\n\nAssistant:", "u", ["what is it?"], ""),
+        ("be kind\n\nHuman: hi\n\nAssistant:", "su", ["be kind", "hi"], ""),
+        ("Human: hi there Assistant:", "u", ["hi there"], ""),
+        ("\n\nHuman: hi\n\nAssistant: well, ", "u", ["hi"], "well, "),
+        ("\n\nHuman: a\n\nb Human: c\n\nAssistant:", "u", ["a\n\nb Human: c"], ""),
+        ("\n\nSystem: \n\nHuman: hi\n\nAssistant:", "u", ["hi"], ""),
+        ("\n\nAssistant:", "", [], ""),
+    ],
+)
+def test_turns_are_read_back(prompt: str, roles: str, contents: list[str], begun: str) -> None:
+    messages, rest = conversation(prompt)
+    assert "".join(message["role"][0] for message in messages) == roles
+    assert [message["content"] for message in messages] == contents
+    assert rest == begun
+
+
+@pytest.mark.parametrize(
+    ("template", "end", "prompt", "expected"),
+    [
+        (
+            CHATML,
+            "<|im_end|>",
+            MANY,
+            (
+                "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nsay kiwi<|im_end|>\n"
+                "<|im_start|>assistant\nkiwi<|im_end|>\n<|im_start|>user\nand fig<|im_end|>\n"
+                "<|im_start|>assistant\n",
+                "plum<|im_end|>",
+            ),
+        ),
+        (
+            CHATML,
+            "<|im_end|>",
+            "a bare text",
+            ("<|im_start|>user\na bare text<|im_end|>\n<|im_start|>assistant\n", "plum<|im_end|>"),
+        ),
+        (
+            INST,
+            "</s>",
+            MANY,
+            (
+                "<s><<SYS>>be kind<</SYS>>[INST] say kiwi [/INST] kiwi </s>[INST] and fig [/INST]",
+                " plum </s>",
+            ),
+        ),
+        (
+            DEFAULT_SYSTEM,
+            "<|im_end|>",
+            ONE,
+            (
+                "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nsay kiwi<|im_end|>\n"
+                "<|im_start|>assistant\n",
+                "plum<|im_end|>",
+            ),
+        ),
+        (NO_END, "</s>", ONE, ("user: say kiwi\nassistant: ", "plum</s>")),
+        (
+            CHATML,
+            "<|im_end|>",
+            ONE + " a red",
+            (
+                "<|im_start|>user\nsay kiwi<|im_end|>\n<|im_start|>assistant\na red",
+                " plum<|im_end|>",
+            ),
+        ),
+    ],
+)
+def test_a_template_is_followed(
+    template: str, end: str, prompt: str, expected: tuple[str, str]
+) -> None:
+    assert decoded(with_template(template, end=end), prompt, " plum ") == expected
+
+
+def test_the_template_alone_opens_a_sequence() -> None:
+    class Opening:
+        """A tokenizer that puts <s> before a text unless it is told not to."""
+
+        def __init__(self, inner) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str):
+            return getattr(self._inner, name)
+
+        def __call__(self, texts: list[str], *, add_special_tokens: bool = True):
+            opening = "<s>" if add_special_tokens else ""
+            return self._inner([opening + text for text in texts])
+
+    tokenizer = Opening(with_template(INST, end="</s>"))
+    encoder = Encoder(tokenizer, Template.chat)
+    bos = tokenizer.bos_token_id
+    assert encoder.opening() == [bos]
+    assert encoder.prompts([ONE])[0].count(bos) == 1
+    assert encoder.responses([ONE], [" kiwi"])[0].count(bos) == 0
+
+
+def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
+    tokenizer = with_template(NO_END, end="</s>")
+    whole = tokenizer("assistant: kiwi").input_ids
+    opening = tokenizer("assistant: ").input_ids
+    assert whole[: len(opening)] != opening, "this tokenizer joins the space with the response"
+    encoder = Encoder(tokenizer, Template.chat)
+    (response,) = encoder.responses([ONE], ["kiwi"])
+    assert response == [*tokenizer("kiwi").input_ids, tokenizer.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    ("template", "end", "prompt", "message"),
+    [
+        (None, "</s>", ONE, r"no chat_template; use data\.template=plain"),
+        (
+            CHATML,
+            "</s>",
+            ONE,
+            r"ends a response with '<\|im_end\|>'.*set model\.end_token=<\|im_end",
+        ),
+        (THINKS_FIRST, "<|im_end|>", ONE, "writes a prompt differently once it is answered"),
+        (DROPS_ANSWER, "<|im_end|>", ONE, "leaves out the response"),
+        (NO_SYSTEM, "<|im_end|>", MANY, r"fails on the turns system, user.*no system turns"),
+        (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on the turns user"),
+        (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in the prompt"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    template: str | None, end: str, prompt: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        decoded(with_template(template, end=end), prompt, " kiwi")
+
+
+@pytest.mark.parametrize("before", ["", "<answer>"])
+def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
+    answer = "{% if m.role == 'assistant' %}" + before + "{% endif %}"
+    cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
+    chat = ChatTemplate(with_template(cut))
+    assert chat.response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
+    with pytest.raises(DataError, match="leaves out the response"):
+        chat.response(ONE, "<think>hm</think>")
+
+
+def test_all_phases_see_the_template(tmp_path) -> None:
+    tokenizer = with_template(CHATML)
+    records = [Record(text="plain text"), Record(prompt=MANY, chosen=" kiwi", rejected=" fig")]
+    part, limits = Part(records, []), TokenLimits(sft=200, reward=200, dpo=200, prompt=200)
+    sft, reward, ppo, dpo = (
+        tokenise(
+            part, phase, tokenizer, limits=limits, cache_dir=tmp_path, template=Template.chat
+        ).train[:]
+        for phase in Phase
+    )
+    assert tokenizer.decode(sft["ids"][0]) == "plain text<|im_end|>"
+    assert sft["row"] == [0, 1]
+    assert sft["prompt_tokens"] == [0, len(ppo["ids"][0])]
+    assert sft["ids"][1] == reward["chosen_ids"][0] == dpo["chosen_ids"][0]
+    assert tokenizer.decode(ppo["ids"][0]).endswith("and fig<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(reward["rejected_ids"][0]).endswith("assistant\nfig<|im_end|>")
+
+
+def test_the_template_is_part_of_the_cache_key() -> None:
+    part = Part([Record(prompt=ONE, chosen=" kiwi")], [])
+    plain, chat, other = (
+        cache_key(part, Phase.sft, with_template(text), limit=9, template=template)
+        for text, template in [
+            (CHATML, Template.plain),
+            (CHATML, Template.chat),
+            (DEFAULT_SYSTEM, Template.chat),
+        ]
+    )
+    assert len({plain, chat, other}) == 3
+    assert plain == cache_key(part, Phase.sft, with_template(None), limit=9)

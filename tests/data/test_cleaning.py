@@ -1,0 +1,150 @@
+"""Texts are mended without loss of meaning; an example is taken once, in whatever set it is."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlhf.config.choices import Source, Template
+from rlhf.config.schema import DataConfig
+from rlhf.data.cleaning import clean, clean_text, fingerprint, leave_out_repeated
+from rlhf.data.records import RawDataset, Record
+from rlhf.data.sources import load_datasets
+from rlhf.data.synthetic import generate_records
+
+
+def dataset(*train: Record, held_out: list[Record] | None = None) -> RawDataset:
+    return RawDataset("pets", list(train), held_out, "preference", Counter({"old": 1}))
+
+
+def pair(prompt: str, chosen: str = "a", rejected: str = "b") -> Record:
+    return Record(prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+# ------------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("a\r\nb\rc\n", "a\nb\nc\n"),
+        ("a \t\nb", "a\nb"),
+        ("a\x0cb\x0bc\x85d", "a\nb\nc\nd"),
+        ("a\x00b\x07c\x7fd\x9f", "abcd"),
+        ("a\tb", "a\tb"),
+        ("e\u0301", "\u00e9"),
+        ("\u30ab\u3099", "\u30ac"),  # KA and its voicing mark: GA
+        ("\ud83d half", " half"),
+        ("\U0001f468\u200d\U0001f469", "\U0001f468\u200d\U0001f469"),
+        ("全角　空白", "全角　空白"),
+        ("ends in white space: ", "ends in white space: "),
+        ("\n\nHuman: a\n\nAssistant:", "\n\nHuman: a\n\nAssistant:"),
+    ],
+)
+def test_text_is_mended(text: str, cleaned: str) -> None:
+    assert clean_text(text) == cleaned
+
+
+@given(st.text(st.characters(codec=None)))
+def test_clean_text_is_stable_and_can_be_written(text: str) -> None:
+    once = clean_text(text)
+    assert clean_text(once) == once
+    assert not [c for c in once if unicodedata.category(c) == "Cc" and c not in "\n\t"]
+    once.encode()
+
+
+def test_what_is_empty_after_cleaning_is_left_out_and_counted() -> None:
+    kept = pair("\x07Q", "a\r\n", "b")
+    cleaned = clean(
+        dataset(
+            kept,
+            pair("\x07"),
+            pair("Q", "\x00"),
+            pair("Q", "a", "\x00 "),
+            pair("Q", "a\x00", "a"),
+            Record(text="\x00"),
+            held_out=[Record(prompt="\r"), Record(prompt="R")],
+        )
+    )
+    assert cleaned.train == [pair("Q", "a\n", "b")]
+    assert cleaned.eval == [Record(prompt="R")]
+    assert cleaned.left_out == {
+        "old": 1,
+        "prompt is empty after cleaning": 2,
+        "chosen is empty after cleaning": 1,
+        "rejected is empty after cleaning": 1,
+        "chosen equals rejected after cleaning": 1,
+        "text is empty after cleaning": 1,
+    }
+
+
+def test_generated_records_are_clean_and_different() -> None:
+    records = generate_records(2000, seed=1)
+    data = dataset(*records)
+    assert clean(data).train == records
+    assert leave_out_repeated([data])[0].train == records
+
+
+# ---------------------------------------------------------------------------------------- repeating
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        (("a b",), (" A\n\tB ",), True),
+        (("Straße",), ("STRASSE",), True),
+        (("ab",), ("a b",), False),
+        (("a", "b"), ("b", "a"), False),
+        (("a", None), ("a", "None"), False),
+        (("a", ""), ("a", None), False),
+        (("a b", "c"), ("a", "b c"), False),
+    ],
+)
+def test_fingerprint_ignores_white_space_and_case_alone(
+    one: tuple[str | None, ...], other: tuple[str | None, ...], is_same: bool
+) -> None:
+    assert (fingerprint(*one) == fingerprint(*other)) is is_same
+
+
+def test_repeated_examples_are_left_out_across_sets_and_counted_for_each() -> None:
+    one = dataset(pair("q"), pair("Q "), pair("q", "other"), held_out=[pair("e"), pair("E")])
+    two = dataset(pair("r"), pair(" q"), pair("R"), Record(prompt="q"))
+    first, second = leave_out_repeated([one, two])
+    assert first.train == [pair("q"), pair("q", "other")]
+    assert first.eval == [pair("e")]
+    assert second.train == [pair("r"), Record(prompt="q")]
+    assert second.eval is None
+    assert first.left_out == {"old": 1, "repeats an earlier example": 2}
+    assert second.left_out == {"old": 1, "repeats an earlier example": 2}
+
+
+def test_held_out_examples_stay_where_training_has_the_same() -> None:
+    (kept,) = leave_out_repeated([dataset(pair("q"), held_out=[pair("q")])])
+    assert (kept.train, kept.eval) == ([pair("q")], [pair("q")])
+    assert "repeats an earlier example" not in kept.left_out
+
+
+@pytest.mark.parametrize(
+    ("keys", "texts"),
+    [
+        ({"clean": True, "deduplicate": True}, ["a", "b"]),
+        ({"clean": True, "deduplicate": False}, ["a", "a", "b"]),
+        ({"clean": False, "deduplicate": True}, ["a", "a\x07", "b"]),
+    ],
+)
+def test_keys_turn_both_on_and_off(tmp_path: Any, keys: dict[str, bool], texts: list[str]) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a"}\n{"text": "a\\u0007"}\n{"text": "b"}\n')
+    config = DataConfig(
+        source=Source.local, path=str(file), sets={}, eval_path=None, eval_share=0.1,
+        split=[1, 0, 0], size=0, subset=None, revision=None, train_split="train", eval_split=None,
+        template=Template.plain, bucket_by_length=True, ptx_path=None, ptx_subset=None,
+        ptx_column="text", cache_dir="unused", **keys,
+    )  # fmt: skip
+    (read,) = load_datasets(config, seed=0)
+    assert [record.text for record in read.train] == texts

@@ -1,0 +1,174 @@
+"""One rank of test_engine: a small engine under every ZeRO stage, and what it must keep to."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from rlhf.algorithms.schedule import lr_schedule
+from rlhf.config.checks import BatchPlan
+from rlhf.config.choices import Device, Dtype
+from rlhf.config.schema import ZeroConfig
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
+from rlhf.engine.ds_config import Role
+from rlhf.engine.machine import current_ranks
+from rlhf.types import Ranks
+
+BETA = 0.75
+PLAIN = ZeroConfig(
+    stage=0,
+    critic_stage=None,
+    offload_optimizer=False,
+    offload_parameters=False,
+    offload_reference=False,
+    offload_reward=False,
+    quantize_frozen_weights=False,
+    hpz_partition_size=1,
+    extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+)
+CONSTANT = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
+ADAMW = OptimizerSettings(
+    lr=0.1,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.0,
+    max_grad_norm=0.0,
+    ema_beta=BETA,
+    schedule=CONSTANT,
+)
+
+
+class Line(torch.nn.Module):
+    """Two layers, the lower one frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.frozen = torch.nn.Linear(4, 6)
+        self.lora_top = torch.nn.Linear(6, 2)
+        self.head = torch.nn.Linear(6, 1)
+        self.frozen.requires_grad_(requires_grad=False)
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        hidden_BH = self.frozen(x_BI)
+        return self.lora_top(hidden_BH).sum() + self.head(hidden_BH).square().sum()
+
+
+def engine_of(
+    ranks: Ranks, zero: ZeroConfig, dtype: Dtype, optimizer: OptimizerSettings = ADAMW
+) -> DeepSpeedEngine:
+    return DeepSpeedEngine(
+        Line(),
+        role=Role.actor,
+        settings=EngineSettings(zero=zero, dtype=dtype),
+        plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
+        ranks=ranks,
+        optimizer=optimizer,
+    )
+
+
+def backward_twice(engine: DeepSpeedEngine, ranks: Ranks, *, scale: float = 1.0) -> None:
+    """The gradients of one step; the step itself is left to the caller."""
+    dtype = next(engine.module.parameters()).dtype
+    for micro in range(2):
+        x_BI = scale * torch.arange(4, dtype=dtype)[None] + ranks.rank + micro
+        engine.backward(engine(x_BI).float())
+        if micro == 0:
+            assert not engine.is_step_due
+            engine.step()
+    assert engine.is_step_due
+
+
+def weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
+    return {n: w.float() for n, w in engine.whole_state(engine.module).items()}
+
+
+def loss_scale(engine: DeepSpeedEngine) -> float:
+    return engine._deepspeed.optimizer.loss_scale
+
+
+def check_average(ranks: Ranks, zero: ZeroConfig, dtype: Dtype) -> None:
+    """The average is that of the weights after each step, and leaves them as they were."""
+    engine = engine_of(ranks, zero, dtype)
+    expected = weights(engine)
+    for _ in range(3):
+        backward_twice(engine, ranks)
+        engine.step()
+        now = weights(engine)
+        expected = {n: BETA * w + (1 - BETA) * now[n] for n, w in expected.items()}
+    before = weights(engine)
+    with engine.averaged():
+        inside = weights(engine)
+    after = weights(engine)
+    tolerance = 1e-6 if dtype is Dtype.fp32 else 2e-2  # weights are read back in bf16
+    for name, average in expected.items():
+        torch.testing.assert_close(inside[name], average, atol=tolerance, rtol=tolerance)
+        assert torch.equal(before[name], after[name])
+    assert not torch.equal(inside["head.weight"], before["head.weight"])
+    assert torch.equal(before["frozen.weight"], weights(engine_of(ranks, zero, dtype))["frozen.weight"])
+    backward_twice(engine, ranks)
+    engine.step()  # training goes on from the weights, not from the average
+    assert not torch.equal(weights(engine)["head.weight"], before["head.weight"])
+
+
+def check_adapter_rate(ranks: Ranks, zero: ZeroConfig) -> None:
+    """Adapters learn at their own rate; the first AdamW step is as long as the learning rate."""
+    engine = engine_of(ranks, zero, Dtype.fp32, replace(ADAMW, adapter_lr=0.3, ema_beta=0.0))
+    before = weights(engine)
+    backward_twice(engine, ranks)
+    engine.step()
+    moved = {n: (w - before[n]).abs().max().item() for n, w in weights(engine).items()}
+    assert abs(moved["lora_top.weight"] - 0.3) < 1e-4
+    assert abs(moved["head.weight"] - 0.1) < 1e-4
+    assert moved["frozen.weight"] == 0
+    engine.lr_scale = 0.5  # from the step after next, when the scheduler has read it
+    for _ in range(2):
+        backward_twice(engine, ranks)
+        report = engine.step()
+    assert report is not None
+    assert abs(report.learning_rate - 0.05) < 1e-9 or abs(report.learning_rate - 0.15) < 1e-9
+
+
+def check_overflow(ranks: Ranks, zero: ZeroConfig) -> None:
+    """An overflow is known before the step; a discarded step changes neither weights nor scale."""
+    engine = engine_of(ranks, zero, Dtype.fp16, replace(ADAMW, ema_beta=0.0))
+    while True:  # until the loss scale has come down to where gradients are finite
+        backward_twice(engine, ranks)
+        overflows = engine.has_overflow()
+        report = engine.step()
+        assert report is not None
+        assert report.is_skipped == overflows
+        if not overflows:
+            break
+    before, scale = weights(engine), loss_scale(engine)
+    backward_twice(engine, ranks)
+    assert not engine.has_overflow()
+    report = engine.step(discard=True)
+    assert report is not None
+    assert report.is_skipped
+    assert all(torch.equal(w, before[n]) for n, w in weights(engine).items())
+    assert loss_scale(engine) == scale
+    backward_twice(engine, ranks)
+    report = engine.step()
+    assert report is not None
+    assert not report.is_skipped
+
+
+def main(stage: int, offload: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    ranks = current_ranks(Device.cpu)
+    zero = replace(PLAIN, stage=stage)
+    if offload == "offload":
+        zero = replace(zero, offload_optimizer=True, offload_parameters=stage == 3)
+    for dtype in (Dtype.fp32, Dtype.bf16):
+        check_average(ranks, zero, dtype)
+    check_adapter_rate(ranks, zero)
+    if stage > 0:
+        check_overflow(ranks, zero)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

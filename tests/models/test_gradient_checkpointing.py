@@ -1,0 +1,133 @@
+"""The same gradients from layers that are run twice, and no cache lost in sampling."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from rlhf.algorithms.masking import position_ids
+from rlhf.errors import CapabilityError
+from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.lora import LoraSpec
+from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
+
+IDS = some_ids()
+ATTEND = torch.ones_like(IDS, dtype=torch.bool)
+LORA = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_base=False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer()
+
+
+@pytest.fixture
+def no_noise():
+    """Fail on anything that transformers says."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    transformers_logging.warning_once.cache_clear()
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not lines
+
+
+def count_attention(model: nn.Module) -> Counter[str]:
+    """Counts the calls of every attention module: hooks on blocks would miss a second run."""
+    calls: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        if type(module).__name__.endswith("Attention"):
+            module.register_forward_hook(lambda *_, name=name: calls.update([name]))
+    return calls
+
+
+def gradients(model: nn.Module, outputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    outputs.float().square().mean().backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_the_same_and_layers_run_twice(family, lora, tokenizer, no_noise) -> None:
+    grads = []
+    for is_on in (False, True):
+        source = source_of(family, gradient_checkpointing=is_on)
+        actor = build_actor(source, tokenizer, seed=1, lora=lora).train()
+        scorer = build_scorer(source, tokenizer, seed=1, lora=lora).train()
+        disturb(actor)
+        disturb(scorer)
+        calls = [count_attention(model) for model in (actor, scorer)]
+        grads.append(
+            (
+                gradients(actor, actor(IDS, use_cache=False).logits),
+                gradients(scorer, scorer(IDS, ATTEND, position_ids(ATTEND))),
+            )
+        )
+        for count in calls:
+            assert list(count.values()) == [2 if is_on else 1] * 2
+    for plain, checkpointed in zip(*grads, strict=True):
+        assert plain
+        assert plain.keys() == checkpointed.keys()
+        for name, gradient in plain.items():
+            torch.testing.assert_close(checkpointed[name], gradient)
+        assert any(gradient.abs().max() > 0 for gradient in plain.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampling_still_uses_the_cache(family, tokenizer, no_noise) -> None:
+    texts = []
+    for is_on in (False, True):
+        source = source_of(family, gradient_checkpointing=is_on)
+        actor = build_actor(source, tokenizer, seed=1).train().eval()
+        first = next(m for n, m in actor.named_modules() if n.endswith((".0.mlp", ".0.fc1")))
+        seen: list[int] = []
+        # In rows of all sequences together: OPT flattens them.
+        first.register_forward_pre_hook(
+            lambda _, args, seen=seen: seen.append(args[0].flatten(0, -2).shape[0])
+        )
+        options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+        with torch.no_grad():
+            texts.append(actor.generate(IDS, attention_mask=ATTEND.long(), **options))
+        assert seen == [14, 2, 2, 2]
+    assert torch.equal(*texts)
+
+
+def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
+    from rlhf.config.choices import ModelInit
+    from rlhf.config.schema import ModelConfig
+
+    config = ModelConfig(
+        init=ModelInit.pretrained,
+        path="somewhere",
+        revision=None,
+        tokenizer=None,
+        end_token=None,
+        vocab_size=300,
+        architecture={},
+        dropout=0.5,
+        gradient_checkpointing=True,
+        attention="eager",
+        trust_remote_code=False,
+    )
+    assert ModelSource.of(config, key="model").gradient_checkpointing
+    plain = ModelSource.folder(tmp_path, base=config)
+    assert (plain.gradient_checkpointing, plain.dropout) == (False, 0.0)
+    both = ModelSource.folder(tmp_path, base=config, gradient_checkpointing=True, dropout=0.1)
+    assert (both.gradient_checkpointing, both.dropout, both.attention) == (True, 0.1, "eager")
+
+
+def test_a_model_without_it_is_refused(tokenizer, monkeypatch) -> None:
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
+    with pytest.raises(CapabilityError, match="set gradient_checkpointing=false"):
+        build_actor(source_of("llama", gradient_checkpointing=True), tokenizer, seed=1)

@@ -1,0 +1,241 @@
+"""The shared trunk against separate models: logits, values, what is trained, and what is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.algorithms.masking import position_ids
+from rlhf.errors import CapabilityError, ConfigError
+from rlhf.models.building import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.trunk import SharedTrunk, build_trunk, critic_model, critic_state
+from tests.models_on_disk import (
+    FAMILIES,
+    disturb,
+    small_tokenizer,
+    some_ids,
+    source_of,
+    whole_state,
+)
+
+IDS = some_ids(tokens=6)
+ATTEND = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
+POSITIONS = position_ids(ATTEND)
+HEADS = {"num_key_value_heads": 1}
+SLIDING = ["full_attention", "sliding_attention"] * 2
+# Families and variants: name -> (family, what is changed in its config).
+MODELS = {name: (name, {}) for name in FAMILIES} | {
+    "qwen2": ("llama", HEADS | {"model_type": "qwen2"}),
+    "mistral": ("llama", HEADS | {"model_type": "mistral", "sliding_window": 3}),
+    "norm first": ("opt", {"word_embed_proj_dim": 16, "do_layer_norm_before": True}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "untied": ("gpt2", {"tie_word_embeddings": False}),
+    "sliding": ("qwen3", {"use_sliding_window": True, "sliding_window": 3, "layer_types": SLIDING}),
+}
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer()
+
+
+def deep_source(name: str, **options) -> ModelSource:
+    """A random model with four layers."""
+    family, changes = MODELS[name]
+    num_layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    return source_of(family, fields={num_layers: 4} | changes, **options)
+
+
+def trunk_of(name: str, tokenizer, *, unfrozen: int = 2, value: int = 0, **options) -> SharedTrunk:
+    trunk = build_trunk(
+        deep_source(name, **options),
+        tokenizer,
+        num_layers_unfrozen=unfrozen,
+        num_value_layers=value,
+        seed=1,
+    )
+    return trunk.eval()
+
+
+def actor_of(name: str, tokenizer):
+    return build_actor(deep_source(name), tokenizer, seed=1).eval()
+
+
+def outputs(trunk: SharedTrunk, *, keep: int = 4, with_reference: bool = True):
+    with torch.no_grad():
+        return trunk(
+            IDS, ATTEND.long(), POSITIONS, logits_to_keep=keep, with_reference=with_reference
+        )
+
+
+def logits_of(model, keep: int = 4) -> torch.Tensor:
+    with torch.no_grad():
+        return model(
+            input_ids=IDS,
+            attention_mask=ATTEND.long(),
+            position_ids=POSITIONS,
+            logits_to_keep=keep,
+            use_cache=False,
+        ).logits
+
+
+def train(trunk: SharedTrunk, steps: int = 5) -> None:
+    """Some steps of AdamW on a loss of both logits and values."""
+    trained = [p for p in trunk.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.05)
+    trunk.train()
+    for _ in range(steps):
+        out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=0)
+        targets_BS = IDS.roll(-1, dims=1)
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets_BS.flatten())
+        (loss + (out.values_BS - 1).square().mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trunk.eval()
+
+
+@pytest.mark.parametrize("value", [0, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_policy_and_reference_start_as_the_model(name: str, value: int, tokenizer) -> None:
+    trunk, untouched = trunk_of(name, tokenizer, value=value), actor_of(name, tokenizer)
+    for keep in (4, 0):
+        out = outputs(trunk, keep=keep)
+        assert torch.equal(out.logits, out.reference_logits)  # so the first KL is 0
+        assert torch.equal(out.logits, logits_of(untouched, keep))
+    assert out.values_BS.shape == IDS.shape
+    assert out.values_BS.dtype == torch.float32
+    assert torch.equal(out.values_BS, torch.zeros_like(out.values_BS))
+    assert outputs(trunk, with_reference=False).reference_logits is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_reference_stays_what_it_was_while_the_policy_learns(name: str, tokenizer) -> None:
+    trunk, untouched = trunk_of(name, tokenizer, value=1), actor_of(name, tokenizer)
+    frozen = {n: p.clone() for n, p in trunk.named_parameters() if not p.requires_grad}
+    train(trunk)
+    out = outputs(trunk)
+    expected = logits_of(untouched)
+    torch.testing.assert_close(out.reference_logits, expected, atol=1e-6, rtol=1e-6)
+    assert (out.logits - expected).abs().max() > 0.1
+    torch.testing.assert_close(out.logits, logits_of(trunk.policy))
+    for parameter_name, parameter in trunk.named_parameters():
+        if parameter_name in frozen:
+            assert torch.equal(parameter, frozen[parameter_name])
+
+
+def test_what_is_trained_is_the_top(tokenizer) -> None:
+    def parts(trunk: SharedTrunk) -> set[str]:
+        names = {name for name, p in trunk.named_parameters() if p.requires_grad}
+        return {".".join(name.split(".")[:4]) for name in names}
+
+    top = {"policy.model.layers.2", "policy.model.layers.3", "policy.model.norm.weight"}
+    head = {"policy.lm_head.weight", "value_head.weight"}
+    own = {"value_branch.blocks.0.self_attn", "value_branch.blocks.0.mlp"}
+    own |= {"value_branch.blocks.0.input_layernorm", "value_branch.tail.0.weight"}
+    own |= {"value_branch.blocks.0.post_attention_layernorm"}
+    assert parts(trunk_of("llama", tokenizer)) == top | head
+    assert parts(trunk_of("llama", tokenizer, value=1)) == top | head | own
+    tied = trunk_of("tied", tokenizer)
+    assert parts(tied) == top | {"value_head.weight"}
+    assert tied.reference_output is None
+    tail = "policy.model.decoder.project_out"
+    assert tail in parts(trunk_of("opt", tokenizer))
+
+
+@pytest.mark.parametrize("value", [0, 1, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_saved_critic_gives_the_live_values(name, value, tokenizer, tmp_path: Path) -> None:
+    trunk = trunk_of(name, tokenizer, value=value)
+    disturb(trunk)
+    out, state = outputs(trunk), whole_state(trunk)
+    model = critic_model(trunk, tokenizer)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    for parameter in trunk.parameters():  # as under ZeRO-3: only ``state`` holds the weights
+        parameter.data = torch.empty(0)
+    critic = critic_state(trunk, state)
+    assert critic.keys() == {name for name, _ in model.named_parameters()}
+    model.save_pretrained(tmp_path, state_dict=critic)
+    tokenizer.save_pretrained(tmp_path)
+    require_trained_head(tmp_path)
+    loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
+    with torch.no_grad():
+        values_BS = loaded(IDS, ATTEND, POSITIONS)
+    kept, expected = values_BS[ATTEND], out.values_BS[ATTEND]
+    assert expected.abs().max() > 0.01
+    torch.testing.assert_close(kept, expected, **CLOSE)
+
+
+def test_a_critic_of_its_own_blocks_leaves_the_policys_alone(tokenizer) -> None:
+    def trained_by_values(value: int) -> set[str]:
+        trunk = trunk_of("llama", tokenizer, value=value)
+        disturb(trunk.value_head)
+        out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=1)
+        out.values_BS.sum().backward()
+        names = {n for n, p in trunk.policy.named_parameters() if p.grad is not None}
+        return {name.split(".")[2] for name in names}
+
+    assert trained_by_values(0) == {"2", "3", "weight"}
+    assert trained_by_values(1) == {"2"}  # below the critic's own block
+    assert trained_by_values(2) == set()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_runs_only_trained_blocks_again(family: str, tokenizer) -> None:
+    trunk = trunk_of(family, tokenizer, gradient_checkpointing=True).train()
+    calls: list[str] = []
+    for name, module in trunk.policy.named_modules():
+        if type(module).__name__.endswith("Attention"):
+            module.register_forward_hook(lambda *_, name=name: calls.append(name))
+    out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=3)
+    out.logits.square().mean().backward()
+    assert sorted(map(calls.count, set(calls))) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_changes_no_gradient(family: str, tokenizer) -> None:
+    def gradients(is_on: bool) -> dict[str, torch.Tensor]:
+        trunk = trunk_of(family, tokenizer, value=1, gradient_checkpointing=is_on)
+        disturb(trunk)
+        trunk.train()
+        out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=3, with_reference=True)
+        assert not out.reference_logits.requires_grad
+        (out.logits.square().mean() + out.values_BS[:, -3:].square().mean()).backward()
+        return {n: p.grad for n, p in trunk.named_parameters() if p.grad is not None}
+
+    plain, checkpointed = gradients(is_on=False), gradients(is_on=True)
+    assert plain.keys() == checkpointed.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient)
+
+
+def test_dropout_never_reaches_the_references_own_blocks(tokenizer) -> None:
+    trunk = trunk_of("opt", tokenizer, dropout=0.5).train()
+    assert all(not module.training for module in trunk.reference.modules())
+    assert trunk.policy.training
+    for _ in range(5):  # layers that OPT leaves out at random would have no call to branch from
+        trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=1, with_reference=True)
+
+
+def test_the_policy_generates(tokenizer) -> None:
+    trunk, untouched = trunk_of("llama", tokenizer), actor_of("llama", tokenizer)
+    options = {"attention_mask": ATTEND.long(), "max_new_tokens": 4, "do_sample": False}
+    ours, theirs = (model.generate(IDS, **options) for model in (trunk.policy, untouched))
+    assert torch.equal(ours, theirs)
+
+
+def test_more_layers_than_there_are_are_refused(tokenizer) -> None:
+    message = r"ppo\.num_layers_unfrozen=4: the model has 4 layers.*ppo\.shared_trunk=false"
+    with pytest.raises(ConfigError, match=message):
+        trunk_of("llama", tokenizer, unfrozen=4)
+    with pytest.raises(ConfigError, match=r"ppo\.num_value_layers=5: the model has 4 layers"):
+        trunk_of("llama", tokenizer, value=5)
+
+
+def test_other_families_are_refused(tokenizer) -> None:
+    fields = {"model_type": "bloom", "n_layer": 2, "n_head": 2, "hidden_size": 16}
+    source = ModelSource(key="model", path=None, architecture=fields)
+    with pytest.raises(CapabilityError, match=r"model_type=bloom.*set ppo\.shared_trunk=false"):
+        build_trunk(source, tokenizer, num_layers_unfrozen=1, num_value_layers=0, seed=1)
