@@ -1,9 +1,9 @@
-"""An engine without DeepSpeed, for tests of what runs on one: the module as it is."""
+"""Engines without DeepSpeed, for tests of what runs on one: the module as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ class PlainEngine:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
+        self.lr_scale = 1.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -26,7 +27,17 @@ class PlainEngine:
     def backward(self, loss: Tensor) -> None:
         raise NotImplementedError
 
-    def step(self) -> StepReport | None:
+    @property
+    def is_step_due(self) -> bool:
+        raise NotImplementedError
+
+    def has_overflow(self) -> bool:
+        raise NotImplementedError
+
+    def step(self, *, discard: bool = False) -> StepReport | None:
+        raise NotImplementedError
+
+    def averaged(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
     def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
@@ -34,5 +45,59 @@ class PlainEngine:
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                yield self.module
+        finally:
+            self.module.train(was_training)
+
+
+class TrainingEngine(PlainEngine):
+    """Takes plain gradient steps of length ``lr``, each of ``accumulation`` micro-batches.
+
+    As DeepSpeed, it wants one ``step`` after every ``backward``. It keeps the gradients of every
+    step: with a ``lr`` of 0 they are those of the weights that the test knows.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, accumulation: int, lr: float = 0.0, overflows: bool = False
+    ) -> None:
+        super().__init__(module)
+        self.module.train()
+        self.accumulation, self.lr, self.overflows = accumulation, lr, overflows
+        self.micro_steps = 0
+        self.waits_for_step = False
+        self.gradients: list[dict[str, Tensor]] = []
+        self.discarded: list[bool] = []
+
+    def backward(self, loss: Tensor) -> None:
+        assert not self.waits_for_step, "two micro-batches without a step between them"
+        self.waits_for_step = True
+        loss.backward()
+
+    @property
+    def is_step_due(self) -> bool:
+        return (self.micro_steps + 1) % self.accumulation == 0
+
+    def has_overflow(self) -> bool:
+        assert self.waits_for_step
+        assert self.is_step_due
+        return self.overflows
+
+    def step(self, *, discard: bool = False) -> StepReport | None:
+        assert self.waits_for_step, "a step without a micro-batch"
+        self.waits_for_step, is_due = False, self.is_step_due
+        self.micro_steps += 1
+        if not is_due:
+            return None
+        trained = {n: p for n, p in self.module.named_parameters() if p.grad is not None}
+        self.gradients.append({name: p.grad.clone() for name, p in trained.items()})
+        self.discarded.append(discard)
+        is_skipped = discard or self.overflows
         with torch.no_grad():
-            yield self.module
+            for parameter in trained.values():
+                parameter -= 0.0 if is_skipped else self.lr * self.lr_scale * parameter.grad
+        self.module.zero_grad()
+        return StepReport(0.5 * self.lr_scale, 2.0, is_skipped=is_skipped)

@@ -51,6 +51,8 @@ def test_scores_without_a_clip_by_hand() -> None:
     ended_B = torch.tensor([True, False])
     result = clip_scores(f64(70, -70), ended_B, clip=None, missing_end_penalty=1.0)
     assert_close(result, [70, -71])
+    at_0 = clip_scores(f64(70, -70), ended_B, clip=0.0, missing_end_penalty=1.0)
+    assert_close(at_0, [0, -1])
 
 
 def test_a_missing_end_score_takes_the_place_of_the_score_by_hand() -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.checkpoint.folders import phase_result, phase_result_path, whole_folder, write_json
+from rlhf.checkpoint.folders import (
+    phase_result,
+    phase_result_path,
+    save_model,
+    whole_folder,
+    write_json,
+)
+from tests.models_on_disk import small_tokenizer
 
 
 def stop_half_way(folder: Path) -> None:
@@ -35,3 +42,17 @@ def test_a_phase_is_finished_when_its_result_is_there(tmp_path: Path) -> None:
     write_json(phase_result_path(tmp_path, "sft"), {"perplexity_after": 2.5})
     assert phase_result(tmp_path, "sft") == {"perplexity_after": 2.5}
     assert [p.name for p in (tmp_path / "sft").iterdir()] == ["result.json"]
+
+
+def test_a_model_folder_holds_what_was_written_the_tokenizer_and_a_card(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        assert folder != tmp_path / "ppo" / "actor", "it is not in its place before it is whole"
+        (folder / "weights").write_text("numbers")
+
+    tokenizer, folder = small_tokenizer(), tmp_path / "ppo" / "actor"
+    save_model(folder, write, tokenizer, description="What it is.")
+    assert (folder / "weights").read_text() == "numbers"
+    assert type(tokenizer).from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert card.endswith("# ppo/actor\n\nWhat it is.\n")

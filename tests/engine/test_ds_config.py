@@ -2,67 +2,161 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.engine.ds_config import Role, deepspeed_config, has_half_weights
+from rlhf.config.schema import ZeroConfig
+from rlhf.engine.ds_config import Role, deepspeed_config, has_half_weights, stage_of
 
 PLAN = BatchPlan(per_rank=32, micro=8, accumulation=4)
 SILENT = 2**31
+TRAINED = {
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 4,
+    "steps_per_print": SILENT,
+    "gradient_clipping": 1.0,
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+}
+FROZEN = {
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 1,
+    "steps_per_print": SILENT,
+}
+FAST = {"overlap_comm": True, "contiguous_gradients": True}
+BF16 = {"bf16": {"enabled": True}}
+CPU = {"device": "cpu"}
 
 
-def generated(role: Role, *, stage: int, dtype: Dtype, extra: dict | None = None) -> dict:
-    return deepspeed_config(
-        role, stage=stage, dtype=dtype, plan=PLAN, max_grad_norm=1.0, extra=extra or {}
-    )
+def zero(**changes: Any) -> ZeroConfig:
+    plain: dict[str, Any] = {
+        "stage": 0,
+        "critic_stage": None,
+        "offload_optimizer": False,
+        "offload_parameters": False,
+        "offload_reference": False,
+        "offload_reward": False,
+        "quantize_frozen_weights": False,
+        "hpz_partition_size": 1,
+        "extra": {},
+    }
+    return ZeroConfig(**(plain | changes))
+
+
+def generated(role: Role, dtype: Dtype = Dtype.fp32, **changes: Any) -> dict[str, Any]:
+    return deepspeed_config(role, zero=zero(**changes), dtype=dtype, plan=PLAN, max_grad_norm=1.0)
 
 
 def test_actor_at_stage_0_in_fp32() -> None:
-    assert generated(Role.actor, stage=0, dtype=Dtype.fp32) == {
-        "train_micro_batch_size_per_gpu": 8,
-        "gradient_accumulation_steps": 4,
-        "zero_optimization": {"stage": 0},
-        "steps_per_print": SILENT,
-        "gradient_clipping": 1.0,
-        "zero_allow_untested_optimizer": True,
-    }
+    assert generated(Role.actor) == TRAINED | {"zero_optimization": {"stage": 0}}
 
 
 def test_critic_at_stage_2_in_bf16() -> None:
-    assert generated(Role.critic, stage=2, dtype=Dtype.bf16) == {
-        "train_micro_batch_size_per_gpu": 8,
-        "gradient_accumulation_steps": 4,
-        "zero_optimization": {"stage": 2, "overlap_comm": True, "contiguous_gradients": True},
-        "steps_per_print": SILENT,
-        "gradient_clipping": 1.0,
-        "zero_allow_untested_optimizer": True,
-        "bf16": {"enabled": True},
-    }
+    section = {"stage": 2, "overlap_comm": True, "contiguous_gradients": True}
+    expected = TRAINED | {"zero_optimization": section} | BF16
+    assert generated(Role.critic, Dtype.bf16, stage=2) == expected
 
 
 @pytest.mark.parametrize(("stage", "frozen_stage"), [(0, 0), (1, 0), (2, 0), (3, 3)])
 def test_frozen_models_have_no_optimiser(stage: int, frozen_stage: int) -> None:
     for role in (Role.reference, Role.reward):
-        assert generated(role, stage=stage, dtype=Dtype.fp16) == {
-            "train_micro_batch_size_per_gpu": 8,
-            "gradient_accumulation_steps": 1,
-            "zero_optimization": {"stage": frozen_stage},
-            "steps_per_print": SILENT,
+        assert generated(role, Dtype.fp16, stage=stage) == FROZEN | {
+            "zero_optimization": {"stage": frozen_stage}
         } | ({"fp16": {"enabled": True}} if stage else {})
 
 
+@pytest.mark.parametrize("role", [Role.sft, Role.actor, Role.critic, Role.reward_training])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_offloaded_optimiser_is_on_the_cpu(role: Role, stage: int) -> None:
+    section = {"stage": stage, **FAST, "offload_optimizer": CPU}
+    expected = TRAINED | {"zero_optimization": section}
+    assert generated(role, stage=stage, offload_optimizer=True) == expected
+
+
+@pytest.mark.parametrize("role", [Role.reference, Role.reward])
+def test_a_frozen_model_has_no_optimiser_to_offload(role: Role) -> None:
+    expected = FROZEN | {"zero_optimization": {"stage": 3}}
+    assert generated(role, stage=3, offload_optimizer=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "roles"),
+    [
+        ("offload_parameters", {Role.sft, Role.actor, Role.critic, Role.reward_training}),
+        ("offload_reference", {Role.reference}),
+        ("offload_reward", {Role.reward}),
+    ],
+)
+def test_each_offload_of_parameters_has_its_models(key: str, roles: set[Role]) -> None:
+    for role in Role:
+        section = {"stage": 3} | ({} if role.is_frozen else FAST)
+        section |= {"offload_param": CPU} if role in roles else {}
+        kind = FROZEN if role.is_frozen else TRAINED
+        assert generated(role, stage=3, **{key: True}) == kind | {"zero_optimization": section}
+        assert "offload_param" not in generated(role, stage=2, **{key: True})["zero_optimization"]
+
+
+def test_quantised_frozen_weights_and_a_second_partition_come_with_stage_3() -> None:
+    changes = {"quantize_frozen_weights": True, "hpz_partition_size": 8}
+    for role in Role:
+        section = {"stage": 3} | ({} if role.is_frozen else FAST)
+        section |= {"zero_quantized_nontrainable_weights": True, "zero_hpz_partition_size": 8}
+        kind = FROZEN if role.is_frozen else TRAINED
+        got = generated(role, stage=3, **changes)
+        assert got == kind | {"zero_optimization": section}
+        lower = generated(role, stage=2, **changes)["zero_optimization"]
+        assert lower == ({"stage": 0} if role.is_frozen else {"stage": 2, **FAST})
+
+
+@pytest.mark.parametrize(
+    ("stage", "critic_stage", "critic", "reward"),
+    [(3, 0, 0, 0), (3, 2, 2, 0), (0, 3, 3, 3), (2, None, 2, 0), (3, None, 3, 3)],
+)
+def test_critic_and_reward_model_may_have_a_stage_of_their_own(
+    stage: int, critic_stage: int | None, critic: int, reward: int
+) -> None:
+    config = zero(stage=stage, critic_stage=critic_stage)
+    assert (stage_of(Role.critic, config), stage_of(Role.reward, config)) == (critic, reward)
+    for role in (Role.sft, Role.actor, Role.reward_training):
+        assert stage_of(role, config) == stage
+    assert stage_of(Role.reference, config) == (3 if stage == 3 else 0)
+
+
+def test_a_critic_at_stage_0_beside_a_sharded_actor_keeps_fp32_weights() -> None:
+    stages = {"stage": 3, "critic_stage": 0}
+    plain = {"zero_optimization": {"stage": 0}}
+    assert generated(Role.critic, Dtype.bf16, **stages) == TRAINED | plain
+    assert generated(Role.reward, Dtype.bf16, **stages) == FROZEN | plain
+    sharded = {"zero_optimization": {"stage": 3}}
+    assert generated(Role.reference, Dtype.bf16, **stages) == FROZEN | sharded | BF16
+    sharded = {"zero_optimization": {"stage": 3, **FAST}}
+    assert generated(Role.actor, Dtype.bf16, **stages) == TRAINED | sharded | BF16
+
+
 def test_extra_is_merged_last_and_deeply() -> None:
-    extra = {"zero_optimization": {"reduce_bucket_size": 5}, "steps_per_print": 10}
-    config = generated(Role.actor, stage=1, dtype=Dtype.fp32, extra=extra)
-    assert config["zero_optimization"] == {
-        "stage": 1,
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "reduce_bucket_size": 5,
+    extra = {
+        "zero_optimization": {"reduce_bucket_size": 5, "overlap_comm": False},
+        "steps_per_print": 10,
+        "hybrid_engine": {"enabled": True, "max_out_tokens": 512},
     }
-    assert config["steps_per_print"] == 10
-    assert extra == {"zero_optimization": {"reduce_bucket_size": 5}, "steps_per_print": 10}
+    assert generated(Role.actor, stage=1, extra=extra) == TRAINED | {
+        "zero_optimization": {
+            "stage": 1,
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": 5,
+        },
+        "steps_per_print": 10,
+        "hybrid_engine": {"enabled": True, "max_out_tokens": 512},
+    }
+    assert extra == {
+        "zero_optimization": {"reduce_bucket_size": 5, "overlap_comm": False},
+        "steps_per_print": 10,
+        "hybrid_engine": {"enabled": True, "max_out_tokens": 512},
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,4 +169,5 @@ def test_extra_is_merged_last_and_deeply() -> None:
     ],
 )
 def test_which_weights_are_half(stage: int, dtype: Dtype, *, expected: bool) -> None:
-    assert has_half_weights(stage, dtype) is expected
+    for role in Role:
+        assert has_half_weights(role, zero(stage=stage), dtype) is expected

@@ -13,25 +13,42 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.checkpoint.folders import save_model
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.schema import ZeroConfig
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
 from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
 from rlhf.models.building import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.phases.exporting import Export
 from rlhf.types import Ranks
 
 
 def engine_of(module: torch.nn.Module, ranks: Ranks, role: Role) -> DeepSpeedEngine:
     constant = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
-    whole = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+    zero = ZeroConfig(
+        stage=3,
+        critic_stage=None,
+        offload_optimizer=False,
+        offload_parameters=False,
+        offload_reference=False,
+        offload_reward=False,
+        quantize_frozen_weights=False,
+        hpz_partition_size=1,
+        extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+    )
     return DeepSpeedEngine(
         module,
         role=role,
-        settings=EngineSettings(stage=3, dtype=Dtype.fp32, extra=whole),
+        settings=EngineSettings(zero=zero, dtype=Dtype.fp32),
         plan=BatchPlan(per_rank=2, micro=2, accumulation=1),
         ranks=ranks,
         optimizer=OptimizerSettings(
-            lr=0.1, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0, schedule=constant
+            lr=0.1,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            schedule=constant,
         ),
     )
 
@@ -70,10 +87,12 @@ def main(folder: Path) -> None:
     critic_state = critic.whole_state(critic.module.pretrained)
 
     if ranks.is_main:
-        save_model(folder / "actor", actor.module, state, tokenizer, description="")
-        save_model(
-            folder / "critic", critic.module.pretrained, critic_state, tokenizer, description=""
-        )
+        for name, model, weights in (
+            ("actor", actor.module, state),
+            ("critic", critic.module.pretrained, critic_state),
+        ):
+            write = Export(model, weights).write
+            save_model(folder / name, write, tokenizer, description="")
         live = {"logits": logits_BSV.contiguous(), "values": values_BS.contiguous()}
         save_file(live, folder / "live.safetensors")
         shard = sum(p.ds_tensor.numel() for p in actor.module.parameters())

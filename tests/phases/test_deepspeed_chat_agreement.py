@@ -221,6 +221,32 @@ def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -
     if not missing:
         assert mask == keep
 
+    def actor_loss() -> float:
+        logprobs = responses_of(reading.logprobs(models.actor.module))
+        return seeds.actor_loss(logprobs, old, targets.advantages, keep)
+
+    def critic_loss() -> float:
+        values = responses_of(reading.values(models.critic.module))
+        return seeds.critic_loss(values, old_values, targets.returns, keep)
+
+    for loss, engine in ((actor_loss, models.actor), (critic_loss, models.critic)):
+        norm, slope = along_the_gradient(loss, engine.module)
+        assert norm == pytest.approx(slope, rel=1e-4)
+
+
+def along_the_gradient(loss: Callable[[], float], module: nn.Module) -> tuple[float, float]:
+    """Norm of a module's gradient, and how fast ``loss`` grows along it; they should be equal."""
+    weights = [weight for weight in module.parameters() if weight.grad is not None]
+    norm = torch.stack([weight.grad.norm() for weight in weights]).norm().item()
+    step, sides = 1e-5, []
+    for sign in (+1, -1):
+        for weight in weights:
+            weight.data.add_(weight.grad, alpha=sign * step / norm)
+        sides.append(loss())
+        for weight in weights:
+            weight.data.sub_(weight.grad, alpha=sign * step / norm)
+    return norm, (sides[0] - sides[1]) / (2 * step)
+
 
 def kept_mean(rows: Rows, keep: seeds.Mask) -> float:
     """Mean over kept tokens."""

@@ -8,7 +8,8 @@ import torch
 from rlhf.data.collate import collate_prompts
 from rlhf.models.building import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.rollout.experience import Models, collect
+from rlhf.phases.ppo_models import SeparateModels
+from rlhf.rollout.experience import collect
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.types import PromptBatch, Rollout, take_rows
@@ -29,12 +30,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def models() -> Models:
+def models() -> SeparateModels:
     tokenizer = train_tokenizer(["words"], vocab_size=260)
     source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
     actors = [PlainEngine(build_actor(source, tokenizer, seed=seed)) for seed in (1, 2)]
     scorers = [PlainEngine(build_scorer(source, tokenizer, seed=seed)) for seed in (3, 4)]
-    return Models(*actors, *scorers)
+    return SeparateModels(*actors, *scorers, temperature=TEMPERATURE)
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +46,16 @@ def prompts() -> PromptBatch:
     return collate_prompts(ids, list("abcd"), draws, pad_id=0, device=CPU)
 
 
-def rollout_of(models: Models, prompts: PromptBatch, *, end_id: int, micro: int = 4) -> Rollout:
+def rollout_of(
+    models: SeparateModels, prompts: PromptBatch, *, end_id: int, micro: int = 4
+) -> Rollout:
     backend = HfRollout(SAMPLING, end_id=end_id, pad_id=0)
     responses = backend.generate(models.actor, prompts)
-    return collect(models, prompts, responses, temperature=TEMPERATURE, micro_batch_size=micro)
+    return collect(models.opinions, prompts, responses, micro_batch_size=micro)
 
 
 @pytest.fixture(scope="module")
-def rollout(models: Models, prompts: PromptBatch) -> Rollout:
+def rollout(models: SeparateModels, prompts: PromptBatch) -> Rollout:
     # The end token is one that row 1 samples third, so that one response ends early.
     free = rollout_of(models, prompts, end_id=1)
     return rollout_of(models, prompts, end_id=int(free.responses.ids_BT[1, 2]))
@@ -74,7 +77,7 @@ def test_a_response_keeps_its_end_token_and_nothing_behind_it(rollout: Rollout) 
             assert keep[row].all(), "a response that never ended keeps all its tokens"
 
 
-def test_tokens_are_where_their_draws_fall(models: Models, rollout: Rollout) -> None:
+def test_tokens_are_where_their_draws_fall(models: SeparateModels, rollout: Rollout) -> None:
     for row in range(4):
         prompt, response = unpadded(rollout, row)
         for step, token in enumerate(response):
@@ -86,7 +89,7 @@ def test_tokens_are_where_their_draws_fall(models: Models, rollout: Rollout) -> 
 
 
 def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
-    models: Models, rollout: Rollout
+    models: SeparateModels, rollout: Rollout
 ) -> None:
     for row in range(4):
         prompt, response = unpadded(rollout, row)
@@ -110,7 +113,7 @@ def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
 
 
 def test_neighbours_and_micro_batches_change_nothing(
-    models: Models, prompts: PromptBatch, rollout: Rollout
+    models: SeparateModels, prompts: PromptBatch, rollout: Rollout
 ) -> None:
     end_id = int(rollout.responses.ids_BT[1, 2])
     for rows in ([1], [2, 0], [3, 2, 1, 0]):
@@ -125,7 +128,7 @@ def test_neighbours_and_micro_batches_change_nothing(
 
 
 def test_the_checkpoint_own_generation_settings_do_not_bend_the_policy(
-    models: Models, prompts: PromptBatch
+    models: SeparateModels, prompts: PromptBatch
 ) -> None:
     plain = rollout_of(models, prompts, end_id=1)
     own = models.actor.module.generation_config

@@ -20,23 +20,27 @@ RESULTS = {
     "sft": {"perplexity_after": 2.5},
     "reward": {"accuracy": 0.75},
     "ppo": {"score_after": 1.5},
+    "dpo": {"accuracy": 0.625},
 }
 
 
 @pytest.mark.parametrize(
-    ("order", "ppo_extra", "objective"),
+    ("order", "extra", "objective"),
     [
         ("[sft]", {}, -2.5),
         ("[sft,reward]", {}, 0.75),
         ("[sft,reward,ppo]", {}, 1.5),
         ("[sft,reward,ppo]", {"gold_after": 0.8}, 0.8),
+        ("[sft,dpo]", {}, 0.625),
+        ("[sft,dpo]", {"gold_after": 0.8}, 0.8),
     ],
 )
 def test_the_objective_is_that_of_the_last_phase(
-    order: str, ppo_extra: dict[str, float], objective: float, compose: Compose, tmp_path: Path
+    order: str, extra: dict[str, float], objective: float, compose: Compose, tmp_path: Path
 ) -> None:
-    for phase, result in (RESULTS | {"ppo": RESULTS["ppo"] | ppo_extra}).items():
-        write_json(phase_result_path(tmp_path, phase), result)
+    for phase, result in RESULTS.items():
+        last = extra if phase in ("ppo", "dpo") else {}
+        write_json(phase_result_path(tmp_path, phase), result | last)
     config = to_run_config(compose([f"phase.order={order}"]))
     assert summarise(config, tmp_path)["objective"] == objective
 

@@ -27,9 +27,21 @@ RESULT: dict[str, Any] = {
             "gold_before": 0.31,
             "gold_after": 0.871234,
             "gold_after_ema": 0.86,
+            "corpus_perplexity_before": 12.5,
+            "corpus_perplexity_after": 13.25,
+            "corpus_perplexity_after_ema": 13.1,
             "kl_to_reference": 7.21,
             "seconds": 3783.2,
             "peak_memory_gib": 1.31,
+        },
+        "dpo": {
+            "accuracy": 0.7,
+            "accuracy_ci": [0.65, 0.748],
+            "gold_before": 0.31,
+            "gold_after": 0.5,
+            "kl_to_reference": 2.5,
+            "seconds": 60.0,
+            "peak_memory_gib": 1.25,
         },
     },
     "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"},
@@ -58,7 +70,7 @@ def printed(result: dict[str, Any], run_dir: Path) -> list[str]:
 def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
     lines = [line for line in printed(RESULT, run_dir) if line]
     assert lines[:2] == ["objective 0.871", "phase measure before after time"]
-    assert lines[3:14] == [
+    assert lines[3:21] == [
         "sft held-out perplexity 1,023.300 4.312 0:00:12",
         "reward held-out accuracy 0.861 0:00:08",
         "95 % interval 0.841-0.879",
@@ -66,28 +78,39 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
         "ppo held-out score 0.120 1.830 1:03:03",
         "held-out gold score 0.310 0.871",
         "averaged actor 0.860",
+        "corpus perplexity 12.500 13.250",
+        "averaged actor 13.100",
         "KL to reference, nats 7.210",
         "peak memory, GiB 1.310",
+        "dpo held-out accuracy 0.700 0:01:00",
+        "95 % interval 0.650-0.748",
+        "held-out gold score 0.310 0.500",
+        "KL to reference, nats 2.500",
+        "peak memory, GiB 1.250",
         "torch 2.13.0, deepspeed 0.19.8",
         "Where it lies",
     ]
 
 
-@pytest.mark.parametrize("missing", [("sft",), ("reward",), ("ppo",), ("sft", "reward", "ppo")])
+@pytest.mark.parametrize(
+    "missing", [("sft",), ("reward",), ("ppo",), ("dpo",), ("sft", "reward", "ppo", "dpo")]
+)
 def test_any_phase_may_be_missing(run_dir: Path, missing: tuple[str, ...]) -> None:
     phases = {name: phase for name, phase in RESULT["phases"].items() if name not in missing}
     lines = printed(RESULT | {"phases": phases}, run_dir)
     first_words = {line.split(" ")[0] for line in lines[: lines.index("Where it lies")]}
-    assert first_words & {"sft", "reward", "ppo"} == set(phases)
+    assert first_words & {"sft", "reward", "ppo", "dpo"} == set(phases)
 
 
 def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:
-    known = {key: value for key, value in RESULT["phases"]["ppo"].items() if "gold" not in key}
+    optional = ("gold", "corpus")
+    ppo = RESULT["phases"]["ppo"].items()
+    known = {key: value for key, value in ppo if not key.startswith(optional)}
     reward = RESULT["phases"]["reward"].copy()
     del reward["best_possible_accuracy"]
     text = "\n".join(printed(RESULT | {"phases": {"reward": reward, "ppo": known}}, run_dir))
     assert "held-out score" in text
-    assert not any(word in text for word in ("gold", "best possible", "averaged"))
+    assert not any(word in text for word in (*optional, "best possible", "averaged"))
 
 
 def test_only_what_is_there_is_listed_as_one_would_type_it(run_dir: Path) -> None:
@@ -114,6 +137,13 @@ def test_without_an_actor_the_sft_model_is_offered_and_without_both_none(run_dir
     assert any("runs/mine/sft/model" in line for line in what_to_type_next(run_dir))
     (run_dir / "sft/model").rmdir()
     assert not any("pipeline" in line for line in what_to_type_next(run_dir))
+
+
+def test_what_dpo_made_is_listed_and_offered(run_dir: Path) -> None:
+    (run_dir / "ppo/actor").rmdir()
+    (run_dir / "dpo/actor").mkdir(parents=True)
+    assert "  policy of DPO    runs/mine/dpo/actor" in where_it_lies(run_dir)
+    assert any("runs/mine/dpo/actor" in line for line in what_to_type_next(run_dir))
 
 
 def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:

@@ -30,9 +30,11 @@ class Notes:
         self.taken.append("finished")
 
 
-def run_config(wandb: WandbMode) -> RunConfig:
+def run_config(wandb: WandbMode, *, tensorboard: bool = False) -> RunConfig:
     """A run config of which only what trackers read is filled in."""
-    tracking = TrackingConfig(wandb=wandb, project="p", entity=None, tags=[], log_every=1)
+    tracking = TrackingConfig(
+        wandb=wandb, project="p", entity=None, tags=[], tensorboard=tensorboard, log_every=1
+    )
     others: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
     return RunConfig(**others | {"name": "default", "tracking": tracking})
 
@@ -79,7 +81,8 @@ def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:
 
 
 def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
-    tracker = build_tracker(run_config(WandbMode.online), tmp_path, is_main=False)
+    config = run_config(WandbMode.online, tensorboard=True)
+    tracker = build_tracker(config, tmp_path, is_main=False)
     assert isinstance(tracker, NullTracker)
     tracker.log("sft", 1, {"sft/loss": 1.0})
     tracker.finish()
@@ -87,8 +90,9 @@ def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    modules = "console jsonl metrics summary trackers wandb_run".split()
+    modules = "console jsonl metrics summary tensorboard trackers wandb_run".split()
     imports = "; ".join(f"import rlhf.tracking.{module}" for module in modules)
-    code = f"import sys; {imports}; print({{'rich', 'wandb', 'torch'}} & set(sys.modules))"
+    heavy = {"rich", "wandb", "torch", "tensorboard"}
+    code = f"import sys; {imports}; print({heavy} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

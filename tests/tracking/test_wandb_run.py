@@ -23,7 +23,12 @@ from rlhf.tracking import wandb_run
 
 wandb_run.INIT_TIMEOUT_SECONDS = 1.0
 config = TrackingConfig(
-    wandb=WandbMode(sys.argv[1]), project="rlhf", entity=None, tags=["tiny"], log_every=1
+    wandb=WandbMode(sys.argv[1]),
+    project="rlhf",
+    entity=None,
+    tags=["tiny"],
+    tensorboard=False,
+    log_every=1,
 )
 try:
     tracker = wandb_run.WandbTracker(

@@ -1,0 +1,169 @@
+"""Keys that need, or exclude, one another: each refusal names the key, its value and a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.errors import ConfigError
+
+Compose = Callable[[list[str]], DictConfig]
+
+TRUNK = ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=2"]
+RLOO = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=4"]
+OWN = ["model=opt_125m", "model@reward_model=opt_125m"]  # models that have learned something
+
+
+def refusal(compose: Compose, overrides: list[str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        to_run_config(compose(overrides))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["ppo.steps=null"], ["ppo.steps and ppo.epochs are both null", "set one"]),
+        (
+            ["ppo.advantage_estimator=rloo"],
+            ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=1", "use 2 or more"],
+        ),
+        (
+            ["ppo.advantage_estimator=grpo"],
+            ["ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=1", "use 2 or more"],
+        ),
+        (
+            [*RLOO, "ppo.whiten_rewards=true"],
+            ["ppo.whiten_rewards=true", "rloo", "set ppo.whiten_rewards=false"],
+        ),
+        (
+            ["ppo.kl_placement=loss"],
+            ["ppo.kl_estimator=k1", "ppo.kl_placement=loss", "use ppo.kl_estimator=k3"],
+        ),
+        (
+            [*RLOO, "ppo.actor_freeze_steps=2"],
+            ["ppo.actor_freeze_steps=2", "rloo has no critic", "ppo.advantage_estimator=gae"],
+        ),
+        (
+            [*RLOO, *TRUNK],
+            ["ppo.shared_trunk=true", "rloo has no critic", "ppo.advantage_estimator=gae"],
+        ),
+        (
+            ["ppo.advantage_estimator=reinforce_pp", "ppo.actor_freeze_steps=2"],
+            ["ppo.actor_freeze_steps=2", "reinforce_pp has no critic"],
+        ),
+        (
+            ["ppo.actor_freeze_steps=80"],
+            ["ppo.actor_freeze_steps=80", "ppo.steps=80", "use less"],
+        ),
+        (["ppo.num_layers_unfrozen=1"], ["ppo.num_layers_unfrozen=1", "ppo.shared_trunk=true"]),
+        (["ppo.num_value_layers=1"], ["ppo.num_value_layers=1", "ppo.shared_trunk=true"]),
+        (
+            ["ppo.shared_trunk=true"],
+            ["ppo.num_layers_unfrozen is null", "ppo.shared_trunk=true", "2 is trlx's choice"],
+        ),
+        (
+            [*TRUNK, "lora=default", "lora.roles=[actor]"],
+            ["ppo.shared_trunk=true with adapters", "lora=none", "ppo.shared_trunk=false"],
+        ),
+        (
+            [*TRUNK, "ppo.actor_freeze_steps=3"],
+            ["ppo.actor_freeze_steps=3", "set it to 0", "ppo.shared_trunk=false"],
+        ),
+        (
+            ["lora=default", "lora.roles=[]"],
+            ["lora.roles=[]", "lora.rank=", "sft, reward, actor, critic"],
+        ),
+        (
+            [*OWN, "lora=default", "lora.train_base=true", "lora.export=adapter"],
+            ["lora.export=adapter", "lora.train_base=true", "use lora.export=merged"],
+        ),
+        (
+            ["lora=default", "lora.roles=[sft,actor]"],
+            ["lora.roles has sft", "model.init=random", "lora.roles=[actor,critic]"],
+        ),
+        (
+            [*OWN[:1], "model@reward_model=tiny", "lora=default", "lora.roles=[reward]"],
+            ["lora.roles has reward", "reward_model.init=random", "lora.roles=[actor,critic]"],
+        ),
+        (
+            ["zero=stage0", "zero.offload_optimizer=true"],
+            ["zero.offload_optimizer=true", "zero.stage=1, 2 or 3"],
+        ),
+        *(
+            (["zero=stage2", f"zero.{key}={value}"], [f"zero.{key}", "needs zero.stage=3"])
+            for key, value in (
+                ("offload_parameters", "true"),
+                ("offload_reference", "true"),
+                ("offload_reward", "true"),
+                ("quantize_frozen_weights", "true"),
+                ("hpz_partition_size", "2"),
+            )
+        ),
+        (
+            ["zero=stage3", "zero.quantize_frozen_weights=true", "hardware=a100_40g"],
+            ["zero.quantize_frozen_weights=true", "add lora=default", "hardware"],
+        ),
+        (
+            [*OWN, "zero=stage3", "zero.quantize_frozen_weights=true", "lora=default"],
+            ["zero.quantize_frozen_weights=true", "GPU profile of hardware"],
+        ),
+        (
+            ["zero=stage3", "zero.hpz_partition_size=2"],
+            ["zero.hpz_partition_size=2", "does not divide", "hardware.ranks_per_node=1"],
+        ),
+    ],
+)
+def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> None:
+    message = refusal(compose, overrides)
+    assert all(part in message for part in parts), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["ppo.steps=null", "ppo.epochs=1"],
+        ["ppo.steps=10", "ppo.epochs=0.5", "ppo.actor_freeze_steps=9"],
+        RLOO,
+        ["ppo.advantage_estimator=reinforce_pp", "ppo.whiten_rewards=true"],
+        ["ppo.kl_placement=loss", "ppo.kl_estimator=k3"],
+        ["ppo.kl_placement=loss", "ppo.kl_estimator=k2"],
+        [*TRUNK, "ppo.num_value_layers=1"],
+        ["lora=default", "lora.roles=[actor,critic]"],
+        [*OWN, "lora=default", "lora.roles=[sft,reward,actor,critic]"],
+        [*OWN, "lora=default", "lora.export=adapter"],
+        ["lora.rank=0", "lora.roles=[]"],  # without adapters the other keys say nothing
+        ["zero=stage1", "zero.offload_optimizer=true"],
+        ["zero=stage3", "zero.offload_parameters=true", "zero.offload_reward=true"],
+        ["phase.order=[sft]", "ppo.steps=null"],  # PPO does not run
+    ],
+)
+def test_allowed(overrides: list[str], compose: Compose) -> None:
+    to_run_config(compose(overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["ppo.responses_per_prompt=3"],
+            "ppo.rollout_batch_size/ranks=128 is not a multiple of ppo.responses_per_prompt=3",
+        ),
+        (
+            ["ppo.ptx_batch_size=3", "hardware.ranks_per_node=2"],
+            "ppo.ptx_batch_size=3 is not a multiple of hardware.nodes*hardware.ranks_per_node=2",
+        ),
+        (["phase.order=[sft,reward,ppo,dpo]"], "dpo takes the place of ppo"),
+        (["phase=dpo"], "model.init=random: DPO starts from an SFT model"),
+    ],
+)
+def test_arithmetic_and_order_of_new_keys(
+    overrides: list[str], message: str, compose: Compose
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        to_run_config(compose(overrides))

@@ -1,0 +1,144 @@
+"""The updates of one rollout: how many, over what, and what each model is asked to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from rlhf.algorithms.logprobs import TokenLogprobs
+from rlhf.config.checks import BatchPlan
+from rlhf.config.freeze import to_run_config
+from rlhf.phases.ppo_models import PolicyAndValues, Reports
+from rlhf.phases.ppo_trainer import PPOTrainer
+from rlhf.rollout.experience import WholeSequences
+from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
+
+Compose = Callable[[list[str]], DictConfig]
+ROWS, T = 4, 3
+
+
+class Answers:
+    """Models that always say the same and write down what they are asked to learn."""
+
+    def __init__(self, *, drift: float) -> None:
+        self._drift = drift
+        self.rows: list[list[int]] = []
+        self.losses: list[tuple[float | None, float | None]] = []
+        self.steps = 0
+
+    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
+        ids_BT = sequences.response_ids_BT
+        self.rows.append(ids_BT[:, 0].tolist())
+        logprobs_BT = torch.full(ids_BT.shape, -1.0 + self._drift, requires_grad=True)
+        policy = TokenLogprobs(logprobs_BT, torch.full(ids_BT.shape, 0.5))
+        return PolicyAndValues(policy if with_policy else None, torch.full(ids_BT.shape, 2.0))
+
+    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
+        self.losses.append(
+            tuple(None if loss is None else loss.item() for loss in (actor_loss, critic_loss))
+        )
+
+    def step(self) -> Reports:
+        self.steps += 1
+        report = StepReport(0.5, 2.0, is_skipped=False)
+        return Reports(report if self.losses[-1][0] is not None else None, report)
+
+
+def rollout() -> Rollout:
+    """Rows 0 to 3, told apart by their first response token; values and rewards are 0."""
+    ids_BT = torch.arange(ROWS)[:, None].expand(ROWS, T).contiguous()
+    keep_BT = torch.ones(ROWS, T, dtype=torch.bool)
+    zeros_BT = torch.zeros(ROWS, T)
+    prompts = PromptBatch(ids_BT[:, :1], keep_BT[:, :1], zeros_BT, [""] * ROWS)
+    responses = Responses(ids_BT, keep_BT, keep_BT[:, 0])
+    return Rollout(prompts, responses, zeros_BT - 1, zeros_BT - 1, zeros_BT, torch.zeros(ROWS))
+
+
+@pytest.fixture
+def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
+    """A trainer and its models after some rollouts under these overrides."""
+
+    def after(*overrides: str, rollouts: int = 1, drift: float = 0.0) -> SimpleNamespace:
+        config = to_run_config(compose(["ppo.ppo_epochs=1", *overrides])).ppo
+        models = Answers(drift=drift)
+        engine: Any = SimpleNamespace(
+            models=models,
+            actor=SimpleNamespace(lr_scale=1.0),
+            has_critic=True,
+            ranks=Ranks(),
+            plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
+            config=SimpleNamespace(seed=1),
+        )
+        trainer = PPOTrainer(engine, config)
+        stats = [trainer.train_rlhf(rollout()) for _ in range(rollouts)]
+        return SimpleNamespace(engine=engine, models=models, stats=stats, trainer=trainer)
+
+    return after
+
+
+def test_every_pass_takes_each_response_once_in_an_order_of_its_own(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    models = trained("ppo.ppo_epochs=8").models
+    assert models.steps == 8 * 2  # two mini-batches of two rows each
+    taken = [row for rows in models.rows for row in rows]
+    passes = [taken[i : i + ROWS] for i in range(0, len(taken), ROWS)]
+    assert all(sorted(rows) == [0, 1, 2, 3] for rows in passes)
+    assert len({tuple(rows) for rows in passes}) > 1
+
+
+def test_the_value_loss_has_its_weight(trained: Callable[..., SimpleNamespace]) -> None:
+    # values of 2 for returns of 0, three of a mini-batch's six tokens: 0.5 * 2^2 / 2
+    free = "ppo.cliprange_value=null"
+    for more, expected in ([], 1.0), (["ppo.value_coef=0.1"], 0.1):
+        losses = [critic for _, critic in trained(free, *more).models.losses]
+        assert losses == pytest.approx([expected] * ROWS)
+
+
+def test_values_are_clipped_where_they_move_too_far(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    # old values of 0, returns of 0: the larger of 2^2 and 0.2^2 counts
+    stats = trained("ppo.cliprange_value=0.2").stats[0]
+    assert stats.metrics["ppo/critic_loss"] == pytest.approx(2.0)
+    assert stats.metrics["ppo/value_clipfrac"] == 0.0  # the clipped error was never the larger
+
+
+def test_an_entropy_bonus_is_subtracted(trained: Callable[..., SimpleNamespace]) -> None:
+    losses = [actor for actor, _ in trained("ppo.entropy_coef=0.2").models.losses]
+    assert losses == pytest.approx([-0.05] * ROWS)  # 0.2 * 0.5 nats on half of the tokens
+
+
+def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -> None:
+    run = trained("ppo.actor_freeze_steps=2", rollouts=3)
+    learned = [actor is not None for actor, _ in run.models.losses]
+    assert learned == [False] * 8 + [True] * 4  # four micro-batches in a rollout
+    assert ["ppo/actor_loss" in stats.metrics for stats in run.stats] == [False, False, True]
+
+
+# The policy moved by log 1.5 on every token: KL(old || new) is 0.5 - log 1.5 = 0.0945.
+DRIFT = 0.4054651
+
+
+def test_updates_stop_where_the_policy_has_moved_too_far(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    def updates(limit: str) -> int:
+        run = trained("ppo.ppo_epochs=4", f"ppo.stop_update_kl={limit}", drift=DRIFT)
+        assert run.stats[0].metrics["ppo/approx_kl"] == pytest.approx(0.0945349)
+        return run.models.steps
+
+    assert updates("0.09") == 1
+    assert updates("0.1") == updates("null") == 8
+
+
+def test_the_learning_rate_is_guarded(trained: Callable[..., SimpleNamespace]) -> None:
+    assert trained("ppo.lr_guard_kl=0.09", drift=DRIFT).engine.actor.lr_scale < 1.0
+    assert trained("ppo.lr_guard_kl=0.1", drift=DRIFT).engine.actor.lr_scale == 1.0
+    assert trained("ppo.lr_guard_kl=null", drift=DRIFT).engine.actor.lr_scale == 1.0

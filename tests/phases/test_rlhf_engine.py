@@ -1,0 +1,107 @@
+"""Which models PPO builds, from what, and what each is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.engine.ds_config import Role
+from rlhf.phases import rlhf_engine
+from rlhf.phases.ppo_models import AdapterOff
+from rlhf.phases.rlhf_engine import RLHFEngine
+from rlhf.types import Ranks
+from tests.models_on_disk import save_models
+from tests.plain_engine import PlainEngine
+
+
+class NotedEngine(PlainEngine):
+    """Keeps what it was made with."""
+
+    def __init__(self, module: torch.nn.Module, **given: Any) -> None:
+        super().__init__(module)
+        self.given = given
+
+
+@pytest.fixture
+def built(
+    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RLHFEngine]:
+    """An RLHFEngine over models on disk, DeepSpeed left out."""
+    monkeypatch.setattr(rlhf_engine, "DeepSpeedEngine", NotedEngine)
+    save_models(tmp_path, policy="some words", reward="some words")
+
+    def engine(*overrides: str) -> RLHFEngine:
+        paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
+        paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]
+        return RLHFEngine(to_run_config(compose([*paths, *overrides])), Ranks())
+
+    return engine
+
+
+def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(
+    built: Callable[..., RLHFEngine],
+) -> None:
+    engine = built()
+    roles = [engine.actor, engine.models.reference, engine.critic, engine.reward]
+    assert [e.given["role"] for e in roles] == [
+        Role.actor,
+        Role.reference,
+        Role.critic,
+        Role.reward,
+    ]
+    assert [e.given["optimizer"] is not None for e in roles] == [True, False, True, False]
+    states = [e.module.state_dict() for e in roles]
+    for one, other in (states[:2], states[2:]):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def dropouts(engine: Any) -> float:
+    model = getattr(engine.module, "pretrained", engine.module)
+    return float(model.config.attention_dropout)
+
+
+def test_actor_and_critic_have_dropout_of_their_own(built: Callable[..., RLHFEngine]) -> None:
+    engine = built("ppo.actor_dropout=0.25", "ppo.critic_dropout=0.5", "model.dropout=0.75")
+    assert (dropouts(engine.actor), dropouts(engine.critic)) == (0.25, 0.5)
+    assert (dropouts(engine.models.reference), dropouts(engine.reward)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("key", ["model", "reward_model"])
+def test_actor_and_critic_keep_activations_or_not(
+    key: str, built: Callable[..., RLHFEngine]
+) -> None:
+    engine = built(f"{key}.gradient_checkpointing=true")
+    got = [e.module.is_gradient_checkpointing for e in (engine.actor,)]
+    got += [engine.critic.module.pretrained.is_gradient_checkpointing]
+    assert got == [key == "model", key == "reward_model"]
+
+
+def test_with_adapters_the_reference_is_the_actor_without_them(
+    built: Callable[..., RLHFEngine],
+) -> None:
+    assert isinstance(built("lora=default").models.reference, AdapterOff)
+    both_learn = built("lora=default", "lora.train_base=true")
+    assert both_learn.models.reference.given["role"] is Role.reference
+
+
+def test_a_step_of_the_actor_takes_in_the_corpus(built: Callable[..., RLHFEngine]) -> None:
+    sizes = ["ppo.mini_batch_size=64", "ppo.micro_batch_size=16"]
+    engine = built(*sizes, "ppo.ptx_coef=1", "ppo.ptx_batch_size=32")
+    assert engine.critic.given["plan"].accumulation == 4
+    assert engine.actor.given["plan"].accumulation == 4 + 2
+
+
+def test_without_values_there_is_no_critic(built: Callable[..., RLHFEngine]) -> None:
+    assert built("ppo.advantage_estimator=reinforce_pp").critic is None
+
+
+def test_prompts_come_as_often_as_they_are_answered(built: Callable[..., RLHFEngine]) -> None:
+    batch = built("ppo.responses_per_prompt=2").prompts(["some", "words"])
+    assert batch.texts == ["some", "some", "words", "words"]

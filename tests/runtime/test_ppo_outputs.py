@@ -1,0 +1,63 @@
+"""What a run with the further options of PPO leaves in its directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runs import finished, metrics
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = [
+    "ppo.ema_beta=0.9",
+    "ppo.ptx_coef=0.5",
+    "ppo.eval_every=1",
+    "ppo.sample_every=2",
+    "ppo.responses_per_prompt=2",
+    "tracking=tensorboard",
+]
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("runs") / "run", *OPTIONS)
+
+
+def test_the_moving_average_is_a_model_beside_the_actor(run_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    sft, actor, average = (
+        dict(AutoModelForCausalLM.from_pretrained(run_dir / name).named_parameters())
+        for name in ("sft/model", "ppo/actor", "ppo/actor_ema")
+    )
+    assert sft.keys() == actor.keys() == average.keys()
+
+    def distance(model: dict[str, torch.Tensor]) -> float:
+        return sum(float((model[name] - sft[name]).detach().norm()) for name in sft)
+
+    assert 0 < distance(average) < distance(actor), "the average lags behind"
+    assert "score_after_ema" in json.loads((run_dir / "ppo" / "result.json").read_text())
+
+
+def test_the_corpus_is_learned_from_and_judged(run_dir: Path) -> None:
+    lines = [line for line in metrics(run_dir) if line["phase"] == "ppo"]
+    assert [line["step"] for line in lines if line.get("ppo/ptx_loss", 0) > 0] == [1, 2]
+    result = json.loads((run_dir / "ppo" / "result.json").read_text())
+    assert result["corpus_perplexity_after"] < 2 * result["corpus_perplexity_before"]
+
+
+def test_evaluations_and_samples_come_when_they_should(run_dir: Path) -> None:
+    evaluated = [line["step"] for line in metrics(run_dir) if "ppo/eval_score" in line]
+    assert evaluated == [1, 2]
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    assert {sample["step"] for sample in samples} == {2}
+    assert samples[0]["prompt"] == samples[1]["prompt"], "two responses to each prompt"
+    assert samples[1]["prompt"] != samples[2]["prompt"]
+
+
+def test_tensorboard_has_its_folder(run_dir: Path) -> None:
+    assert list((run_dir / "tensorboard").glob("events.out.*"))

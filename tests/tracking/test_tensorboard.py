@@ -1,0 +1,59 @@
+"""TensorBoard's event file, read back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.choices import WandbMode
+from rlhf.errors import CapabilityError
+from rlhf.tracking.tensorboard import TensorBoardTracker
+from rlhf.tracking.trackers import build_tracker
+from tests.tracking.test_trackers import run_config
+
+# Its protocol buffers are written in C, in the older way.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values of every tag in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log("sft", 1, {"sft/loss": 2.5})
+    tracker.log("sft", 2, {"sft/loss": 2.25})
+    tracker.log("ppo", 1, {"ppo/clipfrac": 0.5, "time/step_seconds": 3.0})
+    tracker.finish()
+    assert scalars(tmp_path) == {
+        "sft/loss": [(1, 2.5), (2, 2.25)],
+        "ppo/clipfrac": [(1, 0.5)],
+        "ppo/time/step_seconds": [(1, 3.0)],
+    }
+
+
+def test_the_main_rank_writes_into_the_run_directory(tmp_path: Path) -> None:
+    config = run_config(WandbMode.disabled, tensorboard=True)
+    tracker = build_tracker(config, tmp_path, is_main=True)
+    tracker.log("dpo", 4, {"dpo/loss": 0.75})
+    tracker.finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
+    assert scalars(tmp_path / "tensorboard") == {"dpo/loss": [(4, 0.75)]}
+
+
+def test_without_the_package_the_way_out_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(CapabilityError, match=r"tracking\.tensorboard=true: .*pip install"):
+        TensorBoardTracker(tmp_path)
