@@ -99,10 +99,10 @@ def check_lora(config: RunConfig) -> None:
             f"lora.roles=[] with lora.rank={lora.rank}: name the models that get adapters, "
             f"some of {', '.join(LoraRole)}"
         )
-    if lora.train_base and lora.export is LoraExport.adapter:
+    if lora.train_rest and lora.export is LoraExport.adapter:
         raise ConfigError(
-            "lora.export=adapter with lora.train_base=true: the base has learned too and would be "
-            "lost; use lora.export=merged"
+            "lora.export=adapter with lora.train_rest=true: what else has learned would be lost; "
+            "use lora.export=merged"
         )
     first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
     for phase, (key, model) in first.items():
@@ -130,7 +130,7 @@ def check_zero(config: RunConfig) -> None:
         if is_on and zero.stage != SHARDED_WEIGHTS:
             raise ConfigError(f"zero.{key}: it needs zero.stage=3, where weights are sharded")
     if zero.quantize_frozen_weights and (
-        not config.lora.rank or config.lora.train_base or config.hardware.device is not Device.cuda
+        not config.lora.rank or config.hardware.device is not Device.cuda
     ):
         raise ConfigError(
             "zero.quantize_frozen_weights=true: it is for the frozen weights below adapters, on "

@@ -117,8 +117,8 @@ class LoraConfig:
     """Endings of the names of adapted layers; null: all linear layers but the output's."""
     roles: list[LoraRole]
     """Models that get adapters: some of sft, reward, actor, critic."""
-    train_base: bool
-    """Train the weights below the adapters too (DeepSpeed-Chat without only_optimize_lora)."""
+    train_rest: bool
+    """Train what has no adapter too: embeddings, norms, biases (DeepSpeed-Chat's way)."""
     lr: float | None
     """Peak learning rate of adapters; null: that of the phase."""
     critic_rank: int | None

@@ -285,7 +285,7 @@ def require_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: 
     Raises:
         ConfigError: the model has fewer; a model without a limit takes any.
     """
-    limit = model.config.to_dict().get("max_position_embeddings")
+    limit = getattr(model.config, "max_position_embeddings", None)  # GPT-2 has it as a property
     if limit is not None and tokens > limit:
         raise ConfigError(
             f"{wanted}={tokens}: the model of {key} has {limit} positions; "

@@ -28,14 +28,14 @@ class LoraSpec:
     """The adapters of one model.
 
     ``target_modules`` are endings of layer names, None all linear layers but the output's; with
-    ``train_base`` the weights below the adapters are trained too.
+    ``train_rest`` the weights without adapters (embeddings, norms, biases) are trained too.
     """
 
     rank: int
     alpha: float
     dropout: float
     target_modules: tuple[str, ...] | None
-    train_base: bool
+    train_rest: bool
 
 
 def add_adapters(
@@ -72,7 +72,9 @@ def add_adapters(
     for name, parameter in model.named_parameters():
         if is_adapter_name(name):
             parameter.data = parameter.data.float()
-        elif spec.train_base or name.split(".")[0] in trained:
+        elif name.split(".")[0] in trained or (
+            spec.train_rest and not name.endswith("base_layer.weight")
+        ):
             parameter.requires_grad_(requires_grad=True)
 
 
@@ -145,14 +147,14 @@ def save_adapter(
     ``revision``) that the model was loaded from.
 
     Raises:
-        ConfigError: the base was trained too, so that the adapters alone are not the model.
+        ConfigError: more than adapters was trained, so that the adapters alone are not the model.
     """
     from safetensors.torch import save_file
 
     config = copy(model.peft_config[ADAPTER])
     if any(p.requires_grad and not _is_saved(model, n) for n, p in model.named_parameters()):
         raise ConfigError(
-            "lora.export=adapter with lora.train_base=true: the adapters alone are not the model; "
+            "lora.export=adapter with lora.train_rest=true: the adapters alone are not the model; "
             "use lora.export=merged"
         )
     if Path(base).is_dir():

@@ -17,7 +17,7 @@ def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraSpec | None:
         alpha=lora.alpha,
         dropout=lora.dropout,
         target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
-        train_base=lora.train_base,
+        train_rest=lora.train_rest,
     )
 
 

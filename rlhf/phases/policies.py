@@ -47,7 +47,7 @@ def build_reference(
 ) -> PreTrainedModel | None:
     """A copy of the policy as it starts; None where the policy without its adapters is that."""
     spec = lora_spec(config.lora, LoraRole.actor)
-    if spec is not None and not spec.train_base:
+    if spec is not None and not spec.train_rest:
         return None
     return build_actor(policy_source(config), tokenizer, seed=seed_for(config.seed, "model"))
 

@@ -79,8 +79,8 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["lora.roles=[]", "lora.rank=", "sft, reward, actor, critic"],
         ),
         (
-            [*OWN, "lora=default", "lora.train_base=true", "lora.export=adapter"],
-            ["lora.export=adapter", "lora.train_base=true", "use lora.export=merged"],
+            [*OWN, "lora=default", "lora.train_rest=true", "lora.export=adapter"],
+            ["lora.export=adapter", "lora.train_rest=true", "use lora.export=merged"],
         ),
         (
             ["lora=default", "lora.roles=[sft,actor]"],

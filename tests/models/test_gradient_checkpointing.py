@@ -19,7 +19,7 @@ from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, s
 
 IDS = some_ids()
 ATTEND = torch.ones_like(IDS, dtype=torch.bool)
-LORA = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_base=False)
+LORA = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
 
 
 @pytest.fixture(scope="module")

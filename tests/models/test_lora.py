@@ -46,7 +46,7 @@ def tokenizer():
 
 
 def spec(**changes) -> LoraSpec:
-    fields = {"rank": 3, "alpha": 6.0, "dropout": 0.0, "target_modules": None, "train_base": False}
+    fields = {"rank": 3, "alpha": 6.0, "dropout": 0.0, "target_modules": None, "train_rest": False}
     return LoraSpec(**(fields | changes))
 
 
@@ -132,9 +132,12 @@ def test_a_scorer_trains_its_head_beside_the_adapters(family, tokenizer) -> None
     assert not any(name.startswith("score.lora") for name in trained)
 
 
-def test_the_base_is_trained_too_where_that_is_asked_for(tokenizer) -> None:
-    model = adapted("gpt2", tokenizer, train_base=True)
-    assert trained_names(model) == {name for name, _ in model.named_parameters()}
+def test_all_but_adapted_weights_are_trained_where_that_is_asked_for(tokenizer) -> None:
+    model = adapted("gpt2", tokenizer, train_rest=True)
+    frozen = {name for name, _ in model.named_parameters()} - trained_names(model)
+    layers = {name.rpartition(".lora_A")[0] for name in trained_names(model) if "lora_A" in name}
+    assert frozen == {f"{layer}.base_layer.weight" for layer in layers}
+    assert {"transformer.wte.weight", "transformer.ln_f.bias"} <= trained_names(model)
 
 
 def test_adapters_follow_from_the_seed_and_leave_the_global_stream_alone(tokenizer) -> None:
@@ -280,8 +283,8 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
 
 
 def test_adapters_over_a_trained_base_are_not_saved_alone(tokenizer, tmp_path: Path) -> None:
-    model = adapted("llama", tokenizer, train_base=True)
-    with pytest.raises(ConfigError, match=r"lora\.train_base=true.*use lora\.export=merged"):
+    model = adapted("llama", tokenizer, train_rest=True)
+    with pytest.raises(ConfigError, match=r"lora\.train_rest=true.*use lora\.export=merged"):
         save_adapter(tmp_path, model, whole_state(model), base="somewhere")
 
 

@@ -87,7 +87,7 @@ def test_steps_and_epochs_are_both_caps(
 
 def test_each_role_has_its_adapters(compose: Compose) -> None:
     overrides = ["model=opt_125m", "lora=all", "lora.rank=8", "lora.critic_rank=4", "lora.lr=0.5"]
-    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_base=true"]
+    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
     lora = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"])).lora
     specs = {role: lora_spec(lora, role) for role in LoraRole}
     assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
@@ -98,7 +98,7 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
     }
     actor = specs[LoraRole.actor]
     assert actor is not None
-    assert (actor.alpha, actor.dropout, actor.train_base) == (2, 0.1, True)
+    assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
     assert actor.target_modules == ("q_proj",)
     assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
         "sft": 0.5,

@@ -87,7 +87,7 @@ def test_with_adapters_the_reference_is_the_actor_without_them(
     built: Callable[..., RLHFEngine],
 ) -> None:
     assert isinstance(built("lora=default").models.reference, AdapterOff)
-    both_learn = built("lora=default", "lora.train_base=true")
+    both_learn = built("lora=default", "lora.train_rest=true")
     assert both_learn.models.reference.given["role"] is Role.reference
 
 
