@@ -98,6 +98,7 @@ class TrainingEngine(PlainEngine):
         is_skipped = discard or self.overflows
         with torch.no_grad():
             for parameter in trained.values():
-                parameter -= 0.0 if is_skipped else self.lr * self.lr_scale * parameter.grad
+                length = 0.0 if is_skipped else self.lr * self.lr_scale
+                parameter.sub_(parameter.grad, alpha=length)
         self.module.zero_grad()
         return StepReport(0.5 * self.lr_scale, 2.0, is_skipped=is_skipped)

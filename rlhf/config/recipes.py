@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,8 @@ def _shown(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    linked = re.sub(r"https?://[^\s,;)]+", r"[source](\g<0>)", text)
+    return linked.replace("|", "\\|")
 
 
 def renew_page(path: Path, conf: Path) -> None:

@@ -54,7 +54,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
             values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
             context.tracker.log("dpo", step, values)
             progress.advance(step, values)
-            if config.eval_every and step % config.eval_every == 0:
+            if config.eval_every and step % config.eval_every == 0 and step < total_steps:
                 context.tracker.log("dpo", step, _printed(*trainer.evaluate(data.eval)))
 
     accuracy, eval_loss = trainer.evaluate(data.eval)

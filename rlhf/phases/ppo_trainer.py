@@ -159,11 +159,10 @@ class PPOTrainer:
         loss = surrogate.loss
         metrics = policy_metrics(surrogate, Mean.of(entropy_BT, keep_BT))
         if config.kl_placement is KlPlacement.loss:
-            kl_BT = kl_estimate(
-                logprobs_BT,
-                rollout.reference_logprobs_BT,
-                estimator=config.kl_estimator.value,
-            )
+            # 0 in dead cells before k3's exponential: an infinite slope there would give nan.
+            sides = (logprobs_BT, rollout.reference_logprobs_BT)
+            kept = (side_BT.masked_fill(~keep_BT, 0.0) for side_BT in sides)
+            kl_BT = kl_estimate(*kept, estimator=config.kl_estimator.value)
             loss = loss + self.kl.coefficient * masked_sum(kl_BT, keep_BT)
             metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
         if config.entropy_coef:

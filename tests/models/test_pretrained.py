@@ -1,0 +1,32 @@
+"""model.path: weights and tokenizer of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.tokenizers import tokenizer_for
+from tests.models_on_disk import save_base, small_tokenizer
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+def test_a_model_is_what_its_folder_holds(compose: Compose, tmp_path: Path) -> None:
+    saved = save_base(tmp_path, "llama", small_tokenizer())
+    overrides = [f"{key}.path={tmp_path}" for key in ("model", "reward_model")]
+    groups = ["model=pretrained", "model@reward_model=pretrained"]
+    config = to_run_config(compose([*groups, *overrides]))
+    tokenizer = tokenizer_for(config.model, key="model", texts=())
+    assert tokenizer.get_vocab() == small_tokenizer().get_vocab()
+    actor = build_actor(ModelSource.of(config.model, key="model"), tokenizer, seed=7)
+    source = ModelSource.of(config.reward_model, key="reward_model")
+    scorer = build_scorer(source, tokenizer, seed=7).pretrained
+    for name, weights in saved.state_dict().items():
+        assert torch.equal(actor.get_parameter(name), weights)
+        if not name.startswith("lm_head"):
+            assert torch.equal(scorer.get_parameter(name), weights)

@@ -1,0 +1,220 @@
+"""Separate models, a shared trunk and adapters switched off say the same of the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlhf.data.collate import collate_sequences
+from rlhf.models.building import build_actor, build_scorer
+from rlhf.models.lora import LoraSpec
+from rlhf.models.scorer import Scorer
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.models.trunk import build_trunk
+from rlhf.phases.ppo_models import AdapterOff, SeparateModels, TrunkModels, language_logits
+from rlhf.rollout.experience import WholeSequences
+from tests.models_on_disk import disturb
+from tests.phases.ppo_pieces import MICRO, TEMPERATURE, flat, some_rollout, source
+from tests.plain_engine import PlainEngine, TrainingEngine
+
+SPEC = LoraSpec(rank=2, alpha=4.0, dropout=0.5, target_modules=None, train_rest=False)
+ROLLOUT = some_rollout()
+SEQUENCES = WholeSequences(ROLLOUT.prompts, ROLLOUT.responses)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["words"], vocab_size=260)
+
+
+@pytest.fixture
+def reward(tokenizer: Any) -> PlainEngine:
+    return PlainEngine(build_scorer(source(), tokenizer, seed=4))
+
+
+def trunk_models(tokenizer: Any, reward: PlainEngine, **options: Any) -> TrunkModels:
+    trunk = build_trunk(source(), tokenizer, num_layers_unfrozen=1, num_value_layers=1, seed=1)
+    nn.init.normal_(trunk.value_head.weight, generator=torch.Generator().manual_seed(5))
+    engine = TrainingEngine(trunk, accumulation=1)
+    return TrunkModels(engine, reward, temperature=TEMPERATURE, **options)
+
+
+def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
+    """The weights that a new trunk has, in models of their own."""
+    trunk = models.actor.module
+    critic = build_scorer(source(), tokenizer, seed=2)
+    critic.pretrained.model.load_state_dict(trunk.policy.model.state_dict())
+    critic.pretrained.score.load_state_dict(trunk.value_head.state_dict())
+    return SeparateModels(
+        TrainingEngine(build_actor(source(), tokenizer, seed=1), accumulation=1),
+        PlainEngine(build_actor(source(), tokenizer, seed=1)),
+        TrainingEngine(critic, accumulation=1),
+        models.reward,
+        temperature=TEMPERATURE,
+        entropy_gradient=True,
+    )
+
+
+def assert_all_close(one: Any, other: Any) -> None:
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(flat(first), flat(second), atol=1e-5, rtol=1e-5)
+
+
+def test_a_new_trunk_has_the_opinions_of_separate_models(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    models = trunk_models(tokenizer, reward)
+    got, expected = models.opinions(SEQUENCES), separate_twin(models, tokenizer).opinions(SEQUENCES)
+    assert_all_close(got[:3], expected[:3])
+    torch.testing.assert_close(got.scores_B, expected.scores_B)
+    assert got.values_BT.abs().max() > 0.01
+    assert not any(opinion.requires_grad for opinion in got)
+    torch.testing.assert_close(
+        flat(got.logprobs_BT), flat(got.reference_logprobs_BT), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_trunk_that_has_learned_keeps_its_reference(tokenizer: Any, reward: PlainEngine) -> None:
+    models = trunk_models(tokenizer, reward)
+    before = models.opinions(SEQUENCES)
+    disturb(models.actor.module)
+    after = models.opinions(SEQUENCES)
+    assert torch.equal(after.reference_logprobs_BT, before.reference_logprobs_BT)
+    assert (flat(after.logprobs_BT) - flat(before.logprobs_BT)).abs().max() > 0.01
+
+
+def test_a_pass_of_the_trunk_learns_what_separate_models_do(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    models = trunk_models(tokenizer, reward, entropy_gradient=True)
+    twin = separate_twin(models, tokenizer)
+    for each in (models, twin):
+        output = each.forward(SEQUENCES, with_policy=True)
+        keep_BT = ROLLOUT.responses.keep_BT
+        gain_BT = output.policy.logprobs_BT + 0.5 * output.policy.entropy_BT
+        each.backward(gain_BT[keep_BT].sum(), output.values_BT[keep_BT].square().sum())
+        each.step()
+    together = models.actor.gradients[0]
+    apart = twin.actor.gradients[0]
+    critic = twin.critic.gradients[0]
+    for name, gradient in together.items():
+        if name.startswith("policy."):
+            expected = apart[name.removeprefix("policy.")]
+        elif name.startswith("value_branch.blocks.0."):
+            block = name.removeprefix("value_branch.blocks.0.")
+            expected = critic[f"pretrained.model.layers.1.{block}"]
+        elif name == "value_head.weight":
+            expected = critic["pretrained.score.weight"]
+        else:
+            assert name == "value_branch.tail.0.weight"
+            expected = critic["pretrained.model.norm.weight"]
+        torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)
+    assert {"policy.model.layers.1.mlp.up_proj.weight", "policy.lm_head.weight"} <= set(together)
+
+
+def test_language_logits_are_those_of_whole_sequences(tokenizer: Any, reward: PlainEngine) -> None:
+    models = trunk_models(tokenizer, reward)
+    batch = collate_sequences([[5, 6, 7, 8], [9, 10]], [0, 0], pad_id=0, device=torch.device("cpu"))
+    alone = build_actor(source(), tokenizer, seed=1).eval()
+    logits_BSV = models.language_logits(batch)
+    others_BSV = separate_twin(models, tokenizer).language_logits(batch)
+    for row, ids in enumerate(([5, 6, 7, 8], [9, 10])):
+        expected = alone(torch.tensor([ids])).logits[0]
+        for got_BSV in (logits_BSV, others_BSV):
+            torch.testing.assert_close(got_BSV[row, : len(ids)], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:
+    actor = TrainingEngine(build_actor(source(), tokenizer, seed=1), accumulation=MICRO)
+    models = SeparateModels(actor, actor, None, reward, temperature=TEMPERATURE)
+    assert not models.opinions(SEQUENCES).values_BT.any()
+    assert models.forward(SEQUENCES, with_policy=True).values_BT is None
+
+
+def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a pass for nothing")
+
+    actor = TrainingEngine(build_actor(source(), tokenizer, seed=1), accumulation=1)
+    actor.module.forward = refuse
+    critic = TrainingEngine(build_scorer(source(), tokenizer, seed=2), accumulation=1)
+    models = SeparateModels(actor, actor, critic, reward, temperature=TEMPERATURE)
+    output = models.forward(SEQUENCES, with_policy=False)
+    assert output.policy is None
+    assert output.values_BT is not None
+    models.backward(None, output.values_BT.sum())
+    assert models.step().actor is None
+    assert len(critic.gradients) == 1
+
+
+def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) -> None:
+    models = trunk_models(tokenizer, reward)
+    models.actor.overflows = True
+    output = models.forward(SEQUENCES, with_policy=True)
+    models.backward(output.policy.logprobs_BT.sum(), output.values_BT.sum())
+    reports = models.step()
+    assert reports.actor.is_skipped
+    assert (reports.critic, reports.actor_overflowed, reports.critic_overflowed) == (
+        None,
+        True,
+        False,
+    )
+
+
+def adapted(tokenizer: Any) -> TrainingEngine:
+    model = build_actor(source(), tokenizer, seed=1, lora=SPEC)
+    engine = TrainingEngine(model, accumulation=1)
+    disturb(model)
+    return engine
+
+
+def test_without_its_adapters_an_actor_is_the_untouched_base(tokenizer: Any) -> None:
+    engine = adapted(tokenizer)
+    base = PlainEngine(build_actor(source(), tokenizer, seed=1))
+    batch = collate_sequences([[5, 6, 7, 8], [9, 10]], [0, 0], pad_id=0, device=torch.device("cpu"))
+    reference = AdapterOff(engine)
+    with reference.evaluating() as module, base.evaluating():
+        assert not module.training
+        assert not torch.is_grad_enabled()
+        assert torch.equal(language_logits(reference, batch), language_logits(base, batch))
+        inside = module(batch.ids_BS, attention_mask=batch.attend_BS.long()).logits
+        expected = base.module(batch.ids_BS, attention_mask=batch.attend_BS.long()).logits
+        assert torch.equal(inside, expected), "within the context the module itself has none"
+    assert engine.module.training
+    with torch.no_grad(), base.evaluating():
+        alone = language_logits(reference, batch)
+        assert torch.equal(alone, language_logits(base, batch)), "without a context neither"
+    with engine.evaluating():
+        moved = language_logits(engine, batch) - language_logits(base, batch)
+    assert moved.abs().max() > 0.01, "the actor has its adapters back"
+
+
+def test_with_adapters_policy_and_reference_start_equal_and_part(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    engine = TrainingEngine(build_actor(source(), tokenizer, seed=1, lora=SPEC), accumulation=1)
+    models = SeparateModels(engine, AdapterOff(engine), None, reward, temperature=TEMPERATURE)
+    start = models.opinions(SEQUENCES)
+    assert torch.equal(start.logprobs_BT, start.reference_logprobs_BT)
+    disturb(engine.module)
+    after = models.opinions(SEQUENCES)
+    assert torch.equal(after.reference_logprobs_BT, start.logprobs_BT)
+    assert (flat(after.logprobs_BT) - flat(start.logprobs_BT)).abs().max() > 0.01
+
+
+def test_a_scorer_is_read_as_critic_and_as_reward_model(tokenizer: Any) -> None:
+    module = build_scorer(source(), tokenizer, seed=4)
+    assert isinstance(module, Scorer)
+    engine = PlainEngine(module)
+    actor = PlainEngine(build_actor(source(), tokenizer, seed=1))
+    models = SeparateModels(actor, actor, engine, engine, temperature=TEMPERATURE)
+    opinions = models.opinions(SEQUENCES)
+    with torch.no_grad():
+        values_BS = engine(SEQUENCES.ids_BS, SEQUENCES.attend_BS, SEQUENCES.positions_BS)
+    width = SEQUENCES.attend_BS.shape[1]
+    ends = [width - int(row.flip(0).long().argmax()) - 1 for row in SEQUENCES.attend_BS]
+    expected = torch.stack([row[end] for row, end in zip(values_BS, ends, strict=True)])
+    assert torch.equal(opinions.scores_B, expected)
