@@ -124,11 +124,17 @@ def check_zero(config: RunConfig) -> None:
         "offload_reference": zero.offload_reference,
         "offload_reward": zero.offload_reward,
         "quantize_frozen_weights": zero.quantize_frozen_weights,
-        "hpz_partition_size": zero.hpz_partition_size > 1,
+        "hpz_partition_size": zero.hpz_partition_size if zero.hpz_partition_size > 1 else 0,
     }
-    for key, is_on in sharded.items():
-        if is_on and zero.stage != SHARDED_WEIGHTS:
-            raise ConfigError(f"zero.{key}: it needs zero.stage=3, where weights are sharded")
+    for key, value in sharded.items():
+        own = zero.critic_stage if key == "offload_reward" else None
+        stage = zero.stage if own is None else own
+        if value and stage != SHARDED_WEIGHTS:
+            stage_key = "zero.stage" if own is None else "zero.critic_stage"
+            raise ConfigError(
+                f"zero.{key}={str(value).lower()}: it needs {stage_key}=3, where weights are "
+                f"sharded, and that is {stage}"
+            )
     if zero.quantize_frozen_weights and (
         not config.lora.rank or config.hardware.device is not Device.cuda
     ):

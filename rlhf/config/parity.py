@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 TABLE_MARK = "<!-- Made by `python -m rlhf.config.parity` from here to the end. -->\n"
 SEPARATOR = " | "
+CODE = ("flag", "option", "constant")  # heads of first columns that are written as code
 
 
 class Row(NamedTuple):
@@ -66,13 +67,15 @@ def parity_page(sections: list[Section]) -> str:
 
 
 def _markdown(section: Section) -> str:
-    lines = [section.heads, ["---"] * len(section.heads), *map(_cells, section.rows)]
+    is_code = section.heads[0] in CODE
+    rows = (_cells(row, is_code=is_code) for row in section.rows)
+    lines = [section.heads, ["---"] * len(section.heads), *rows]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return f"## {section.title}\n\n{section.text.strip()}\n\n{table}"
 
 
-def _cells(row: Row) -> list[str]:
-    name = f"`{row.name}`" if row.name.startswith("-") or "_" in row.name else row.name
+def _cells(row: Row, *, is_code: bool) -> list[str]:
+    name = f"`{row.name}`" if is_code else row.name
     tests = "<br>".join(f"`tests/{test}`" for test in row.tests)
     return [cell.replace("|", "\\|") for cell in (name, row.what, row.here, tests)]
 

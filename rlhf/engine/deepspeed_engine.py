@@ -42,9 +42,10 @@ class EngineSettings:
         """Refuse what no optimiser here can do."""
         if self.dtype is Dtype.fp16 and 0 in (self.zero.stage, self.zero.critic_stage):
             raise CapabilityError(
-                "hardware.dtype=fp16 with zero=stage0: fp16 needs the fp32 masters that DeepSpeed "
-                "keeps from stage 1 on; use zero=stage1, which costs nothing on one rank, "
-                "or hardware.dtype=fp32"
+                f"hardware.dtype=fp16 with zero.stage={self.zero.stage} and zero.critic_stage="
+                f"{'null' if self.zero.critic_stage is None else self.zero.critic_stage}: fp16 "
+                "needs the fp32 masters that DeepSpeed keeps from stage 1 on; use zero=stage1, "
+                "which costs nothing on one rank, or hardware.dtype=fp32"
             )
 
 
@@ -134,6 +135,7 @@ class DeepSpeedEngine:
         if not self.is_step_due:
             self._deepspeed.step()
             return None
+        self._scale_learning_rates()
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
         grad_norm = 0.0 if self._measures_norm else self._unsharded_norm()
@@ -145,6 +147,12 @@ class DeepSpeedEngine:
         if self._average is not None and not is_skipped:
             self._average.update()
         return StepReport(learning_rate, grad_norm, is_skipped)
+
+    def _scale_learning_rates(self) -> None:
+        """The schedule's rates times ``lr_scale`` as it is now: for this step, not for the next."""
+        scheduled = self._deepspeed.lr_scheduler.get_last_lr()
+        for group, lr in zip(self._deepspeed.optimizer.param_groups, scheduled, strict=True):
+            group["lr"] = self.lr_scale * lr
 
     @contextmanager
     def _discarding(self) -> Iterator[None]:
@@ -217,10 +225,7 @@ class DeepSpeedEngine:
                 eps=optimizer.eps,
                 fused=True,
             )
-            schedule = optimizer.schedule
-            scheduler = torch.optim.lr_scheduler.LambdaLR(
-                adamw, lambda step: self.lr_scale * schedule(step)
-            )
+            scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, optimizer.schedule)
         # DeepSpeed 0.19.8 prints its memory use at every start; what it logs still comes through.
         with redirect_stdout(StringIO()):
             engine = deepspeed.initialize(

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 
 class Export(NamedTuple):
-    """A model's class and config, and its whole weights; ``base``: save only the adapters on it."""
+    """A model's class and config, and its whole weights."""
 
     model: Any
     state: dict[str, Tensor]
-    base: ModelSource | None = None
+    base: ModelSource | None = None  # where there is one, only the adapters on it are saved
 
     def write(self, folder: Path) -> None:
         """Write config and weights into ``folder``."""
-        if self.base is None or self.base.path is None:
+        if self.base is None:
             self.model.save_pretrained(folder, state_dict=dict(self.state))
-        else:
-            base = self.base.path
-            save_adapter(folder, self.model, self.state, base=base, revision=self.base.revision)
+            return
+        place, revision = self.base.path, self.base.revision
+        assert place is not None, "the checks refuse adapters on random weights"
+        save_adapter(folder, self.model, self.state, base=place, revision=revision)
 
 
 def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:

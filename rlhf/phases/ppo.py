@@ -12,6 +12,7 @@ import torch
 from rlhf.algorithms.streams import Shuffle, stream
 from rlhf.config.checks import ptx_plan
 from rlhf.config.choices import Phase
+from rlhf.config.feature_checks import check_ppo
 from rlhf.data.collate import collate_prompts
 from rlhf.data.corpus import PtxBlocks, ptx_blocks
 from rlhf.phases.context import RunContext, peak_memory_gib, rows_of_rank
@@ -39,6 +40,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     data = context.tokens(Phase.ppo, batch_size=prompts_per_step, key="ppo.rollout_batch_size")
     steps = num_steps(len(data.train), prompts_per_step, steps=config.steps, epochs=config.epochs)
     config = replace(config, steps=steps)
+    check_ppo(config, lora_rank=context.config.lora.rank)  # with the steps that epochs allow
     context = replace(context, config=replace(context.config, ppo=config))
     blocks = corpus_of(context)
     engine = RLHFEngine(context.config, context.ranks)

@@ -95,7 +95,10 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["zero.offload_optimizer=true", "zero.stage=1, 2 or 3"],
         ),
         *(
-            (["zero=stage2", f"zero.{key}={value}"], [f"zero.{key}", "needs zero.stage=3"])
+            (
+                ["zero=stage2", f"zero.{key}={value}"],
+                [f"zero.{key}={value}: it needs zero.stage=3", "that is 2"],
+            )
             for key, value in (
                 ("offload_parameters", "true"),
                 ("offload_reference", "true"),
@@ -103,6 +106,10 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
                 ("quantize_frozen_weights", "true"),
                 ("hpz_partition_size", "2"),
             )
+        ),
+        (
+            ["zero=stage3", "zero.critic_stage=1", "zero.offload_reward=true"],
+            ["zero.offload_reward=true: it needs zero.critic_stage=3", "that is 1"],
         ),
         (
             ["zero=stage3", "zero.quantize_frozen_weights=true", "hardware=a100_40g"],
@@ -140,6 +147,7 @@ def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> No
         ["lora.rank=0", "lora.roles=[]"],  # without adapters the other keys say nothing
         ["zero=stage1", "zero.offload_optimizer=true"],
         ["zero=stage3", "zero.offload_parameters=true", "zero.offload_reward=true"],
+        ["zero=stage2", "zero.critic_stage=3", "zero.offload_reward=true"],
         ["phase.order=[sft]", "ppo.steps=null"],  # PPO does not run
     ],
 )

@@ -276,12 +276,21 @@ def test_tables_are_those_of_the_announcement(
     ("name", "keys"),
     [
         ("ppo_fixed_kl", {}),
-        ("ppo_adaptive_kl", {"kl_target": 4.0, "kl_horizon": 2000}),
+        ("ppo_adaptive_kl", {"kl_target": 3.0, "kl_horizon": 500}),
         ("ppo_whitening", {"whiten_rewards": True}),
         ("ppo_ema", {"ema_beta": 0.98}),
-        ("ppo_ptx", {"ptx_coef": 0.2}),
+        ("ppo_ptx", {"ptx_coef": 0.2, "ptx_batch_size": 8}),
         ("ppo_lora", {}),
-        ("ppo_shared_trunk", {"shared_trunk": True, "num_layers_unfrozen": 1}),
+        (
+            "ppo_shared_trunk",
+            {
+                "shared_trunk": True,
+                "num_layers_unfrozen": 1,
+                "num_value_layers": 2,
+                "steps": 160,
+                "actor_lr": 1e-3,
+            },
+        ),
         ("rloo", {"advantage_estimator": "rloo", "responses_per_prompt": 4}),
         (
             "grpo",

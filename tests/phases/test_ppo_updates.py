@@ -50,21 +50,24 @@ class Answers:
         return Reports(report if self.losses[-1][0] is not None else None, report)
 
 
-def rollout() -> Rollout:
-    """Rows 0 to 3, told apart by their first response token; values and rewards are 0."""
+def rollout(score: float) -> Rollout:
+    """Rows 0 to 3, told apart by their first response token; values are 0, the scores equal."""
     ids_BT = torch.arange(ROWS)[:, None].expand(ROWS, T).contiguous()
     keep_BT = torch.ones(ROWS, T, dtype=torch.bool)
     zeros_BT = torch.zeros(ROWS, T)
     prompts = PromptBatch(ids_BT[:, :1], keep_BT[:, :1], zeros_BT, [""] * ROWS)
     responses = Responses(ids_BT, keep_BT, keep_BT[:, 0])
-    return Rollout(prompts, responses, zeros_BT - 1, zeros_BT - 1, zeros_BT, torch.zeros(ROWS))
+    scores_B = torch.full((ROWS,), score)
+    return Rollout(prompts, responses, zeros_BT - 1, zeros_BT - 1, zeros_BT, scores_B)
 
 
 @pytest.fixture
 def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
     """A trainer and its models after some rollouts under these overrides."""
 
-    def after(*overrides: str, rollouts: int = 1, drift: float = 0.0) -> SimpleNamespace:
+    def after(
+        *overrides: str, rollouts: int = 1, drift: float = 0.0, score: float = 0.0
+    ) -> SimpleNamespace:
         config = to_run_config(compose(["ppo.ppo_epochs=1", *overrides])).ppo
         models = Answers(drift=drift)
         engine: Any = SimpleNamespace(
@@ -76,7 +79,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             config=SimpleNamespace(seed=1),
         )
         trainer = PPOTrainer(engine, config)
-        stats = [trainer.train_rlhf(rollout()) for _ in range(rollouts)]
+        stats = [trainer.train_rlhf(rollout(score)) for _ in range(rollouts)]
         return SimpleNamespace(engine=engine, models=models, stats=stats, trainer=trainer)
 
     return after
@@ -101,13 +104,15 @@ def test_the_value_loss_has_its_weight(trained: Callable[..., SimpleNamespace]) 
         assert losses == pytest.approx([expected] * ROWS)
 
 
-def test_values_are_clipped_where_they_move_too_far(
-    trained: Callable[..., SimpleNamespace],
-) -> None:
-    # old values of 0, returns of 0: the larger of 2^2 and 0.2^2 counts
-    stats = trained("ppo.cliprange_value=0.2").stats[0]
-    assert stats.metrics["ppo/critic_loss"] == pytest.approx(2.0)
-    assert stats.metrics["ppo/value_clipfrac"] == 0.0  # the clipped error was never the larger
+def test_values_that_move_too_far_are_clipped(trained: Callable[..., SimpleNamespace]) -> None:
+    # values went from 0 to 2, where the returns are: what counts is that 0.2 is 1.8 away
+    clipped, free = (
+        trained("ppo.lam=1", f"ppo.cliprange_value={limit}", score=2.0).stats[0]
+        for limit in ("0.2", "null")
+    )
+    assert clipped.critic_loss == pytest.approx(0.5 * 1.8**2)
+    assert clipped.metrics["ppo/value_clipfrac"] == 1.0
+    assert free.critic_loss == 0.0
 
 
 def test_an_entropy_bonus_is_subtracted(trained: Callable[..., SimpleNamespace]) -> None:

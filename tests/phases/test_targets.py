@@ -25,9 +25,7 @@ def rollout_of(*scores: float) -> Rollout:
     nothing_BT = torch.zeros(batch, 2)
     keep_BT = torch.ones(batch, 2, dtype=torch.bool)
     responses = Responses(nothing_BT.long(), keep_BT, keep_BT[:, 0])
-    prompts = PromptBatch(
-        nothing_BT.long(), keep_BT, nothing_BT, [""] * batch
-    )
+    prompts = PromptBatch(nothing_BT.long(), keep_BT, nothing_BT, [""] * batch)
     return Rollout(prompts, responses, nothing_BT, nothing_BT, nothing_BT, torch.tensor(scores))
 
 
@@ -50,7 +48,7 @@ def rewards(targets: Targets) -> list[float]:
 
 
 def test_scores_are_taken_as_they_are(targets: Callable[..., Callable[..., Targets]]) -> None:
-    assert rewards(targets()(1.0, 3.0)) == [1.0, 3.0]
+    assert rewards(targets()(1.0, 7.0)) == [1.0, 7.0]
 
 
 def test_scaling_follows_the_scores_of_all_rollouts(

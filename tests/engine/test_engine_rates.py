@@ -1,0 +1,59 @@
+"""Learning rates of a real engine, and what no engine can do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf.algorithms.schedule import lr_schedule
+from rlhf.config.checks import BatchPlan
+from rlhf.config.choices import Device, Dtype
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
+from rlhf.engine.ds_config import Role
+from rlhf.engine.machine import current_ranks
+from rlhf.errors import CapabilityError
+from tests.engine.test_ds_config import zero
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_share_of_the_learning_rate_is_taken_from_the_next_step_on(stage: int) -> None:
+    linear = lr_schedule("linear", warmup_steps=0, total_steps=5, min_ratio=0.0)
+    torch.manual_seed(0)
+    engine = DeepSpeedEngine(
+        torch.nn.Linear(3, 2),
+        role=Role.actor,
+        settings=EngineSettings(zero=zero(stage=stage), dtype=Dtype.fp32),
+        plan=BatchPlan(per_rank=1, micro=1, accumulation=1),
+        ranks=current_ranks(Device.cpu),
+        optimizer=OptimizerSettings(
+            lr=0.1,
+            betas=(0.0, 0.0),
+            eps=1e-12,
+            weight_decay=0.0,
+            max_grad_norm=0.0,
+            schedule=linear,
+        ),
+    )
+    reported, moved = [], []
+    for scale in (1.0, 0.5, 0.5, 1.0):
+        engine.lr_scale = scale
+        before = engine.whole_state(engine.module)["weight"]
+        engine.backward(engine(torch.ones(1, 3)).square().sum())
+        report = engine.step()
+        assert report is not None
+        reported.append(report.learning_rate)
+        after = engine.whole_state(engine.module)["weight"]
+        moved.append((after - before).abs().max().item())  # Adam without memory: the rate itself
+    expected = [0.1, 0.5 * 0.075, 0.5 * 0.05, 0.025]
+    assert reported == pytest.approx(expected)
+    assert moved == pytest.approx(expected, rel=1e-3)
+    engine.close()
+
+
+@pytest.mark.parametrize(("stage", "critic_stage"), [(0, None), (0, 2), (3, 0)])
+def test_fp16_without_masters_is_refused(stage: int, critic_stage: int | None) -> None:
+    own = "null" if critic_stage is None else critic_stage
+    message = rf"fp16 with zero\.stage={stage} and zero\.critic_stage={own}: .* use zero=stage1"
+    with pytest.raises(CapabilityError, match=message):
+        EngineSettings(zero=zero(stage=stage, critic_stage=critic_stage), dtype=Dtype.fp16)
+    EngineSettings(zero=zero(stage=1, critic_stage=2), dtype=Dtype.fp16)

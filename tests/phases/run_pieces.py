@@ -1,0 +1,103 @@
+"""PPO and DPO in this process: models on disk, plain engines, and a note of all that was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+from torch import nn
+
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.data.splits import Part
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.phases import dpo, rlhf_engine
+from rlhf.phases.context import RunContext
+from rlhf.tracking.console import build_console
+from rlhf.tracking.metrics import check_name
+from rlhf.types import Ranks
+from tests.models_on_disk import save_models
+from tests.phases.test_fixed_examples import EVAL, TRAIN
+from tests.plain_engine import TrainingEngine
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+class PlannedEngine(TrainingEngine):
+    """Takes what DeepSpeedEngine takes."""
+
+    def __init__(self, module: nn.Module, *, plan: Any, optimizer: Any = None, **_: Any) -> None:
+        lr = 0.0 if optimizer is None else 0.05
+        super().__init__(module, accumulation=plan.accumulation, lr=lr)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Notes:
+    """What a run has told."""
+
+    logged: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    saved: dict[str, Any] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def log(self, phase: str, step: int, values: dict[str, float]) -> None:
+        for name in values:
+            check_name(name)
+        self.logged.append((step, dict(values)))
+
+    def write(self, **sample: Any) -> None:
+        self.samples.append(sample)
+
+    def steps_with(self, name: str) -> list[int]:
+        return [step for step, values in self.logged if name in values]
+
+
+class Judge:
+    """Knows that all responses are equally good."""
+
+    def score(self, prompt: str, response: str, *, ended: bool) -> float:
+        return 0.25
+
+
+def run_context(
+    compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
+) -> tuple[RunContext, Notes]:
+    """The context of one rank over a speck of a policy and of a reward model."""
+    text = " ".join(part for record in TRAIN for part in record if part)
+    save_models(folder, policy=text, reward=text)
+    for module in (dpo, rlhf_engine):
+        monkeypatch.setattr(module, "DeepSpeedEngine", PlannedEngine)
+    notes = Notes()
+
+    def save(_: RunContext, export: Any, place: Path, *, what: str) -> None:
+        notes.saved[str(place.relative_to(folder))] = export
+
+    monkeypatch.setattr(RunContext, "save", save)
+    paths = ["model=pretrained", "model@reward_model=pretrained"]
+    paths += [f"model.path={folder / 'policy'}", f"reward_model.path={folder / 'reward'}"]
+    config = to_run_config(compose([*paths, *overrides]))
+    config.data.cache_dir = str(folder / "cache")
+    part = Part(TRAIN, EVAL)
+    context = RunContext(
+        config=config,
+        run_dir=folder,
+        ranks=Ranks(),
+        settings=SimpleNamespace(),
+        tokenizer=load_tokenizer(folder / "policy", key="k"),
+        parts={phase: part for phase in (Phase.sft, Phase.reward, Phase.ppo)},
+        judge=None,
+        console=build_console(is_main=False, log_every=1),
+        tracker=notes,
+        samples=notes,
+    )
+    return context, notes
