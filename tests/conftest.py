@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -28,19 +29,35 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
+Compose = Callable[[list[str]], DictConfig]
+
+
+@pytest.fixture(scope="session")
+def _composed() -> dict[tuple[str, ...], DictConfig]:
+    """What was composed before: the files in conf/ do not change while tests run."""
+    return {}
+
+
 @pytest.fixture
-def compose() -> Iterator[Callable[[list[str]], DictConfig]]:
+def compose(_composed: dict[tuple[str, ...], DictConfig]) -> Iterator[Compose]:
     """Compose ``conf/`` with command-line overrides, as launch.py does; interpolations resolved."""
 
     def composed(overrides: list[str]) -> DictConfig:
-        config = hydra_compose("config", overrides, return_hydra_config=True)
-        HydraConfig.instance().set_config(config)  # for ${hydra:...} in our own keys
-        with open_dict(config):
-            del config["hydra"]
-        OmegaConf.resolve(config)  # now: the next composition replaces what ${hydra:...} reads
-        return config
+        key = (os.environ.get("RLHF_CACHE", ""), *overrides)
+        if key not in _composed:
+            _composed[key] = _compose(overrides)
+        return deepcopy(_composed[key])
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield composed
     HydraConfig.instance().cfg = None
+
+
+def _compose(overrides: list[str]) -> DictConfig:
+    config = hydra_compose("config", overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)  # for ${hydra:...} in our own keys
+    with open_dict(config):
+        del config["hydra"]
+    OmegaConf.resolve(config)  # now: the next composition replaces what ${hydra:...} reads
+    return config

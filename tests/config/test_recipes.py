@@ -299,6 +299,7 @@ def test_tables_are_those_of_the_announcement(
                 "responses_per_prompt": 4,
                 "kl_placement": "loss",
                 "kl_estimator": "k3",
+                "kl_ctl": 0.25,
             },
         ),
         ("reinforce_pp", {"advantage_estimator": "reinforce_pp"}),

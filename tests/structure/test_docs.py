@@ -36,7 +36,8 @@ def composing(command: str, data_file: Path) -> list[list[str]]:
     given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in words(command)]
     if "--help" in given:
         return [given]
-    overrides = OverridesParser.create().parse_overrides([a for a in given if a != "-m"])
+    flags = {"-m", "--cfg", "job"}
+    overrides = OverridesParser.create().parse_overrides([a for a in given if a not in flags])
     (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     return [["--cfg", "job", *job] for job in jobs]
 
