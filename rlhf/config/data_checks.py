@@ -18,7 +18,7 @@ def check_data(config: RunConfig) -> None:
             f"data.path={data.path}: generated data has no path; add data=local, or data=hub"
         )
     if data.source is Source.synthetic and not data.size:
-        raise ConfigError("data.size=0: data=synthetic generates as many examples, use 40000")
+        raise ConfigError("data.size=0: data=synthetic generates as many examples, use 80000")
     if data.source is not Source.synthetic and not (data.path is None and data.sets):
         _check_paths("data.path", data.path)
     _check_sets(data)
