@@ -66,7 +66,11 @@ def test_unknown_key(answer) -> None:
 
 
 def test_unknown_option(answer) -> None:
-    refused(answer("zero=stage9"), "zero=stage9", "stage0, stage1, stage2, stage3")
+    refused(
+        answer("zero=stage9"),
+        "zero=stage9",
+        "stage0, stage1, stage2, stage2_offload, stage3, stage3_offload",
+    )
 
 
 def test_indivisible_batch_sizes(answer) -> None:

@@ -62,7 +62,11 @@ def test_info_works(what: str, tmp_path: Path) -> None:
     [
         ("ppo.cliprang=0.1", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
         ("-m ppo.cliprang=0.1,0.2", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
-        ("zero=stage9", "unknown option zero=stage9; options: stage0, stage1, stage2, stage3"),
+        (
+            "zero=stage9",
+            "unknown option zero=stage9; options: stage0, stage1, stage2, stage2_offload, stage3, "
+            "stage3_offload",
+        ),
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options"),
         ("foo", "cannot read foo: missing EQUAL"),
         ("seed=x", "seed=x: expected a whole number"),
@@ -102,8 +106,8 @@ def test_resume_refuses_a_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("ppo.clipr", ["ppo.cliprange=", "ppo.cliprange_value="]),
-        ("zero=stage", ["zero=stage0", "zero=stage1", "zero=stage2", "zero=stage3"]),
+        ("ppo.cliprange_", ["ppo.cliprange_high=", "ppo.cliprange_value="]),
+        ("zero=stage3", ["zero=stage3", "zero=stage3_offload"]),
     ],
 )
 def test_tab_completes(typed: str, offered: list[str], tmp_path: Path) -> None:

@@ -61,9 +61,7 @@ def test_ppo_trains_and_saves(zero: str, lora: str, models: Path, tmp_path: Path
 
     run_dir = tmp_path / "run"
     paths = [f"model.path={models / 'policy'}", f"reward_model.path={models / 'reward'}"]
-    run = launch(
-        *SHORT, *paths, f"zero={zero}", f"lora={lora}", f"run_dir={run_dir}", cwd=tmp_path
-    )
+    run = launch(*SHORT, *paths, f"zero={zero}", f"lora={lora}", f"run_dir={run_dir}", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     result = json.loads((run_dir / "result.json").read_text())["phases"]["ppo"]
     assert result["steps"] == 1
