@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
@@ -167,7 +168,9 @@ def main(stage: int, offload: str) -> None:
     check_adapter_rate(ranks, zero)
     if stage > 0:
         check_overflow(ranks, zero)
-    torch.distributed.destroy_process_group()
+    ranks.barrier()
+    # At once: gloo's threads may abort a process that still holds engines when Python unwinds it.
+    os._exit(0)
 
 
 if __name__ == "__main__":
