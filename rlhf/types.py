@@ -169,6 +169,10 @@ class PreferenceBatch(NamedTuple):
     chosen: SequenceBatch
     rejected: SequenceBatch
 
+    def both(self) -> SequenceBatch:
+        """All chosen sequences, then all rejected ones, for one pass over both."""
+        return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
+
 
 class PromptBatch(NamedTuple):
     """Prompts to answer: left-padded ids and the text they came from.

@@ -27,7 +27,7 @@ Rows = Iterable[tuple[int, object]]
 
 
 class PtxBlocks(NamedTuple):
-    """Blocks of token ids to learn from and held-out ones; the latter may be none."""
+    """Blocks of token ids to learn from and held-out ones; either may be none."""
 
     train: list[list[int]]
     eval: list[list[int]]
@@ -40,15 +40,19 @@ def ptx_blocks(
     *,
     block_tokens: int,
     seed: int,
+    learns: bool = True,
 ) -> PtxBlocks:
     """Blocks of the text at data.ptx_path, or of the SFT examples where it is null.
+
+    Without ``learns`` only held-out blocks are made: tokenising a whole corpus takes long.
 
     Raises:
         DataError: there is no text, or it cannot be read.
     """
     if config.ptx_path is not None:
         encoder = Encoder(tokenizer)
-        sides = ptx_texts(config, seed=seed)
+        texts, held_out_texts = ptx_texts(config, seed=seed)
+        sides = (texts if learns else [], held_out_texts)
         return PtxBlocks(
             *(corpus_blocks(side, encoder, block_tokens=block_tokens) for side in sides)
         )
@@ -56,9 +60,9 @@ def ptx_blocks(
     encoder = Encoder(tokenizer, config.template)
     train, held_out = (
         cut_blocks(_examples(records, encoder), block_tokens=block_tokens)
-        for records in (part.train, part.eval)
+        for records in (part.train if learns else [], part.eval)
     )
-    if not train:
+    if learns and not train:
         raise DataError(
             "data.ptx_path=null: the text of ppo.ptx_coef is then that of the SFT examples, and "
             "there are none; set data.ptx_path, give the SFT phase a share of data.split, or set "

@@ -33,10 +33,15 @@ from rlhf.phases.context import (
 from rlhf.phases.exporting import exported
 from rlhf.phases.policies import build_policy, build_reference, rollout_backend
 from rlhf.phases.policy_evaluation import HeldOutPrompts, Policy, evaluate_policy
-from rlhf.phases.ppo_models import AdapterOff, language_logits
+from rlhf.phases.ppo_models import AdapterOff
 from rlhf.phases.sources import policy_source
-from rlhf.rollout.experience import Opinions, WholeSequences, response_logprobs
-from rlhf.types import Mean, Metrics, Model, PreferenceBatch, SequenceBatch, merge_metrics
+from rlhf.rollout.experience import (
+    Opinions,
+    WholeSequences,
+    language_logits,
+    response_logprobs,
+)
+from rlhf.types import Mean, Metrics, Model, PreferenceBatch, merge_metrics
 
 
 def run_dpo(context: RunContext) -> dict[str, Any]:
@@ -222,8 +227,7 @@ class DpoTrainer:
 
 def _pair_logprobs(model: Model, batch: PreferenceBatch) -> PairLogprobs:
     """One pass over both sides."""
-    sides = [torch.cat(tensors) for tensors in zip(batch.chosen, batch.rejected, strict=True)]
-    both = SequenceBatch(*sides)
+    both = batch.both()
     logprobs_B = sequence_logprobs(language_logits(model, both), both.ids_BS, both.keep_BS)
     return PairLogprobs(*logprobs_B.chunk(2))
 

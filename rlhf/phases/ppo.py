@@ -97,6 +97,7 @@ def corpus_of(context: RunContext) -> PtxBlocks | None:
         context.tokenizer,
         block_tokens=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         seed=config.seed,
+        learns=config.ppo.ptx_coef > 0,
     )
 
 

@@ -18,6 +18,7 @@ from rlhf.models.lora import adapters_off
 from rlhf.rollout.experience import (
     Opinions,
     WholeSequences,
+    language_logits,
     response_logprobs,
     response_values,
     sequence_scores,
@@ -45,6 +46,7 @@ class PpoModels(Protocol):
     """The models of PPO behind the four things that it does with them."""
 
     actor: Engine  # keeps the policy that answers prompts
+    critic: Engine | None  # None: there is none, or it is a branch of the actor
 
     def opinions(self, sequences: WholeSequences) -> Opinions:
         """Log-probabilities, values and scores, without gradients and dropout."""
@@ -78,17 +80,6 @@ class AdapterOff:
         """The module without adapters, dropout and gradients."""
         with adapters_off(self._engine.module), self._engine.evaluating() as module:
             yield module
-
-
-def language_logits(model: Model, batch: SequenceBatch) -> Tensor:
-    """Logits (B, S, V) of whole sequences under a causal language model."""
-    logits_BSV: Tensor = model(
-        input_ids=batch.ids_BS,
-        attention_mask=batch.attend_BS.long(),
-        position_ids=position_ids(batch.attend_BS),
-        use_cache=False,
-    ).logits
-    return logits_BSV
 
 
 def add_gradient(engine: Engine, loss: Tensor) -> None:
@@ -183,6 +174,7 @@ class TrunkModels:
         self, trunk: Engine, reward: Model, *, temperature: float, entropy_gradient: bool = False
     ) -> None:
         self.actor = trunk
+        self.critic: Engine | None = None
         self.reward = reward
         self._temperature = temperature
         self._entropy_gradient = entropy_gradient

@@ -34,7 +34,7 @@ from rlhf.phases.context import (
     optimizer_step,
 )
 from rlhf.phases.exporting import exported
-from rlhf.types import Mean, Metrics, PreferenceBatch, SequenceBatch, merge_metrics
+from rlhf.types import Mean, Metrics, PreferenceBatch, merge_metrics
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:
@@ -228,8 +228,7 @@ class RewardTrainer:
 
     def _scores(self, batch: PreferenceBatch) -> PairScores:
         """End scores and losses of the pairs, from one pass over both sides."""
-        sides = [torch.cat(tensors) for tensors in zip(batch.chosen, batch.rejected, strict=True)]
-        both = SequenceBatch(*sides)
+        both = batch.both()
         values_BS = self.engine(both.ids_BS, both.attend_BS, position_ids(both.attend_BS))
         chosen_BS, rejected_BS = values_BS.chunk(2)
         chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)

@@ -73,7 +73,7 @@ class RLHFEngine:
             self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
         )
         self.actor = self.models.actor
-        self.critic = getattr(self.models, "critic", None)
+        self.critic = self.models.critic
         temperature = config.rollout.temperature
         self.rollout = rollout_backend(config, self.tokenizer, temperature=temperature)
         self._eval_rollout = rollout_backend(

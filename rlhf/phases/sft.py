@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from rlhf.algorithms.masking import position_ids
 from rlhf.algorithms.sft import SftLoss, sft_loss
 from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import phase_plans
@@ -25,6 +24,7 @@ from rlhf.phases.context import (
     optimizer_step,
 )
 from rlhf.phases.exporting import exported
+from rlhf.rollout.experience import language_logits
 from rlhf.types import Metrics, SequenceBatch, merge_metrics
 
 
@@ -146,10 +146,4 @@ class SftTrainer:
         )
 
     def _loss(self, batch: SequenceBatch) -> SftLoss:
-        logits_BSV: torch.Tensor = self.engine(
-            input_ids=batch.ids_BS,
-            attention_mask=batch.attend_BS.long(),
-            position_ids=position_ids(batch.attend_BS),
-            use_cache=False,
-        ).logits
-        return sft_loss(logits_BSV, batch.ids_BS, batch.keep_BS)
+        return sft_loss(language_logits(self.engine, batch), batch.ids_BS, batch.keep_BS)

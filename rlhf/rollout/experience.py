@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf.algorithms.logprobs import TokenLogprobs, token_logprobs
 from rlhf.algorithms.masking import position_ids
 from rlhf.algorithms.reward import end_scores
-from rlhf.types import Model, PromptBatch, Responses, Rollout, take_rows
+from rlhf.types import Model, PromptBatch, Responses, Rollout, SequenceBatch, take_rows
 
 
 class WholeSequences:
@@ -34,6 +34,17 @@ class WholeSequences:
     def of_response(self, x_BS: Tensor) -> Tensor:
         """What stands (B, T) at the position before each response token, where it is predicted."""
         return x_BS[:, -self.response_tokens - 1 : -1]
+
+
+def language_logits(model: Model, batch: SequenceBatch) -> Tensor:
+    """Logits (B, S, V) of whole sequences under a causal language model."""
+    logits_BSV: Tensor = model(
+        input_ids=batch.ids_BS,
+        attention_mask=batch.attend_BS.long(),
+        position_ids=position_ids(batch.attend_BS),
+        use_cache=False,
+    ).logits
+    return logits_BSV
 
 
 def response_logprobs(

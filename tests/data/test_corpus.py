@@ -133,6 +133,23 @@ def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer
     assert tokenizer.decode(list(chain(*blocks.eval))).startswith("held")
 
 
+@pytest.mark.parametrize("is_from_sft", [True, False])
+def test_nothing_is_cut_that_nobody_learns_from(
+    config: DataConfig, tokenizer, tmp_path: Path, *, is_from_sft: bool
+) -> None:
+    if not is_from_sft:
+        (tmp_path / "c.txt").write_text("one text\n\nanother text\n\na third one")
+        config.ptx_path = str(tmp_path / "c.txt")
+    part = Part([Record(text="to learn from")], [Record(text="held out")])
+    made = [
+        ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1, learns=learns)
+        for learns in (True, False)
+    ]
+    assert made[0].train
+    assert made[0].eval
+    assert made[1] == ([], made[0].eval)
+
+
 def test_sft_examples_keep_their_template(config: DataConfig) -> None:
     tokenizer = train_tokenizer(TEXTS, vocab_size=300)
     tokenizer.chat_template = (

@@ -14,8 +14,8 @@ from rlhf.models.lora import LoraSpec
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
-from rlhf.phases.ppo_models import AdapterOff, SeparateModels, TrunkModels, language_logits
-from rlhf.rollout.experience import WholeSequences
+from rlhf.phases.ppo_models import AdapterOff, SeparateModels, TrunkModels
+from rlhf.rollout.experience import WholeSequences, language_logits
 from tests.models_on_disk import disturb
 from tests.phases.ppo_pieces import MICRO, TEMPERATURE, flat, some_rollout, source
 from tests.plain_engine import PlainEngine, TrainingEngine

@@ -141,9 +141,15 @@ def test_nobody_asks_for_a_corpus(made: Make) -> None:
     no_sft = {**context.parts, Phase.sft: type(context.parts[Phase.sft])([], [])}
     asked, _ = made()
     assert corpus_of(replace(asked, parts=no_sft)) is None
-    blocks = corpus_of(asked)
+    measured = corpus_of(asked)
+    assert measured is not None
+    assert measured.eval
+    assert not measured.train, "nobody learns from it"
+    learning, _ = made("ppo.ptx_coef=1")
+    blocks = corpus_of(learning)
     assert blocks is not None
     assert {len(ids) for ids in blocks.train} == {204} or len(blocks.train) == 1
+    assert blocks.eval == measured.eval
 
 
 def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path) -> None:
