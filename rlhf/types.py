@@ -54,8 +54,7 @@ class Moments:
         return cls(kept.sum(), kept.square().sum(), keep.sum().double())
 
     def __add__(self, other: Moments) -> Moments:
-        parts = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
-        return Moments(*parts)
+        return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
     def mean(self) -> Tensor:
@@ -193,6 +192,7 @@ class Responses(NamedTuple):
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
+    logprobs_BT: Tensor | None = None  # as they were sampled, where the backend measures them
 
 
 class Rollout(NamedTuple):
@@ -218,7 +218,7 @@ def take_rows(batch: Batch, rows: list[int]) -> Batch:
         elif isinstance(part, list):
             taken.append([part[row] for row in rows])
         else:
-            taken.append(part[rows])
+            taken.append(None if part is None else part[rows])
     return type(batch)(*taken)
 
 
@@ -258,13 +258,13 @@ class Engine(Model, Protocol):
         """True where half-precision gradients have overflowed on any rank."""
 
     def step(self, *, discard: bool = False) -> StepReport | None:
-        """Step the optimiser when the accumulation is complete; None while it is not.
-
-        With ``discard`` the gradients are dropped instead.
-        """
+        """Step the optimiser when all micro-batches are in, or discard them; else None."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """The moving average of the weights in their place; every rank must enter and leave."""
+
+    def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
+        """All parameters of ``of`` whole on every rank; every rank must enter and leave."""
 
     def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
         """Copies of all parameters of ``of``, gathered from all ranks; every rank must call it."""
@@ -274,7 +274,7 @@ class RolloutBackend(Protocol):
     """Makes responses with the actor's current weights."""
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Sample one response per prompt."""
+        """One response per prompt."""
 
 
 class Tracker(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ class PlainEngine:
 
     def averaged(self) -> AbstractContextManager[None]:
         raise NotImplementedError
+
+    def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
         return dict(of.named_parameters())

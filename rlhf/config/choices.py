@@ -130,7 +130,39 @@ class Template(StrEnum):
 class Backend(StrEnum):
     """What samples the responses."""
 
+    fast = "fast"
     hf = "hf"
+
+
+class ReuseLogprobs(StrEnum):
+    """Whether PPO learns from the log-probabilities that the rollout measured as it sampled."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+class GatherWeights(StrEnum):
+    """Whether rollouts gather the weights that ZeRO-3 shards."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+class TrainingEngine(StrEnum):
+    """What runs and trains a model."""
+
+    auto = "auto"
+    torch = "torch"
+    deepspeed = "deepspeed"
+
+
+class Moments(StrEnum):
+    """Precision of AdamW's moments."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
 
 
 class WandbMode(StrEnum):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from rlhf.config.choices import (
     AdvantageEstimator,
     Backend,
+    GatherWeights,
     KlEstimator,
     KlPlacement,
     LrSchedule,
+    ReuseLogprobs,
     ScaleReward,
 )
 
@@ -138,7 +140,7 @@ class RolloutConfig:
     """How responses are sampled."""
 
     backend: Backend
-    """hf: Hugging Face's generate."""
+    """fast: this project's decode loop; hf: Hugging Face's generate."""
     max_prompt_tokens: int
     """Longer prompts are left out and counted."""
     max_response_tokens: int
@@ -151,3 +153,17 @@ class RolloutConfig:
     """Sample among the likeliest tokens that hold this share of probability; 1: all."""
     eval_temperature: float | None
     """Temperature of evaluations; null: the same."""
+    min_response_tokens: int
+    """The end token cannot come before this many tokens are there; 0: at once."""
+    stop: list[str]
+    """Texts that end a response as the end token does; they stay in it."""
+    max_rows: int | None
+    """Responses that a rank decodes at once, others wait for a place; null: all of its share."""
+    reuse_logprobs: ReuseLogprobs
+    """auto: while they agree with those of training; backend fast only."""
+    max_logprob_mismatch: float
+    """Mean difference per token, in nats, up to which auto takes the rollout's log-probs."""
+    gather_weights: GatherWeights
+    """ZeRO-3's shards: gathered once per rollout, or layer by layer; auto: once where they fit."""
+    cuda_graphs: bool
+    """Replay decode steps as CUDA graphs; on a GPU with backend fast."""

@@ -16,9 +16,11 @@ from rlhf.config.choices import (
     LoraExport,
     LoraRole,
     ModelInit,
+    Moments,
     Phase,
     Source,
     Template,
+    TrainingEngine,
     WandbMode,
 )
 from rlhf.config.ppo_schema import PpoConfig, RolloutConfig
@@ -56,7 +58,7 @@ class ModelConfig:
     gradient_checkpointing: bool
     """Compute activations again in the backward pass instead of keeping them: slower, smaller."""
     attention: str | None
-    """eager, sdpa or flash_attention_2 (transformers' names); null: transformers chooses."""
+    """matmul (this project's), eager, sdpa, flash_attention_2; null: matmul on a CPU."""
     trust_remote_code: bool
     """Run the model's own Python code. Only for repositories you have read."""
 
@@ -83,6 +85,10 @@ class HardwareConfig:
 class ZeroConfig:
     """How DeepSpeed shards the trained models."""
 
+    engine: TrainingEngine
+    """auto: plain torch on one rank, where there is nothing to shard; else deepspeed."""
+    moments: Moments
+    """AdamW's moments; bf16 halves them (engine torch only)."""
     stage: int
     """0: nothing; 1: optimiser states; 2: and gradients; 3: and parameters."""
     critic_stage: int | None

@@ -182,6 +182,14 @@ class DeepSpeedEngine:
         finally:
             self._deepspeed.train(was_training)
 
+    @contextmanager
+    def gathered(self, of: nn.Module) -> Iterator[None]:
+        """All parameters of ``of`` whole on every rank; every rank must enter and leave."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(of.parameters()), enabled=self.is_sharded):
+            yield
+
     def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
         """Copies of the parameters and persistent buffers of ``of``, the module or a part of it.
 
