@@ -1,4 +1,4 @@
-"""Direct preference optimisation. Shapes: B = pairs, S = tokens of whole sequences, V = vocabulary.
+"""Direct preference optimisation. Shapes: B = pairs or sequences, N = response tokens of all.
 
 The loss is a sum over pairs; the caller divides by the number of pairs of the whole batch.
 """
@@ -24,14 +24,9 @@ class DpoLoss(NamedTuple):
     rejected_reward: Mean
 
 
-def sequence_logprobs(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> Tensor:
-    """Sum (B,) over kept tokens of log p(token | tokens before it), in fp32.
-
-    The first token of a sequence has nothing before it and is never predicted.
-    """
-    logits_BVS = logits_BSV[:, :-1].float().transpose(1, 2)
-    losses_BS = functional.cross_entropy(logits_BVS, ids_BS[:, 1:], reduction="none")
-    return -losses_BS.masked_fill(~keep_BS[:, 1:], 0.0).sum(dim=1)
+def sequence_logprobs(logprobs_N: Tensor, rows_N: Tensor, *, num_rows: int) -> Tensor:
+    """Sum (B,) of log p(token | tokens before it) over the tokens of each of ``num_rows`` rows."""
+    return logprobs_N.new_zeros(num_rows).index_add(0, rows_N, logprobs_N)
 
 
 def dpo_loss(

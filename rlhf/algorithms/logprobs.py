@@ -1,39 +1,189 @@
-"""Log-probabilities of tokens. Shapes: B = sequences, T = tokens, V = vocabulary."""
+"""Log-probabilities of tokens, and the output layer without its logits.
+
+Shapes: N = picked tokens, C = those of one chunk, H = hidden size, V = vocabulary, B = sequences,
+S = tokens.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.types import SequenceBatch
+
+CHUNK_ROWS = 256  # whose logits exist at one time
+CPU_BLOCK = 2**19  # numbers of a softmax that stay in a core's own cache
+
+
+class Picks(NamedTuple):
+    """The tokens of right-padded sequences whose log-probabilities are wanted."""
+
+    rows_N: Tensor
+    columns_N: Tensor  # of the hidden state that predicts the token: one before the token's own
+    ids_N: Tensor
+
+    @classmethod
+    def of(cls, batch: SequenceBatch) -> Picks:
+        """All kept tokens but those of column 0, which nothing predicts."""
+        rows_N, columns_N = batch.keep_BS[:, 1:].nonzero(as_tuple=True)
+        return cls(rows_N, columns_N, batch.ids_BS[rows_N, columns_N + 1])
+
 
 class TokenLogprobs(NamedTuple):
-    """What a policy thinks of the tokens that were sampled."""
+    """What a policy thinks of tokens that were sampled."""
 
-    logprobs_BT: Tensor  # log pi(token), nats
-    entropy_BT: Tensor  # entropy of the whole distribution, nats
+    logprobs_N: Tensor  # log pi(token), nats, fp32
+    entropy_N: Tensor | None  # entropy of the whole distribution, nats; None: not asked for
 
 
-def token_logprobs(
-    logits_BTV: Tensor,
-    ids_BT: Tensor,
-    *,
-    temperature: float = 1.0,
-    entropy_gradient: bool = False,
-) -> TokenLogprobs:
-    """Log-probability of each token under softmax(logits / temperature), in fp32.
+class Reading(NamedTuple):
+    """How logits become what is asked for.
 
     The temperature is the one that the tokens were sampled with: otherwise the ratio of PPO would
     compare two different policies. The entropy carries a gradient only where it is asked for.
     """
-    logits_BTV = logits_BTV.float() / temperature
-    log_softmax_BTV = functional.log_softmax(logits_BTV, dim=-1)
-    logprobs_BT = log_softmax_BTV.gather(-1, ids_BT[..., None]).squeeze(-1)
-    if not entropy_gradient:
-        log_softmax_BTV = log_softmax_BTV.detach()
+
+    temperature: float = 1.0
+    with_entropy: bool = True
+    entropy_gradient: bool = False
+
+
+PLAIN = Reading()
+
+
+def picked_logprobs(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    ids_N: Tensor,
+    reading: Reading = PLAIN,
+    *,
+    chunk: int = CHUNK_ROWS,
+) -> TokenLogprobs:
+    """Log-probability of each token under softmax((W hidden + b) / temperature).
+
+    Logits are made ``chunk`` rows at a time and again in the backward pass, so that (N, V) never
+    exists. Matrices are multiplied in autocast's type, or else in that of ``hidden_NH``; the
+    softmax is taken in fp32.
+    """
+    device = hidden_NH.device.type
+    is_cast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if is_cast else hidden_NH.dtype
+    with torch.autocast(device, enabled=False):
+        logprobs_N, entropy_N = _PickedLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden_NH.to(dtype),
+            weight_VH.to(dtype),
+            None if bias_V is None else bias_V.to(dtype),
+            ids_N,
+            reading,
+            chunk,
+        )
+    return TokenLogprobs(logprobs_N.float(), entropy_N.float() if reading.with_entropy else None)
+
+
+def token_logprobs(logits_NV: Tensor, ids_N: Tensor, reading: Reading = PLAIN) -> TokenLogprobs:
+    """The same from logits, for models whose logits are more than an output layer's."""
+    logits_NV = logits_NV.float() / reading.temperature
+    log_softmax_NV = functional.log_softmax(logits_NV, dim=-1)
+    logprobs_N = log_softmax_NV.gather(-1, ids_N[..., None]).squeeze(-1)
+    if not reading.with_entropy:
+        return TokenLogprobs(logprobs_N, None)
+    if not reading.entropy_gradient:
+        log_softmax_NV = log_softmax_NV.detach()
     # entr(p) = -p log p. A token that cannot come adds nothing; entr's slope at p = 0 is infinite.
-    probs_BTV = log_softmax_BTV.exp().clamp(min=torch.finfo(torch.float32).tiny)
-    entropy_BT = torch.special.entr(probs_BTV).sum(dim=-1)
-    return TokenLogprobs(logprobs_BT, entropy_BT)
+    probs_NV = log_softmax_NV.exp().clamp(min=torch.finfo(torch.float32).tiny)
+    return TokenLogprobs(logprobs_N, torch.special.entr(probs_NV).sum(dim=-1))
+
+
+class _PickedLogprobs(torch.autograd.Function):
+    """``picked_logprobs`` of tensors of one type; nothing of N * V numbers is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        ids_N: Tensor,
+        reading: Reading,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(hidden_NH.dtype, torch.float32)
+        logprobs_N, entropy_N = hidden_NH.new_empty((2, len(ids_N)), dtype=exact).unbind()
+        for rows in _parts(len(ids_N), chunk):
+            logits_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
+            for block in _blocks(logits_CV):
+                at = slice(rows.start + block.start, rows.start + block.stop)
+                logs = _log_softmax(logits_CV[block], reading)
+                logprobs_N[at] = logs.gather(1, ids_N[at, None])[:, 0]
+                if reading.with_entropy:
+                    torch.sum(logs.exp().mul_(logs), dim=1, out=entropy_N[at])
+        entropy_N.neg_()
+        ctx.reading, ctx.chunk = reading, chunk
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, entropy_N)
+        if not reading.entropy_gradient:
+            ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, bias_V, ids_N, entropy_N = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        hidden_slope = torch.empty_like(hidden_NH) if wants_hidden else None
+        weight_slope = torch.zeros_like(weight_VH) if wants_weight else None
+        bias_slope = torch.zeros_like(bias_V, dtype=slopes[0].dtype) if wants_bias else None
+        with torch.autocast(hidden_NH.device.type, enabled=False):
+            for rows in _parts(len(ids_N), ctx.chunk):
+                slope_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
+                for block in _blocks(slope_CV):
+                    at = slice(rows.start + block.start, rows.start + block.stop)
+                    given = (ids_N[at], entropy_N[at], *(slope[at] for slope in slopes))
+                    slope_CV[block] = _logits_slope(slope_CV[block], ctx.reading, *given)
+                if hidden_slope is not None:
+                    torch.mm(slope_CV, weight_VH, out=hidden_slope[rows])
+                if weight_slope is not None:
+                    weight_slope.addmm_(slope_CV.T, hidden_NH[rows])
+                if bias_slope is not None:
+                    bias_slope += slope_CV.sum(dim=0, dtype=bias_slope.dtype)
+        if bias_slope is not None:
+            bias_slope = bias_slope.to(bias_V.dtype)
+        return hidden_slope, weight_slope, bias_slope, None, None, None
+
+
+def _logits_slope(
+    logits_CV: Tensor, reading: Reading, ids_C: Tensor, entropy_C: Tensor, *slopes: Tensor
+) -> Tensor:
+    """The gradient by the logits: d log p_i / d l_j = 1[i = j] - p_j, and
+    d H / d l_j = -p_j (log p_j + H), both over the temperature.
+    """
+    logprob_C1, entropy_slope_C1 = (slope[:, None] / reading.temperature for slope in slopes)
+    logs_CV = _log_softmax(logits_CV, reading)
+    if reading.entropy_gradient:
+        probs_CV = logs_CV.exp()
+        logs_CV.add_(entropy_C[:, None]).mul_(entropy_slope_C1).add_(logprob_C1)
+        slope_CV = probs_CV.mul_(logs_CV).neg_()
+    else:
+        slope_CV = logs_CV.exp_().mul_(-logprob_C1)
+    return slope_CV.scatter_add_(1, ids_C[:, None], logprob_C1)
+
+
+def _log_softmax(logits_CV: Tensor, reading: Reading) -> Tensor:
+    exact = torch.promote_types(logits_CV.dtype, torch.float32)
+    if reading.temperature != 1:
+        logits_CV = logits_CV.to(exact) / reading.temperature
+    return functional.log_softmax(logits_CV, dim=-1, dtype=exact)
+
+
+def _parts(total: int, size: int) -> Iterator[slice]:
+    return (slice(i, min(i + size, total)) for i in range(0, total, size))
+
+
+def _blocks(logits_CV: Tensor) -> Iterator[slice]:
+    """The rows of a chunk: all at once on a GPU, as many as fit into the cache on a CPU."""
+    num_rows, vocabulary = logits_CV.shape
+    size = max(1, CPU_BLOCK // vocabulary) if logits_CV.device.type == "cpu" else num_rows
+    return _parts(num_rows, size)

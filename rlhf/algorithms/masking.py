@@ -1,7 +1,4 @@
-"""Means, moments and positions under masks.
-
-Shapes: B = sequences, T = response tokens, S = all tokens.
-"""
+"""Means and moments under masks. Shapes: B = sequences, T = response tokens."""
 
 from __future__ import annotations
 
@@ -9,15 +6,6 @@ import torch
 from torch import Tensor
 
 from rlhf.types import Moments
-
-
-def position_ids(attend_BS: Tensor) -> Tensor:
-    """Position of each attended token within its own sequence, wherever the padding stands.
-
-    Padding gets position 0, which every model has; the attention mask hides it.
-    """
-    counted_BS = attend_BS.long()
-    return (counted_BS.cumsum(dim=1) - 1) * counted_BS
 
 
 def last_kept(keep_BT: Tensor) -> Tensor:

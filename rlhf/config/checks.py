@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.data_checks import check_data
-from rlhf.config.feature_checks import check_lora, check_ppo, check_zero
+from rlhf.config.feature_checks import check_lora, check_ppo, check_rollout, check_zero
 from rlhf.config.ranges import check_ranges
 from rlhf.config.schema import ModelConfig, RunConfig
 from rlhf.errors import ConfigError
@@ -146,6 +146,7 @@ def validate(config: RunConfig) -> None:
     phase_plans(config)
     if Phase.ppo in config.phase.order:
         check_ppo(config.ppo, lora_rank=config.lora.rank)
+        check_rollout(config)
         rollout_plan(config)
         ptx_plan(config)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from rlhf.config.choices import (
     AdvantageEstimator,
+    Backend,
     Device,
     KlEstimator,
     KlPlacement,
     LoraExport,
     LoraRole,
     ModelInit,
+    ReuseLogprobs,
 )
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.config.schema import RunConfig
@@ -86,6 +88,16 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
         raise ConfigError(
             f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk "
             "take one step together; set it to 0, or ppo.shared_trunk=false"
+        )
+
+
+def check_rollout(config: RunConfig) -> None:
+    """Log-probabilities that PPO is to take from the rollout are measured there."""
+    rollout = config.rollout
+    if rollout.reuse_logprobs is ReuseLogprobs.always and rollout.backend is Backend.hf:
+        raise ConfigError(
+            "rollout.reuse_logprobs=always with rollout.backend=hf: generate measures no "
+            "log-probabilities; use rollout.backend=fast, or rollout.reuse_logprobs=auto"
         )
 
 

@@ -58,7 +58,7 @@ class ModelConfig:
     gradient_checkpointing: bool
     """Compute activations again in the backward pass instead of keeping them: slower, smaller."""
     attention: str | None
-    """matmul (this project's), eager, sdpa, flash_attention_2; null: matmul on a CPU."""
+    """matmul (this project's; sdpa on a GPU), eager, sdpa, flash_attention_2; null: matmul."""
     trust_remote_code: bool
     """Run the model's own Python code. Only for repositories you have read."""
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from typing import Any
 
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.config.schema import ZeroConfig
 from rlhf.engine.ds_config import (
     SHARDED_PARAMETERS,
     Role,
@@ -23,51 +20,12 @@ from rlhf.engine.ds_config import (
     stage_of,
 )
 from rlhf.engine.masters import MovingAverage, masters_of
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks, Schedule, StepReport
+from rlhf.engine.running import RunningModule
+from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.types import Ranks, StepReport
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """What all engines of a run have in common; ``dtype`` is resolved, never auto.
-
-    Raises:
-        CapabilityError: fp16 at stage 0, where nothing keeps the fp32 masters that it needs.
-    """
-
-    zero: ZeroConfig
-    dtype: Dtype
-
-    def __post_init__(self) -> None:
-        """Refuse what no optimiser here can do."""
-        if self.dtype is Dtype.fp16 and 0 in (self.zero.stage, self.zero.critic_stage):
-            raise CapabilityError(
-                f"hardware.dtype=fp16 with zero.stage={self.zero.stage} and zero.critic_stage="
-                f"{'null' if self.zero.critic_stage is None else self.zero.critic_stage}: fp16 "
-                "needs the fp32 masters that DeepSpeed keeps from stage 1 on; use zero=stage1, "
-                "which costs nothing on one rank, or hardware.dtype=fp32"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW of one trained model; ``schedule`` gives shares of the peak ``lr``.
-
-    ``adapter_lr`` is the peak of LoRA's adapters (None: ``lr``); with ``ema_beta`` above 0 a moving
-    average of the weights is kept.
-    """
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    adapter_lr: float | None = None
-    ema_beta: float = 0.0
-    max_grad_norm: float
-    schedule: Schedule
-
-
-class DeepSpeedEngine:
+class DeepSpeedEngine(RunningModule):
     """Runs, trains and unshards one model; an ``Engine``.
 
     Gradients *add* over micro-batches and ranks (DeepSpeed itself averages them): a caller that
@@ -87,13 +45,12 @@ class DeepSpeedEngine:
     ) -> None:
         stage = stage_of(role, settings.zero)
         has_half = has_half_weights(role, settings.zero, settings.dtype)
-        self._casts_to_bf16 = settings.dtype is Dtype.bf16 and not has_half
+        is_bf16 = settings.dtype is Dtype.bf16
+        super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
         self._may_overflow = settings.dtype is Dtype.fp16
         self._measures_norm = stage > 0
         self._num_parts = plan.accumulation * ranks.size
-        self._device = ranks.device
         self.is_sharded = stage == SHARDED_PARAMETERS
-        self.lr_scale = 1.0
         config = deepspeed_config(
             role,
             zero=settings.zero,
@@ -103,7 +60,6 @@ class DeepSpeedEngine:
         )
         self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
-        self._average: MovingAverage | None = None
         if optimizer is not None and optimizer.ema_beta:
             masters = masters_of(self._deepspeed, stage=stage)
             self._average = MovingAverage(masters, beta=optimizer.ema_beta)
@@ -166,21 +122,8 @@ class DeepSpeedEngine:
             del optimizer.has_overflow
             vars(optimizer.loss_scaler).update(scaler)
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """The moving average of the weights in their place; every rank must enter and leave."""
-        assert self._average is not None, "this engine keeps no average: ema_beta is 0"
-        return self._average.in_place()
-
-    @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
-        """The module without dropout and gradients, for as long as the context lasts."""
-        was_training = self.module.training
-        self._deepspeed.eval()
-        try:
-            with torch.no_grad(), self._autocast():
-                yield self.module
-        finally:
-            self._deepspeed.train(was_training)
+    def _train(self, *, mode: bool) -> None:
+        self._deepspeed.train(mode)
 
     @contextmanager
     def gathered(self, of: nn.Module) -> Iterator[None]:
@@ -210,9 +153,6 @@ class DeepSpeedEngine:
         """Take DeepSpeed's hooks off the module and free its buffers."""
         self._deepspeed.destroy()
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._casts_to_bf16)
-
     def _unsharded_norm(self) -> float:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
@@ -222,12 +162,13 @@ class DeepSpeedEngine:
     ) -> Any:
         import deepspeed
 
+        _leave_uncompiled_kernels_alone()
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
             adamw, scheduler = None, None
         else:
             adamw = torch.optim.AdamW(
-                _parameter_groups(module, optimizer),
+                parameter_groups(module, optimizer),
                 lr=optimizer.lr,
                 betas=optimizer.betas,
                 eps=optimizer.eps,
@@ -243,16 +184,15 @@ class DeepSpeedEngine:
         return engine
 
 
-def _parameter_groups(module: nn.Module, optimizer: OptimizerSettings) -> list[dict[str, Any]]:
-    """Matrices decay; biases and the weights of norms, which are vectors, do not."""
-    groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            is_adapter = "lora_" in name  # peft's name
-            lr = optimizer.adapter_lr if is_adapter and optimizer.adapter_lr else optimizer.lr
-            decay = optimizer.weight_decay if parameter.ndim > 1 else 0.0
-            groups[lr, decay].append(parameter)
-    return [
-        {"params": parameters, "lr": lr, "weight_decay": decay}
-        for (lr, decay), parameters in groups.items()
-    ]
+def _leave_uncompiled_kernels_alone() -> None:
+    """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
+
+    They serve tensor-parallel inference, which is not used here; building them takes a compiler and
+    half a minute at the first start, and prints.
+    """
+    import logging
+
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -51,20 +51,5 @@ def current_ranks(device: Device) -> Ranks:
     if not distributed.is_initialized():
         backend = "nccl" if device is Device.cuda else "gloo"
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    _leave_uncompiled_kernels_alone()
     place = torch.device(device.value, local_rank) if device is Device.cuda else torch.device("cpu")
     return Ranks(distributed.get_rank(), distributed.get_world_size(), place)
-
-
-def _leave_uncompiled_kernels_alone() -> None:
-    """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
-
-    They serve tensor-parallel inference, which is not used here; building them takes a compiler and
-    half a minute at the first start, and prints.
-    """
-    import logging
-
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""The fp32 weights that an optimiser updates, wherever ZeRO keeps them, and their average."""
+"""The fp32 weights that an optimiser updates, however they are kept, and their average."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,10 +12,52 @@ from torch import Tensor, nn
 from rlhf.engine.ds_config import SHARDED_PARAMETERS
 
 
+class Split(NamedTuple):
+    """fp32 weights as bf16 ones, with which the model computes, and the 16 bits that these lack.
+
+    As integers, weights = 65536 * high + low, with low from -32768 to 32767: ``high`` is the
+    nearest bf16 number and nothing is lost. Where two are equally near, high is the larger in
+    magnitude: rounding to even, as is usual, would need a low of +32768 too.
+    """
+
+    high: Tensor  # bf16
+    low: Tensor  # int16
+
+    def join(self, out: Tensor, spare: Tensor) -> Tensor:
+        """The fp32 weights, in ``out``; both arguments are fp32 memory, and ``spare`` is spoilt."""
+        out.copy_(self.high)
+        low = spare.view(torch.int32)
+        out.view(torch.int32).add_(low.copy_(self.low))
+        return out
+
+    def split(self, weights: Tensor) -> None:
+        """Take these fp32 ``weights``, whose lowest bit is spoilt, in the place of the old ones."""
+        bits = weights.view(torch.int32)
+        self.low.copy_(bits)  # a narrower integer takes the low bits
+        bits.bitwise_or_(1)  # breaks ties: never is a low of 0x8000 rounded down
+        self.high.copy_(weights)
+
+
+def write(shard: Tensor | Split, weights: Tensor) -> None:
+    """Put fp32 ``weights`` in the place of those of ``shard``; a Split spoils their lowest bit."""
+    if isinstance(shard, Split):
+        shard.split(weights)
+    elif weights is not shard:
+        shard.data.copy_(weights)
+
+
+def read(shard: Tensor | Split) -> Tensor:
+    """The fp32 weights of ``shard``: itself, or a copy that only ``write`` brings back."""
+    if isinstance(shard, Split):
+        weights = torch.empty_like(shard.high, dtype=torch.float32)
+        return shard.join(weights, torch.empty_like(weights))
+    return shard.detach().float()
+
+
 class Masters(NamedTuple):
     """This rank's share of the fp32 weights, and how a change of them reaches the model."""
 
-    shards: list[Tensor]
+    shards: Sequence[Tensor | Split]
     publish: Callable[[], None]
 
 
@@ -28,7 +70,8 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
     if stage == 0:
         return Masters(_trained(engine.module), lambda: None)
     if stage == SHARDED_PARAMETERS:
-        return Masters(optimizer.fp32_partitioned_groups_flat, lambda: _publish_sharded(optimizer))
+        flat = optimizer.fp32_partitioned_groups_flat
+        return Masters(flat, lambda: _publish_sharded(optimizer))
     return Masters(optimizer.single_partition_of_fp32_groups, optimizer.update_lp_params)
 
 
@@ -55,13 +98,13 @@ class MovingAverage:
     def __init__(self, masters: Masters, *, beta: float) -> None:
         self._masters = masters
         self._beta = beta
-        self._average = [shard.detach().float().clone() for shard in masters.shards]
+        self._average = [read(shard).clone() for shard in masters.shards]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
         for average, shard in zip(self._average, self._masters.shards, strict=True):
-            average.lerp_(shard.detach().float(), 1.0 - self._beta)
+            average.lerp_(read(shard), 1.0 - self._beta)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -75,7 +118,7 @@ class MovingAverage:
     @torch.no_grad()
     def _exchange(self) -> None:
         for average, shard in zip(self._average, self._masters.shards, strict=True):
-            weights = shard.detach().clone()
-            shard.data.copy_(average)
+            weights = read(shard).clone()
+            write(shard, average)
             average.copy_(weights)
         self._masters.publish()

@@ -11,6 +11,7 @@ import torch
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema import ModelConfig
 from rlhf.errors import CapabilityError, CheckpointError, ConfigError
+from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
 from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import explain_load_failure
@@ -182,6 +183,8 @@ def _build(
             # An adapter's folder holds no embeddings: new ones must come back when it is loaded.
             torch.manual_seed(0)
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if source.attention in (None, MATMUL):
+        use_matmul_attention(model)
     _set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
         _checkpoint_gradients(model, key=source.key)
@@ -205,7 +208,7 @@ def _from_architecture(
     try:
         config = AutoConfig.for_model(model_type, **fields)
         return auto_class.from_config(
-            config, dtype=torch.float32, attn_implementation=source.attention
+            config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -228,7 +231,7 @@ def _from_pretrained(
             trust_remote_code=source.trust_remote_code,
             dtype=torch.float32,
             use_safetensors=True,
-            attn_implementation=source.attention,
+            attn_implementation=own_attention(source.attention),
             **overrides,
         )
     except (OSError, ValueError) as error:

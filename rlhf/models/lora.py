@@ -117,10 +117,30 @@ def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor
     for name, layer in _adapted_layers(model):
         a_RI = state[f"{name}.lora_A.{ADAPTER}.weight"].float()
         b_OR = state[f"{name}.lora_B.{ADAPTER}.weight"].float()
-        change_OI = layer.scaling[ADAPTER] * (b_OR @ a_RI)
-        weight = merged[f"{name}.weight"]
-        change = change_OI.T if layer.fan_in_fan_out else change_OI
-        merged[f"{name}.weight"] = (weight.float() + change).to(weight.dtype)
+        merged[f"{name}.weight"] = _merged(layer, merged[f"{name}.weight"], a_RI, b_OR)
+    return merged
+
+
+def effective_weight(linear: nn.Module) -> Tensor:
+    """The weight (O, I) that a linear layer computes with: W, plus scaling * B A if it is adapted.
+
+    Without adapters it is the layer's own weight, not a copy.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    weight: Tensor = linear.weight  # type: ignore[assignment]
+    if not isinstance(linear, BaseTunerLayer):
+        return weight
+    layer: Any = linear
+    a_RI, b_OR = (part[ADAPTER].weight.float() for part in (layer.lora_A, layer.lora_B))
+    return _merged(layer, weight, a_RI, b_OR)
+
+
+def _merged(layer: Any, weight: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
+    """W + scaling * B A, summed in fp32 and rounded to the type of W."""
+    change_OI = layer.scaling[ADAPTER] * (b_OR @ a_RI)
+    change = change_OI.T if layer.fan_in_fan_out else change_OI
+    merged: Tensor = (weight.float() + change).to(weight.dtype)
     return merged
 
 

@@ -24,16 +24,11 @@ class Scorer(nn.Module):
         self.pretrained = pretrained
         self.head_name = _head_name(pretrained)
 
-    def forward(self, ids_BS: Tensor, attend_BS: Tensor, positions_BS: Tensor) -> Tensor:
-        """Values (B, S) in fp32."""
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        """Values (B, S) in fp32, of right-padded sequences: no token sees what is behind it."""
         trunk = getattr(self.pretrained, self.pretrained.base_model_prefix)
         head = getattr(self.pretrained, self.head_name)
-        hidden_BSH = trunk(
-            input_ids=ids_BS,
-            attention_mask=attend_BS.long(),
-            position_ids=positions_BS,
-            use_cache=False,
-        ).last_hidden_state
+        hidden_BSH = trunk(input_ids=ids_BS, use_cache=False).last_hidden_state
         values_BS1: Tensor = head(hidden_BSH)
         return values_BS1.squeeze(-1).float()
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlhf.algorithms.logprobs import PLAIN, Picks, Reading, TokenLogprobs
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.policy import read_tokens, set_output_layer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,11 +44,11 @@ LAYOUTS = {
 
 
 class TrunkOutput(NamedTuple):
-    """``logits`` (B, K, V) of the last K positions, ``values_BS`` of all, the latter in fp32."""
+    """What policy and reference think of the picked tokens, and values (B, S) in fp32."""
 
-    logits: Tensor
+    policy: TokenLogprobs | None
+    reference: TokenLogprobs | None
     values_BS: Tensor
-    reference_logits: Tensor | None
 
 
 class BlockCall(NamedTuple):
@@ -88,22 +90,23 @@ class SharedTrunk(nn.Module):
     ``num_value_layers`` blocks. As in trlx, the critic's loss trains the blocks that it reads.
 
     Raises:
-        CapabilityError: ``policy`` is of a family without a layout here.
+        CapabilityError: ``pretrained`` is of a family without a layout here.
         ConfigError: more layers are asked for than there are.
     """
 
     def __init__(
-        self, policy: PreTrainedModel, *, num_layers_unfrozen: int, num_value_layers: int = 0
+        self, pretrained: PreTrainedModel, *, num_layers_unfrozen: int, num_value_layers: int = 0
     ) -> None:
         super().__init__()
-        self.policy = policy
-        layout = layout_of(policy)
-        base = policy.base_model
+        self.pretrained = pretrained
+        layout = layout_of(pretrained)
+        set_output_layer(pretrained)
+        base = pretrained.base_model
         blocks = list(base.get_submodule(layout.blocks))
         tail = [module for name in layout.tail if (module := _part(base, name)) is not None]
         _check_layers(len(blocks), num_layers_unfrozen, num_value_layers)
         self.num_layers_unfrozen, self.num_value_layers = num_layers_unfrozen, num_value_layers
-        output, embeddings = policy.get_output_embeddings(), policy.get_input_embeddings()
+        output, embeddings = pretrained.get_output_embeddings(), pretrained.get_input_embeddings()
         own_output = [] if output.weight is embeddings.weight else [output]
 
         top = blocks[len(blocks) - num_layers_unfrozen :]
@@ -114,7 +117,7 @@ class SharedTrunk(nn.Module):
         self.value_head = nn.Linear(output.in_features, 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
 
-        for module in policy.modules():
+        for module in pretrained.modules():
             if "layerdrop" in vars(module):
                 module.layerdrop = 0.0  # a branch starts from the call of a block: none is left out
         self.requires_grad_(requires_grad=False)
@@ -132,37 +135,30 @@ class SharedTrunk(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
+        ids_BS: Tensor,
+        picks: Picks,
+        reading: Reading = PLAIN,
         *,
-        logits_to_keep: int,
+        with_policy: bool = True,
         with_reference: bool = False,
     ) -> TrunkOutput:
-        """Logits of the last ``logits_to_keep`` positions (0: of all) and values, in one pass."""
-        base, output = self.policy.base_model, self.policy.get_output_embeddings()
-        blocks = list(base.get_submodule(layout_of(self.policy).blocks))
+        """One pass over right-padded sequences, see ``Policy``."""
+        base = self.pretrained.base_model
+        blocks = list(base.get_submodule(layout_of(self.pretrained).blocks))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
         with _recorded(blocks[len(blocks) - num_branched :]) as calls:
-            last_BSH = base(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                use_cache=False,
-            ).last_hidden_state
+            last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
         value_BSH = last_BSH
         if self.value_branch is not None:
             value_BSH = self.value_branch(calls[len(calls) - self.num_value_layers :])
-        reference_logits = None
+        output = self.pretrained.get_output_embeddings()
+        policy = reference = None
+        if with_policy:
+            policy = read_tokens(output, last_BSH, picks, reading)
         if with_reference:
             reference_BSH = self.reference(calls[len(calls) - self.num_layers_unfrozen :])
-            reference_output = self.reference_output or output
-            reference_logits = reference_output(reference_BSH[:, -logits_to_keep:])
-        return TrunkOutput(
-            logits=output(last_BSH[:, -logits_to_keep:]),
-            values_BS=self.value_head(value_BSH).squeeze(-1).float(),
-            reference_logits=reference_logits,
-        )
+            reference = read_tokens(self.reference_output or output, reference_BSH, picks, reading)
+        return TrunkOutput(policy, reference, self.value_head(value_BSH).squeeze(-1).float())
 
 
 def build_trunk(
@@ -187,9 +183,9 @@ def build_trunk(
 
 def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """``state``, the whole weights of ``trunk``, as that of its critic alone, ``critic_model``."""
-    prefix, layout = trunk.policy.base_model_prefix, layout_of(trunk.policy)
-    base = trunk.policy.base_model
-    renamed = {f"policy.{prefix}.": f"{prefix}.", "value_head.": "score."}
+    prefix, layout = trunk.pretrained.base_model_prefix, layout_of(trunk.pretrained)
+    base = trunk.pretrained.base_model
+    renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(base.get_submodule(layout.blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):
         renamed[f"value_branch.blocks.{index}."] = f"{prefix}.{layout.blocks}.{first + index}."
@@ -209,20 +205,20 @@ def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreT
     """The class and config of the critic as an ordinary model, without memory for its weights."""
     from transformers import AutoModelForSequenceClassification
 
-    config = deepcopy(trunk.policy.config)
+    config = deepcopy(trunk.pretrained.config)
     config.num_labels = 1
     config.pad_token_id = tokenizer.pad_token_id
     with torch.device("meta"):
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def layout_of(policy: PreTrainedModel) -> Layout:
+def layout_of(model: PreTrainedModel) -> Layout:
     """Where the model's family keeps its blocks.
 
     Raises:
         CapabilityError: nobody has said.
     """
-    model_type = policy.config.model_type
+    model_type = model.config.model_type
     if model_type not in LAYOUTS:
         raise CapabilityError(
             f"ppo.shared_trunk=true: a model of model_type={model_type} cannot be branched here, "

@@ -21,7 +21,7 @@ from rlhf.config.training_schema import OptimizerConfig
 from rlhf.data.batching import deal
 from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, tokenise
-from rlhf.engine.deepspeed_engine import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.phases.exporting import Export
 from rlhf.tracking.console import Console

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
+from rlhf.algorithms.logprobs import Picks, Reading
 from rlhf.algorithms.reward import wilson_interval
 from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import phase_plans
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.data.collate import collate_pairs
 from rlhf.data.tokens import TokenData
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine
+from rlhf.engine.build import AnyEngine, build_engine
 from rlhf.engine.ds_config import Role
 from rlhf.models.building import require_positions
 from rlhf.phases.adapters import adapter_lr
@@ -32,13 +33,13 @@ from rlhf.phases.context import (
 )
 from rlhf.phases.exporting import exported
 from rlhf.phases.policies import build_policy, build_reference, rollout_backend
-from rlhf.phases.policy_evaluation import HeldOutPrompts, Policy, evaluate_policy
+from rlhf.phases.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
 from rlhf.phases.ppo_models import AdapterOff
 from rlhf.phases.sources import policy_source
 from rlhf.rollout.experience import (
     Opinions,
     WholeSequences,
-    language_logits,
+    language_logprobs,
     response_logprobs,
 )
 from rlhf.types import Mean, Metrics, Model, PreferenceBatch, merge_metrics
@@ -116,10 +117,12 @@ class DpoTrainer:
         self._context = context
         self._plan = phase_plans(config)[Phase.dpo]
         module = build_policy(config, tokenizer, dropout=0.0)
-        require_positions(module, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens")
+        require_positions(
+            module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
+        )
         lr = adapter_lr(config.lora, LoraRole.actor)
         settings = optimizer_settings(config.dpo, total_steps=total_steps, adapter_lr=lr)
-        self.policy = DeepSpeedEngine(
+        self.policy = build_engine(
             module,
             role=Role.actor,
             settings=context.settings,
@@ -128,10 +131,10 @@ class DpoTrainer:
             optimizer=settings,
         )
         self._reference: Model = AdapterOff(self.policy)
-        self._copy: DeepSpeedEngine | None = None
+        self._copy: AnyEngine | None = None
         copy = build_reference(config, tokenizer)
         if copy is not None:
-            self._reference = self._copy = DeepSpeedEngine(
+            self._reference = self._copy = build_engine(
                 copy,
                 role=Role.reference,
                 settings=context.settings,
@@ -140,12 +143,18 @@ class DpoTrainer:
             )
         rollout = config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
-        self._rollout = rollout_backend(config, tokenizer, temperature=temperature)
+        self._rollout = rollout_backend(
+            config,
+            tokenizer,
+            temperature=temperature,
+            dtype=context.settings.dtype,
+            ranks=context.ranks,
+        )
 
     @property
-    def answering(self) -> Policy:
+    def answering(self) -> AnsweringPolicy:
         """The policy as evaluations see it."""
-        return Policy(self.policy, self._rollout, self._opinions, self._plan.micro)
+        return AnsweringPolicy(self.policy, self._rollout, self._opinions, self._plan.micro)
 
     def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
         """Learn from this rank's share of one global batch; returns the step's metrics."""
@@ -216,11 +225,11 @@ class DpoTrainer:
 
     def _opinions(self, sequences: WholeSequences) -> Opinions:
         """Policy and reference; DPO has no critic and no reward model."""
-        temperature = self._context.config.rollout.temperature
+        reading = Reading(self._context.config.rollout.temperature, with_entropy=False)
         with self.policy.evaluating():
-            policy = response_logprobs(self.policy, sequences, temperature=temperature)
+            policy = response_logprobs(self.policy, sequences, reading)
         with self._reference.evaluating():
-            reference = response_logprobs(self._reference, sequences, temperature=temperature)
+            reference = response_logprobs(self._reference, sequences, reading)
         nothing_BT = torch.zeros_like(policy.logprobs_BT)
         return Opinions(policy.logprobs_BT, reference.logprobs_BT, nothing_BT, nothing_BT[:, 0])
 
@@ -228,7 +237,8 @@ class DpoTrainer:
 def _pair_logprobs(model: Model, batch: PreferenceBatch) -> PairLogprobs:
     """One pass over both sides."""
     both = batch.both()
-    logprobs_B = sequence_logprobs(language_logits(model, both), both.ids_BS, both.keep_BS)
+    logprobs_N, rows_N = language_logprobs(model, both), Picks.of(both).rows_N
+    logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return PairLogprobs(*logprobs_B.chunk(2))
 
 

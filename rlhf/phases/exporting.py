@@ -10,7 +10,6 @@ from torch import Tensor
 from rlhf.config.choices import LoraExport
 from rlhf.models.building import ModelSource
 from rlhf.models.lora import has_adapters, merged_state, save_adapter
-from rlhf.models.scorer import Scorer
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
 from rlhf.types import Engine
 
@@ -37,11 +36,7 @@ class Export(NamedTuple):
 
 def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
     """The engine's language model or scorer, started from ``source``; every rank must call it."""
-    model: Any = engine.module
-    if isinstance(model, Scorer):
-        model = model.pretrained
-    elif isinstance(model, SharedTrunk):
-        model = model.policy
+    model: Any = engine.module.pretrained
     state = engine.whole_state(model)
     if not has_adapters(model):
         return Export(model, state)

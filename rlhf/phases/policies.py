@@ -5,20 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from rlhf.algorithms.streams import seed_for
-from rlhf.config.choices import Backend, LoraRole
+from rlhf.config.choices import Backend, Dtype, LoraRole
 from rlhf.config.schema import RunConfig
 from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.lora import effective_weight
+from rlhf.models.policy import Policy
 from rlhf.phases.adapters import lora_spec
 from rlhf.phases.sources import policy_source
+from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.types import RolloutBackend
+from rlhf.rollout.stopping import StopTexts
+from rlhf.types import Ranks, RolloutBackend
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-BACKENDS = {Backend.hf: HfRollout}
+TORCH_DTYPES = {
+    Dtype.fp32: torch.float32,
+    Dtype.bf16: torch.bfloat16,
+    Dtype.fp16: torch.float16,
+}
 
 
 def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:
@@ -32,38 +42,63 @@ def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:
 
 def build_policy(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, dropout: float
-) -> PreTrainedModel:
+) -> Policy:
     """The policy, with adapters where they are asked for."""
-    return build_actor(
-        learning_source(config, dropout=dropout),
-        tokenizer,
-        seed=seed_for(config.seed, "model"),
-        lora=lora_spec(config.lora, LoraRole.actor),
+    return Policy(
+        build_actor(
+            learning_source(config, dropout=dropout),
+            tokenizer,
+            seed=seed_for(config.seed, "model"),
+            lora=lora_spec(config.lora, LoraRole.actor),
+        )
     )
 
 
-def build_reference(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel | None:
+def build_reference(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Policy | None:
     """A copy of the policy as it starts; None where the policy without its adapters is that."""
     spec = lora_spec(config.lora, LoraRole.actor)
     if spec is not None and not spec.train_rest:
         return None
-    return build_actor(policy_source(config), tokenizer, seed=seed_for(config.seed, "model"))
+    return Policy(
+        build_actor(policy_source(config), tokenizer, seed=seed_for(config.seed, "model"))
+    )
 
 
 def rollout_backend(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, temperature: float
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    temperature: float,
+    dtype: Dtype,
+    ranks: Ranks,
 ) -> RolloutBackend:
-    """What samples responses, as ``rollout`` says, at a temperature."""
+    """What samples responses, as ``rollout`` says, at a temperature; ``dtype`` is resolved."""
     rollout = config.rollout
-    return BACKENDS[rollout.backend](
-        SamplingSettings(
-            max_tokens=rollout.max_response_tokens,
-            temperature=temperature,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-        ),
-        end_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
+    sampling = SamplingSettings(
+        max_tokens=rollout.max_response_tokens,
+        temperature=temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_tokens=rollout.min_response_tokens,
     )
+    end_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    stop = StopTexts(tokenizer, rollout.stop)
+    match rollout.backend:
+        case Backend.hf:
+            return HfRollout(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
+        case Backend.fast:
+            settings = FastSettings(
+                dtype=TORCH_DTYPES[dtype],
+                max_rows=rollout.max_rows,
+                gather_weights=rollout.gather_weights,
+                cuda_graphs=rollout.cuda_graphs,
+            )
+            return FastRollout(
+                sampling,
+                settings,
+                end_id=end_id,
+                pad_id=pad_id,
+                stop=stop,
+                weight_of=effective_weight,
+                ranks=ranks,
+            )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-class Policy(NamedTuple):
+class AnsweringPolicy(NamedTuple):
     """What an evaluation asks for: answers, and opinions of them."""
 
     actor: Engine
@@ -54,7 +54,7 @@ class PolicyEvaluation(NamedTuple):
 
 
 def evaluate_policy(
-    context: RunContext, policy: Policy, held_out: HeldOutPrompts, *, num_prompts: int
+    context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
 ) -> PolicyEvaluation:
     """Answer held-out prompts; the same random numbers each time, so that two policies compare.
 

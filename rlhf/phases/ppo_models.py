@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlhf.algorithms.logprobs import TokenLogprobs, token_logprobs
-from rlhf.algorithms.masking import position_ids
+from rlhf.algorithms.logprobs import Picks, Reading
 from rlhf.models.lora import adapters_off
 from rlhf.rollout.experience import (
     Opinions,
+    ResponseLogprobs,
     WholeSequences,
-    language_logits,
+    language_logprobs,
     response_logprobs,
     response_values,
     sequence_scores,
@@ -29,7 +29,7 @@ from rlhf.types import Engine, Model, SequenceBatch, StepReport
 class PolicyAndValues(NamedTuple):
     """One differentiable pass over response tokens."""
 
-    policy: TokenLogprobs | None  # None: the actor is frozen in this step
+    policy: ResponseLogprobs | None  # None: the actor is frozen in this step
     values_BT: Tensor | None  # None: there is no critic
 
 
@@ -48,14 +48,14 @@ class PpoModels(Protocol):
     actor: Engine  # keeps the policy that answers prompts
     critic: Engine | None  # None: there is none, or it is a branch of the actor
 
-    def opinions(self, sequences: WholeSequences) -> Opinions:
+    def opinions(self, sequences: WholeSequences, *, with_policy: bool = True) -> Opinions:
         """Log-probabilities, values and scores, without gradients and dropout."""
 
     def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
         """Policy and values, with gradients."""
 
-    def language_logits(self, batch: SequenceBatch) -> Tensor:
-        """The policy's logits (B, S, V) of whole sequences."""
+    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """The policy's log-probabilities (N,) of the kept tokens of whole sequences."""
 
     def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
         """Add the gradients of one micro-batch."""
@@ -107,18 +107,16 @@ class SeparateModels:
         self.reference = reference
         self.critic = critic
         self.reward = reward
-        self._temperature = temperature
+        self._scoring = Reading(temperature, with_entropy=False)
+        self._training = Reading(temperature, entropy_gradient=entropy_gradient)
         self._align_overflow = align_overflow
-        self._entropy_gradient = entropy_gradient
         self._learning: list[Engine] = []  # those with gradients for the step to come
 
-    def opinions(self, sequences: WholeSequences) -> Opinions:
+    def opinions(self, sequences: WholeSequences, *, with_policy: bool = True) -> Opinions:
         """What each model thinks of the responses."""
-        with self.actor.evaluating():
-            logprobs_BT = self._logprobs(self.actor, sequences).logprobs_BT
-        with self.reference.evaluating():
-            reference_BT = self._logprobs(self.reference, sequences).logprobs_BT
-        values_BT = torch.zeros_like(logprobs_BT)
+        logprobs_BT = self._logprobs(self.actor, sequences) if with_policy else None
+        reference_BT = self._logprobs(self.reference, sequences)
+        values_BT = torch.zeros_like(reference_BT)
         if self.critic is not None:
             with self.critic.evaluating():
                 values_BT = response_values(self.critic, sequences)
@@ -131,12 +129,12 @@ class SeparateModels:
         values_BT = None if self.critic is None else response_values(self.critic, sequences)
         policy = None
         if with_policy:
-            policy = self._logprobs(self.actor, sequences, entropy_gradient=self._entropy_gradient)
+            policy = response_logprobs(self.actor, sequences, self._training)
         return PolicyAndValues(policy, values_BT)
 
-    def language_logits(self, batch: SequenceBatch) -> Tensor:
-        """The actor's logits of whole sequences."""
-        return language_logits(self.actor, batch)
+    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """The actor's log-probabilities of the kept tokens."""
+        return language_logprobs(self.actor, batch)
 
     def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
         """Gradients of both losses, each to its own model."""
@@ -159,12 +157,9 @@ class SeparateModels:
                 reports = reports._replace(critic=report, critic_overflowed=overflow)
         return reports
 
-    def _logprobs(
-        self, model: Model, sequences: WholeSequences, *, entropy_gradient: bool = False
-    ) -> TokenLogprobs:
-        return response_logprobs(
-            model, sequences, temperature=self._temperature, entropy_gradient=entropy_gradient
-        )
+    def _logprobs(self, model: Model, sequences: WholeSequences) -> Tensor:
+        with model.evaluating():
+            return response_logprobs(model, sequences, self._scoring).logprobs_BT
 
 
 class TrunkModels:
@@ -176,33 +171,40 @@ class TrunkModels:
         self.actor = trunk
         self.critic: Engine | None = None
         self.reward = reward
-        self._temperature = temperature
-        self._entropy_gradient = entropy_gradient
+        self._scoring = Reading(temperature, with_entropy=False)
+        self._training = Reading(temperature, entropy_gradient=entropy_gradient)
 
-    def opinions(self, sequences: WholeSequences) -> Opinions:
+    def opinions(self, sequences: WholeSequences, *, with_policy: bool = True) -> Opinions:
         """One pass through the trunk, and one through the reward model."""
         with self.actor.evaluating():
-            output = self._pass(sequences, with_reference=True)
-            logprobs_BT = self._logprobs(output.logits, sequences).logprobs_BT
-            reference_BT = self._logprobs(output.reference_logits, sequences).logprobs_BT
+            output = self.actor(
+                sequences.ids_BS,
+                sequences.picks,
+                self._scoring,
+                with_policy=with_policy,
+                with_reference=True,
+            )
         with self.reward.evaluating():
             scores_B = sequence_scores(self.reward, sequences)
-        values_BT = sequences.of_response(output.values_BS)
-        return Opinions(logprobs_BT, reference_BT, values_BT, scores_B)
+        return Opinions(
+            sequences.told(output.policy).logprobs_BT if with_policy else None,
+            sequences.told(output.reference).logprobs_BT,
+            sequences.before_response(output.values_BS),
+            scores_B,
+        )
 
     def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
         """One pass for both; a trunk always learns as a whole."""
         assert with_policy, "a shared trunk has no steps for the critic alone"
-        output = self._pass(sequences, with_reference=False)
-        policy = self._logprobs(output.logits, sequences, entropy_gradient=self._entropy_gradient)
-        return PolicyAndValues(policy, sequences.of_response(output.values_BS))
+        output = self.actor(sequences.ids_BS, sequences.picks, self._training)
+        values_BT = sequences.before_response(output.values_BS)
+        return PolicyAndValues(sequences.told(output.policy), values_BT)
 
-    def language_logits(self, batch: SequenceBatch) -> Tensor:
-        """The policy's logits of whole sequences."""
-        positions_BS = position_ids(batch.attend_BS)
-        output = self.actor(batch.ids_BS, batch.attend_BS.long(), positions_BS, logits_to_keep=0)
-        logits_BSV: Tensor = output.logits
-        return logits_BSV
+    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """The policy's log-probabilities of the kept tokens."""
+        reading = Reading(with_entropy=False)
+        logprobs_N: Tensor = self.actor(batch.ids_BS, Picks.of(batch), reading).policy.logprobs_N
+        return logprobs_N
 
     def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
         """One backward pass of the sum."""
@@ -213,22 +215,3 @@ class TrunkModels:
         """One step of all trained layers and heads."""
         overflowed = self.actor.has_overflow()
         return Reports(self.actor.step(), None, actor_overflowed=overflowed)
-
-    def _pass(self, sequences: WholeSequences, *, with_reference: bool) -> Any:
-        return self.actor(
-            sequences.ids_BS,
-            sequences.attend_BS.long(),
-            sequences.positions_BS,
-            logits_to_keep=sequences.response_tokens + 1,
-            with_reference=with_reference,
-        )
-
-    def _logprobs(
-        self, logits_BUV: Tensor, sequences: WholeSequences, *, entropy_gradient: bool = False
-    ) -> TokenLogprobs:
-        return token_logprobs(
-            logits_BUV[:, :-1],
-            sequences.response_ids_BT,
-            temperature=self._temperature,
-            entropy_gradient=entropy_gradient,
-        )

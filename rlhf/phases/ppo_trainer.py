@@ -6,6 +6,7 @@ Shapes: B = sequences of this rank, T = response tokens, S = tokens of a corpus 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from rlhf.config.checks import exact_div
 from rlhf.config.choices import KlPlacement
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.errors import ConfigError
+from rlhf.phases.logprob_reuse import LogprobReuse, mismatch
 from rlhf.phases.ppo_metrics import (
     critic_metrics,
     policy_metrics,
@@ -31,7 +33,7 @@ from rlhf.phases.ppo_models import PolicyAndValues, Reports
 from rlhf.phases.ppo_targets import TargetMaker
 from rlhf.phases.ptx import PtxCorpus, learn_from_corpus
 from rlhf.phases.rlhf_engine import RLHFEngine
-from rlhf.rollout.experience import WholeSequences, collect
+from rlhf.rollout.experience import WholeSequences, by_length, collect, row_parts
 from rlhf.types import Mean, Metrics, PromptBatch, Rollout, merge_metrics, take_rows
 
 
@@ -64,20 +66,18 @@ class PPOTrainer:
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
         self._targets = TargetMaker(config, engine.ranks)
+        self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
         self._updates_done = 0
         self._seconds = {"generate": 0.0, "score": 0.0}
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
-        """Answer the prompts and score the answers with all models."""
+        """Answer the prompts and score the answers with all models that are needed for it."""
         started = time.monotonic()
         responses = self.engine.rollout.generate(self.engine.actor, prompts)
         generated = time.monotonic()
-        rollout = collect(
-            self.engine.models.opinions,
-            prompts,
-            responses,
-            micro_batch_size=self.engine.plan.micro,
-        )
+        with_policy = not self._reuse.decide(responses)
+        opinions = partial(self.engine.models.opinions, with_policy=with_policy)
+        rollout = collect(opinions, prompts, responses, micro_batch_size=self.engine.plan.micro)
         self._seconds = {"generate": generated - started, "score": time.monotonic() - generated}
         return rollout
 
@@ -98,12 +98,16 @@ class PPOTrainer:
         reports: list[Reports] = []
         for rows in self._mini_batches(rows_per_rank, mini_batch):
             losses, report = self._update(rollout, targets.advantages, rows)
+            change = losses.pop("logprob_change", None)
+            if not reports:
+                metrics |= mismatch(rollout, change)
             learned = merge_metrics(learned, losses)
             reports.append(report)
             if self._has_moved_too_far(losses):
                 break
         values = printed(self.engine.ranks.reduce_metrics(metrics | learned))
         values |= report_values(reports) | {"ppo/kl_ctl": self.kl.coefficient}
+        self._reuse.measured(values)
         self.kl = self.kl.step(
             values["ppo/kl_to_reference"], num_sequences=rows_per_rank * self.engine.ranks.size
         )
@@ -120,8 +124,8 @@ class PPOTrainer:
         engine, metrics = self.engine, Metrics()
         trains_actor = self.steps_done >= self.config.actor_freeze_steps
         num_kept = engine.ranks.sum(rollout.responses.keep_BT[rows].sum())
-        for first in range(0, len(rows), engine.plan.micro):
-            part = rows[first : first + engine.plan.micro]
+        rows = by_length(rollout.prompts, rollout.responses, rows)
+        for part in row_parts(rows, engine.plan.micro):
             taken = take_rows(rollout, part)
             sequences = WholeSequences(taken.prompts, taken.responses)
             output = engine.models.forward(sequences, with_policy=trains_actor)
@@ -147,6 +151,7 @@ class PPOTrainer:
         if output.policy is None:
             return None, {}
         logprobs_BT, entropy_BT = output.policy
+        assert entropy_BT is not None
         surrogate = policy_loss(
             logprobs_BT,
             rollout.logprobs_BT,
@@ -158,6 +163,7 @@ class PPOTrainer:
         )
         loss = surrogate.loss
         metrics = policy_metrics(surrogate, Mean.of(entropy_BT, keep_BT))
+        metrics["logprob_change"] = Mean.of((logprobs_BT - rollout.logprobs_BT).abs(), keep_BT)
         if config.kl_placement is KlPlacement.loss:
             # 0 in dead cells before k3's exponential: an infinite slope there would give nan.
             sides = (logprobs_BT, rollout.reference_logprobs_BT)

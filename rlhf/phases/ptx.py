@@ -46,7 +46,7 @@ def learn_from_corpus(
     num_tokens = engine.ranks.sum(counts.sum())
     metrics: Metrics = {}
     for batch in batches:
-        result = sft_loss(engine.models.language_logits(batch), batch.ids_BS, batch.keep_BS)
+        result = sft_loss(engine.models.language_logprobs(batch))
         add_gradient(engine.actor, coefficient * result.loss / num_tokens)
         metrics = merge_metrics(metrics, {"ppo/ptx_loss": result.mean_loss})
     return metrics
@@ -60,8 +60,8 @@ def corpus_perplexity(engine: RLHFEngine, blocks: list[list[int]]) -> float:
             len(blocks), batch_size=engine.plan.micro, ranks=engine.ranks
         ):
             batch = _collate(engine, [blocks[row] for row in rows])
-            logits_BSV = engine.models.language_logits(batch)
-            result = sft_loss(logits_BSV, batch.ids_BS, batch.keep_BS & keep_B[:, None])
+            batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
+            result = sft_loss(engine.models.language_logprobs(batch))
             losses = merge_metrics(losses, {"loss": result.mean_loss})
     return math.exp(engine.ranks.reduce_metrics(losses)["loss"].value())
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.masking import position_ids
 from rlhf.algorithms.reward import (
     RewardLoss,
     divergence_loss,
@@ -23,7 +22,7 @@ from rlhf.config.checks import phase_plans
 from rlhf.config.choices import LoraRole, ModelInit, Phase
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine
+from rlhf.engine.build import build_engine
 from rlhf.engine.ds_config import Role
 from rlhf.models.building import ModelSource, build_scorer, require_positions
 from rlhf.phases.adapters import adapter_lr, lora_spec
@@ -147,7 +146,7 @@ class RewardTrainer:
             key="reward_model",
             wanted="reward.max_tokens",
         )
-        self.engine = DeepSpeedEngine(
+        self.engine = build_engine(
             scorer,
             role=Role.reward_training,
             settings=context.settings,
@@ -229,7 +228,7 @@ class RewardTrainer:
     def _scores(self, batch: PreferenceBatch) -> PairScores:
         """End scores and losses of the pairs, from one pass over both sides."""
         both = batch.both()
-        values_BS = self.engine(both.ids_BS, both.attend_BS, position_ids(both.attend_BS))
+        values_BS = self.engine(both.ids_BS)
         chosen_BS, rejected_BS = values_BS.chunk(2)
         chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
         rejected_B = end_scores(rejected_BS, batch.rejected.attend_BS)

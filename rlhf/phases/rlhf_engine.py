@@ -14,9 +14,10 @@ from rlhf.config.choices import AdvantageEstimator, LoraRole, Phase
 from rlhf.config.schema import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.tokens import Encoder
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
+from rlhf.engine.build import AnyEngine, build_engine
 from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks, resolve_dtype
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import ConfigError
 from rlhf.models.building import build_scorer, require_positions
 from rlhf.models.scorer import Scorer
@@ -29,10 +30,10 @@ from rlhf.phases.policies import (
     learning_source,
     rollout_backend,
 )
-from rlhf.phases.policy_evaluation import Policy
+from rlhf.phases.policy_evaluation import AnsweringPolicy
 from rlhf.phases.ppo_models import AdapterOff, PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.sources import policy_source, reward_source
-from rlhf.types import PromptBatch, Ranks
+from rlhf.types import PromptBatch, Ranks, RolloutBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,7 +58,7 @@ class RLHFEngine:
             zero=config.zero, dtype=resolve_dtype(config.hardware.dtype, config.hardware.device)
         )
         self.plan = phase_plans(config)[Phase.ppo]
-        self._engines: list[DeepSpeedEngine] = []
+        self._engines: list[AnyEngine] = []
         self.policy_source, self.reward_source = policy_source(config), reward_source(config)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             config.model.tokenizer or str(self.policy_source.path),
@@ -74,10 +75,9 @@ class RLHFEngine:
         )
         self.actor = self.models.actor
         self.critic = self.models.critic
-        temperature = config.rollout.temperature
-        self.rollout = rollout_backend(config, self.tokenizer, temperature=temperature)
-        self._eval_rollout = rollout_backend(
-            config, self.tokenizer, temperature=config.rollout.eval_temperature or temperature
+        self.rollout = self._rollout_backend(config.rollout.temperature)
+        self._eval_rollout = self._rollout_backend(
+            config.rollout.eval_temperature or config.rollout.temperature
         )
 
     @property
@@ -86,9 +86,11 @@ class RLHFEngine:
         return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> AnsweringPolicy:
         """The actor as evaluations see it."""
-        return Policy(self.actor, self._eval_rollout, self.models.opinions, self.plan.micro)
+        return AnsweringPolicy(
+            self.actor, self._eval_rollout, self.models.opinions, self.plan.micro
+        )
 
     def prompts(self, texts: list[str], *, step: int = 0) -> PromptBatch:
         """This rank's prompts as a batch; ``step`` picks the random numbers of their responses.
@@ -115,10 +117,19 @@ class RLHFEngine:
         for engine in self._engines:
             engine.close()
 
+    def _rollout_backend(self, temperature: float) -> RolloutBackend:
+        return rollout_backend(
+            self.config,
+            self.tokenizer,
+            temperature=temperature,
+            dtype=self.settings.dtype,
+            ranks=self.ranks,
+        )
+
     def _separate_models(self) -> SeparateModels:
         config = self.config
         policy = build_policy(config, self.tokenizer, dropout=config.ppo.actor_dropout)
-        self._require_positions(policy, key="model")
+        self._require_positions(policy.pretrained, key="model")
         actor = self._trained(policy, Role.actor)
         copy = build_reference(config, self.tokenizer)
         reference = AdapterOff(actor) if copy is None else self._frozen(copy, Role.reference)
@@ -141,7 +152,7 @@ class RLHFEngine:
             num_value_layers=config.ppo.num_value_layers,
             seed=seed_for(config.seed, "model"),
         )
-        self._require_positions(trunk.policy, key="model")
+        self._require_positions(trunk.pretrained, key="model")
         return TrunkModels(
             self._trained(trunk, Role.actor),
             self.reward,
@@ -171,14 +182,14 @@ class RLHFEngine:
             wanted="rollout.max_prompt_tokens + max_response_tokens",
         )
 
-    def _trained(self, module: torch.nn.Module, role: Role) -> DeepSpeedEngine:
+    def _trained(self, module: torch.nn.Module, role: Role) -> AnyEngine:
         """An engine with the optimiser of its role; the actor's steps take in the corpus too."""
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:
             plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
         return self._engine(module, role, plan, ppo_optimizer(config, role))
 
-    def _frozen(self, module: torch.nn.Module, role: Role) -> DeepSpeedEngine:
+    def _frozen(self, module: torch.nn.Module, role: Role) -> AnyEngine:
         return self._engine(module, role, self.plan, None)
 
     def _engine(
@@ -187,8 +198,8 @@ class RLHFEngine:
         role: Role,
         plan: BatchPlan,
         optimizer: OptimizerSettings | None,
-    ) -> DeepSpeedEngine:
-        engine = DeepSpeedEngine(
+    ) -> AnyEngine:
+        engine = build_engine(
             module,
             role=role,
             settings=self.settings,

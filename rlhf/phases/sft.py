@@ -13,9 +13,10 @@ from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import phase_plans
 from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.data.collate import collate_sequences
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine
+from rlhf.engine.build import build_engine
 from rlhf.engine.ds_config import Role
 from rlhf.models.building import ModelSource, build_actor, require_positions
+from rlhf.models.policy import Policy
 from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import (
     RunContext,
@@ -24,7 +25,7 @@ from rlhf.phases.context import (
     optimizer_step,
 )
 from rlhf.phases.exporting import exported
-from rlhf.rollout.experience import language_logits
+from rlhf.rollout.experience import language_logprobs
 from rlhf.types import Metrics, SequenceBatch, merge_metrics
 
 
@@ -80,8 +81,8 @@ class SftTrainer:
             lora=lora_spec(config.lora, LoraRole.sft),
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
-        self.engine = DeepSpeedEngine(
-            model,
+        self.engine = build_engine(
+            Policy(model),
             role=Role.sft,
             settings=context.settings,
             plan=self.plan,
@@ -146,4 +147,4 @@ class SftTrainer:
         )
 
     def _loss(self, batch: SequenceBatch) -> SftLoss:
-        return sft_loss(language_logits(self.engine, batch), batch.ids_BS, batch.keep_BS)
+        return sft_loss(language_logprobs(self.engine, batch))

@@ -1,6 +1,7 @@
 """From responses to a rollout: what each model thinks of them.
 
-Shapes: B = sequences, P = prompt tokens, T = response tokens, S = P + T, V = vocabulary.
+Shapes: B = sequences, P = prompt tokens, T = response tokens, S = tokens of the longest sequence,
+N = kept response tokens.
 """
 
 from __future__ import annotations
@@ -11,81 +12,76 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.logprobs import TokenLogprobs, token_logprobs
-from rlhf.algorithms.masking import position_ids
-from rlhf.algorithms.reward import end_scores
+from rlhf.algorithms.logprobs import Picks, Reading, TokenLogprobs
 from rlhf.types import Model, PromptBatch, Responses, Rollout, SequenceBatch, take_rows
 
 
+class ResponseLogprobs(NamedTuple):
+    """What a policy thinks of response tokens; 0 where none is kept."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None
+
+
 class WholeSequences:
-    """Prompts and responses joined, as the models read them."""
+    """Prompts and responses joined and padded on the right, as the models read them."""
 
     def __init__(self, prompts: PromptBatch, responses: Responses) -> None:
-        self.ids_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1)
-        self.attend_BS = torch.cat([prompts.attend_BP, responses.keep_BT], dim=1)
-        self.positions_BS = position_ids(self.attend_BS)
-        self.response_tokens = responses.ids_BT.shape[1]
+        attend = torch.cat([prompts.attend_BP, responses.keep_BT], dim=1)
+        self.lengths_B = attend.sum(dim=1)
+        # Sorting is stable: the tokens keep their order, and the padding goes behind them.
+        order_BS = attend.byte().argsort(dim=1, descending=True, stable=True)
+        order_BS = order_BS[:, : int(self.lengths_B.max())]
+        self.ids_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1).gather(1, order_BS)
+        self.keep_BT = responses.keep_BT
+        rows_N, places_N = self.keep_BT.nonzero(as_tuple=True)
+        before_BT = prompts.attend_BP.sum(dim=1, keepdim=True) + self.keep_BT.cumsum(dim=1) - 2
+        ids_N = responses.ids_BT[rows_N, places_N]
+        self.picks = Picks(rows_N, before_BT[rows_N, places_N], ids_N)
 
-    @property
-    def response_ids_BT(self) -> Tensor:
-        """The response tokens, padding included."""
-        return self.ids_BS[:, -self.response_tokens :]
+    def of_response(self, x_N: Tensor) -> Tensor:
+        """What belongs to the kept response tokens, at their places (B, T); 0 elsewhere."""
+        return x_N.new_zeros(self.keep_BT.shape).masked_scatter(self.keep_BT, x_N)
 
-    def of_response(self, x_BS: Tensor) -> Tensor:
+    def before_response(self, x_BS: Tensor) -> Tensor:
         """What stands (B, T) at the position before each response token, where it is predicted."""
-        return x_BS[:, -self.response_tokens - 1 : -1]
+        return self.of_response(x_BS[self.picks.rows_N, self.picks.columns_N])
+
+    def told(self, tokens: TokenLogprobs) -> ResponseLogprobs:
+        """What is told of ``picks``, at their places."""
+        entropy_N = tokens.entropy_N
+        entropy_BT = None if entropy_N is None else self.of_response(entropy_N)
+        return ResponseLogprobs(self.of_response(tokens.logprobs_N), entropy_BT)
 
 
-def language_logits(model: Model, batch: SequenceBatch) -> Tensor:
-    """Logits (B, S, V) of whole sequences under a causal language model."""
-    logits_BSV: Tensor = model(
-        input_ids=batch.ids_BS,
-        attention_mask=batch.attend_BS.long(),
-        position_ids=position_ids(batch.attend_BS),
-        use_cache=False,
-    ).logits
-    return logits_BSV
+def language_logprobs(model: Model, batch: SequenceBatch) -> Tensor:
+    """Log-probabilities (N,) of the kept tokens that are predicted, row by row."""
+    told: TokenLogprobs = model(batch.ids_BS, Picks.of(batch), Reading(with_entropy=False))
+    return told.logprobs_N
 
 
 def response_logprobs(
-    actor: Model, sequences: WholeSequences, *, temperature: float, entropy_gradient: bool = False
-) -> TokenLogprobs:
-    """Log-probabilities (B, T) and entropies of the response tokens under ``actor``.
-
-    Token t is predicted at the position before it, so the logits run from the last prompt token to
-    the last but one response token.
-    """
-    logits_BUV = actor(
-        input_ids=sequences.ids_BS,
-        attention_mask=sequences.attend_BS.long(),
-        position_ids=sequences.positions_BS,
-        logits_to_keep=sequences.response_tokens + 1,
-        use_cache=False,
-    ).logits
-    return token_logprobs(
-        logits_BUV[:, :-1],
-        sequences.response_ids_BT,
-        temperature=temperature,
-        entropy_gradient=entropy_gradient,
-    )
+    actor: Model, sequences: WholeSequences, reading: Reading
+) -> ResponseLogprobs:
+    """Log-probabilities (B, T) and entropies of the response tokens under ``actor``."""
+    return sequences.told(actor(sequences.ids_BS, sequences.picks, reading))
 
 
 def response_values(critic: Model, sequences: WholeSequences) -> Tensor:
     """Values (B, T) before each response token is chosen."""
-    values_BS = critic(sequences.ids_BS, sequences.attend_BS, sequences.positions_BS)
-    return sequences.of_response(values_BS)
+    return sequences.before_response(critic(sequences.ids_BS))
 
 
 def sequence_scores(reward: Model, sequences: WholeSequences) -> Tensor:
     """Scores (B,) of whole sequences, read at their last tokens."""
-    values_BS = reward(sequences.ids_BS, sequences.attend_BS, sequences.positions_BS)
-    return end_scores(values_BS, sequences.attend_BS)
+    values_BS: Tensor = reward(sequences.ids_BS)
+    return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
 
 
 class Opinions(NamedTuple):
     """What the models of a run think of response tokens; 0 where there is no such model."""
 
-    logprobs_BT: Tensor
+    logprobs_BT: Tensor | None  # None: the policy was not asked, the rollout's own are taken
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     scores_B: Tensor
@@ -98,14 +94,25 @@ def collect(
     *,
     micro_batch_size: int,
 ) -> Rollout:
-    """Ask for ``opinions`` of the responses, ``micro_batch_size`` rows at a time."""
+    """Ask for ``opinions`` of the responses, ``micro_batch_size`` rows of like length at a time."""
+    order = by_length(prompts, responses, list(range(len(prompts.texts))))
     parts = [
         opinions(WholeSequences(take_rows(prompts, rows), take_rows(responses, rows)))
-        for rows in row_parts(len(prompts.texts), micro_batch_size)
+        for rows in row_parts(order, micro_batch_size)
     ]
-    return Rollout(prompts, responses, *(torch.cat(each) for each in zip(*parts, strict=True)))
+    place = sorted(range(len(order)), key=order.__getitem__)
+    own, *others = zip(*parts, strict=True)
+    logprobs_BT = responses.logprobs_BT if own[0] is None else torch.cat(own)[place]
+    assert logprobs_BT is not None, "nobody measured the log-probabilities"
+    return Rollout(prompts, responses, logprobs_BT, *(torch.cat(each)[place] for each in others))
 
 
-def row_parts(num_rows: int, size: int) -> list[list[int]]:
-    """Row numbers, ``size`` at a time."""
-    return [list(range(i, min(i + size, num_rows))) for i in range(0, num_rows, size)]
+def by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:
+    """``rows``, the longest first: neighbours are padded least."""
+    lengths = (prompts.attend_BP.sum(dim=1) + responses.keep_BT.sum(dim=1)).tolist()
+    return sorted(rows, key=lambda row: -lengths[row])
+
+
+def row_parts(rows: list[int], size: int) -> list[list[int]]:
+    """``rows``, ``size`` at a time."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]

@@ -10,19 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
+from rlhf.rollout.stopping import StopTexts
 from rlhf.types import Engine, PromptBatch, Responses
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, LogitsProcessorList
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 
 class HfRollout:
     """Samples with ``generate``, from the weights that are being trained; a ``RolloutBackend``."""
 
-    def __init__(self, sampling: SamplingSettings, *, end_id: int, pad_id: int) -> None:
+    def __init__(
+        self, sampling: SamplingSettings, *, end_id: int, pad_id: int, stop: StopTexts
+    ) -> None:
         self._sampling = sampling
         self._end_id = end_id
         self._pad_id = pad_id
+        self._stop = stop
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """One response per prompt, each decided by its own row of draws."""
@@ -34,33 +38,60 @@ class HfRollout:
             eos_token_id=self._end_id,
             pad_token_id=self._pad_id,
         )
+        num_rows, prompt_tokens = prompts.ids_BP.shape
+        stopped_at: list[int | None] = [None] * num_rows
         with actor.evaluating() as module, _only(settings, module) as policy:
             sequences_BS = policy.generate(
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
                 logits_processor=self._processors(prompts),
+                stopping_criteria=self._criteria(prompt_tokens, stopped_at),
                 synced_gpus=actor.is_sharded,
             )
-        return self._responses(sequences_BS[:, prompts.ids_BP.shape[1] :])
+        return self._responses(sequences_BS[:, prompt_tokens:], stopped_at)
 
     def _processors(self, prompts: PromptBatch) -> LogitsProcessorList:
         from transformers import LogitsProcessorList
 
-        prompt_tokens = prompts.ids_BP.shape[1]
+        num_rows, prompt_tokens = prompts.ids_BP.shape
+        everyone_B = torch.ones(num_rows, dtype=torch.bool, device=prompts.ids_BP.device)
 
         def keep_the_drawn_token(ids_BS: Tensor, logits_BV: Tensor) -> Tensor:
             step = ids_BS.shape[1] - prompt_tokens
-            # A rank that waits for others under ZeRO-3 goes on beyond its last draw, in vain.
-            draws_B = prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)]
-            tokens_B = draw_tokens(logits_BV, draws_B, self._sampling)
+            drawn = draw_tokens(
+                logits_BV,
+                # A rank that waits for others under ZeRO-3 goes on beyond its last draw, in vain.
+                prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
+                self._sampling,
+                barred_B=everyone_B if step < self._sampling.min_tokens else None,
+                end_id=self._end_id,
+            )
             only_BV = torch.full_like(logits_BV, -torch.inf)
-            return only_BV.scatter_(1, tokens_B[:, None], 0.0)
+            return only_BV.scatter_(1, drawn.tokens_B[:, None], 0.0)
 
         return LogitsProcessorList([keep_the_drawn_token])
 
-    def _responses(self, ids_BT: Tensor) -> Responses:
+    def _criteria(
+        self, prompt_tokens: int, stopped_at: list[int | None]
+    ) -> StoppingCriteriaList | None:
+        """What ends rows at stop texts, and writes down at which of their tokens it did."""
+        from transformers import StoppingCriteriaList
+
+        def has_stopped(ids_BS: Tensor, *_: object, **__: object) -> Tensor:
+            responses = ids_BS[:, prompt_tokens:].tolist()
+            for row, response_ids in enumerate(responses):
+                if stopped_at[row] is None and self._stop.ends(response_ids):
+                    stopped_at[row] = len(response_ids) - 1
+            return torch.tensor([at is not None for at in stopped_at], device=ids_BS.device)
+
+        return StoppingCriteriaList([has_stopped]) if self._stop else None
+
+    def _responses(self, ids_BT: Tensor, stopped_at: list[int | None]) -> Responses:
         is_end_BT = ids_BT == self._end_id
+        for row, place in enumerate(stopped_at):
+            if place is not None:
+                is_end_BT[row, place] = True
         ends_before_BT = is_end_BT.long().cumsum(dim=1) - is_end_BT.long()
         keep_BT = ends_before_BT == 0
         ids_BT = ids_BT.masked_fill(~keep_BT, self._pad_id)
@@ -74,7 +105,7 @@ def _only(settings: GenerationConfig, module: nn.Module) -> Iterator[Any]:
     transformers fills every field that is left open from the checkpoint's own generation config: a
     repetition penalty from there would sample from another policy than the one that is trained.
     """
-    policy: Any = getattr(module, "policy", module)  # a shared trunk has its policy in it
+    policy: Any = getattr(module, "pretrained", module)  # what wraps a model has it in it
     own = policy.generation_config
     policy.generation_config = settings
     try:

@@ -23,8 +23,8 @@ from rlhf.config.schema import RunConfig
 from rlhf.data.sources import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic import GoldJudge
-from rlhf.engine.deepspeed_engine import EngineSettings
 from rlhf.engine.machine import current_ranks, resolve_dtype
+from rlhf.engine.settings import EngineSettings
 from rlhf.errors import RlhfError
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
 from rlhf.phases.context import RunContext

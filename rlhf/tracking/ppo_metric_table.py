@@ -48,6 +48,15 @@ DIVERGENCE = {
         "below about 0.3",
         "grows while kl_to_reference holds: responses get shorter and stray further per token",
     ),
+    "ppo/logprob_mismatch": MetricInfo(
+        "nats per token",
+        "mean |log p of the rollout - log p of training's forward pass| of the same weights; only "
+        "where the rollout backend measures log-probabilities",
+        "1e-6 in fp32, about 0.01 in bf16",
+        "above `rollout.max_logprob_mismatch`: log-probabilities are recomputed in every step; "
+        "far above it: the rollout samples from another policy (`rollout.top_k`, `rollout.top_p`, "
+        "dropout)",
+    ),
     "ppo/kl_ctl": MetricInfo(
         "reward per nat",
         "coefficient of the KL penalty used in this step",

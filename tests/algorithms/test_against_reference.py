@@ -21,7 +21,7 @@ from rlhf.algorithms.advantages import (
     token_rewards,
 )
 from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
-from rlhf.algorithms.logprobs import token_logprobs
+from rlhf.algorithms.logprobs import Reading, token_logprobs
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.types import Moments
@@ -78,14 +78,14 @@ shares = st.floats(0.1, 1.0)
 def test_logprobs_and_entropy(seed: int, temperature: float) -> None:
     logits_BTV = normal(3, 4, 7, seed=seed)
     ids_BT = normal(3, 4, 7, seed=seed + 1).argmax(dim=-1)
-    result = token_logprobs(logits_BTV, ids_BT, temperature=temperature)
+    result = token_logprobs(logits_BTV, ids_BT, Reading(temperature))
     for b in range(3):
         for t in range(4):
             logits = logits_BTV[b, t].tolist()
             expected = reference.log_softmax(logits, temperature)[ids_BT[b, t]]
-            assert result.logprobs_BT[b, t].item() == pytest.approx(expected, abs=TOLERANCE)
+            assert result.logprobs_N[b, t].item() == pytest.approx(expected, abs=TOLERANCE)
             expected = reference.entropy(logits, temperature)
-            assert result.entropy_BT[b, t].item() == pytest.approx(expected, abs=TOLERANCE)
+            assert result.entropy_N[b, t].item() == pytest.approx(expected, abs=TOLERANCE)
 
 
 @quick

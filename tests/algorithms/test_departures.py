@@ -21,18 +21,21 @@ from torch.utils.data import DistributedSampler
 from rlhf.algorithms.advantages import clip_scores, gae, token_rewards
 from rlhf.algorithms.kl import KlController, kl_estimate
 from rlhf.algorithms.logprobs import token_logprobs
-from rlhf.algorithms.masking import position_ids, whiten
+from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import exact_div
+from rlhf.data.collate import collate_prompts
 from rlhf.data.splits import largest_remainder
 from rlhf.data.tokens import Encoder
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.errors import ConfigError
 from rlhf.models.building import build_actor, build_scorer, require_positions
+from rlhf.models.policy import Policy
+from rlhf.rollout.experience import WholeSequences
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.types import Moments
+from rlhf.types import Moments, Responses
 from tests.algorithms import seed_reading as seeds
 from tests.algorithms.ragged import assert_close, f64, keep_of, normal
 from tests.models_on_disk import small_tokenizer, source_of
@@ -120,16 +123,23 @@ def test_bug_04_left_padding_moves_no_position() -> None:
     model = build_actor(source_of("gpt2"), small_tokenizer(), seed=0).eval()
     # nearly equal position embeddings would hide the difference
     torch.nn.init.normal_(model.transformer.wpe.weight, generator=torch.Generator().manual_seed(0))
-    ids_BS = torch.tensor([[0, 0, 0, 5, 6, 7], [3, 4, 5, 6, 7, 8]])
-    attend_BS = torch.tensor([[False] * 3 + [True] * 3, [True] * 6])
+    prompts = collate_prompts(
+        [[5], [3, 4, 5, 6]], ["", ""], torch.zeros(2, 2), pad_id=0, device=torch.device("cpu")
+    )
+    responses = Responses(torch.tensor([[6, 7], [7, 8]]), keep_of([2, 2], 2), keep_of([1, 1], 1))
+    sequences = WholeSequences(prompts, responses)
+    left_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1)
+    attend_BS = torch.cat([prompts.attend_BP, responses.keep_BT], dim=1)
     with torch.no_grad():
-        alone_BSV = model(ids_BS[:1, 3:]).logits
-        inputs = {"input_ids": ids_BS, "attention_mask": attend_BS.long()}
-        theirs_BSV = model(**inputs, position_ids=torch.arange(6)[None]).logits
-        ours_BSV = model(**inputs, position_ids=position_ids(attend_BS)).logits
-    assert_close(ours_BSV[:1, 3:], alone_BSV, atol=1e-5)
-    assert (theirs_BSV[:1, 3:] - alone_BSV).abs().max() > 0.01
-    assert_close(theirs_BSV[1:], ours_BSV[1:], atol=1e-5)  # a row without padding is the same
+        alone_SV = model(left_BS[:1, 3:]).logits[0].log_softmax(-1)
+        expected = [alone_SV[0, 6].item(), alone_SV[1, 7].item()]
+        inputs = {"input_ids": left_BS, "attention_mask": attend_BS.long()}
+        theirs_BSV = model(**inputs, position_ids=torch.arange(6)[None]).logits.log_softmax(-1)
+        ours_BT = sequences.told(Policy(model)(sequences.ids_BS, sequences.picks)).logprobs_BT
+    assert_close(ours_BT[0], expected, atol=1e-5)
+    assert abs(theirs_BSV[0, 3, 6].item() - expected[0]) > 0.01
+    row = theirs_BSV[1, [3, 4], [7, 8]]
+    assert_close(ours_BT[1], row.tolist(), atol=1e-5)  # a row without padding is the same
 
 
 def test_bug_05_rollouts_explore() -> None:
@@ -137,7 +147,7 @@ def test_bug_05_rollouts_explore() -> None:
     logits_BV = f64(0.5, 0.3, 0.2).log().expand(1000, 3)
     assert set(logits_BV.argmax(dim=-1).tolist()) == {0}
     settings = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
-    drawn_B = draw_tokens(logits_BV, torch.arange(1000) / 1000, settings)
+    drawn_B = draw_tokens(logits_BV, torch.arange(1000) / 1000, settings).tokens_B
     assert_close(drawn_B.bincount() / 1000, [0.5, 0.3, 0.2], atol=2e-3)
 
 
@@ -286,7 +296,7 @@ def test_bug_12_losses_are_taken_in_fp32_for_every_model() -> None:
     moved_BTV[..., 0] = 0.02
     ids_BT, one = torch.zeros(1, 1, dtype=torch.long), keep_of([1], 1)
     theirs = [x.log_softmax(-1)[..., 0].float() for x in (moved_BTV, logits_BTV)]
-    ours = [token_logprobs(x, ids_BT).logprobs_BT for x in (moved_BTV, logits_BTV)]
+    ours = [token_logprobs(x, ids_BT).logprobs_N for x in (moved_BTV, logits_BTV)]
     ratios = [
         policy_loss(*pair, torch.ones(1, 1), one, cliprange=0.2).ratio_max.value()
         for pair in (theirs, ours)
@@ -294,8 +304,7 @@ def test_bug_12_losses_are_taken_in_fp32_for_every_model() -> None:
     assert abs(ratios[0] - math.exp(0.02)) > 0.01
     assert ratios[1] == pytest.approx(math.exp(0.02), abs=1e-3)
     critic = build_scorer(source_of("llama"), small_tokenizer(), seed=0).bfloat16()
-    attend_BS = keep_of([3], 3)
-    assert critic(ids_BT.expand(1, 3), attend_BS, position_ids(attend_BS)).dtype == torch.float32
+    assert critic(ids_BT.expand(1, 3)).dtype == torch.float32
 
 
 def test_bug_13_the_schedule_ends_with_the_last_update() -> None:

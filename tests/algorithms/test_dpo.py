@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
-from rlhf.algorithms.sft import sft_loss
+from rlhf.algorithms.dpo import DpoLoss, dpo_loss
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.ragged import (
     assert_close,
@@ -24,6 +23,7 @@ from tests.algorithms.ragged import (
     shuffled,
     widened,
 )
+from tests.algorithms.token_sums import language_loss, sequence_logprobs
 
 smoothings = st.sampled_from([0.0, 0.1, 0.5])
 TOLERANCE = 1e-5  # sums of fp32
@@ -53,7 +53,7 @@ def test_sequence_logprobs_agree_with_a_loop_and_with_sft(keep: Tensor, seed: in
     result = sequence_logprobs(logits_BSV, ids_BS, keep_BS)
     lists = logits_BSV.tolist(), ids_BS.tolist(), keep_BS.tolist()
     assert_close(result, reference.sequence_logprobs(*lists), atol=TOLERANCE)
-    assert_close(-result.sum(), sft_loss(logits_BSV, ids_BS, keep_BS).loss, atol=TOLERANCE)
+    assert_close(-result.sum(), language_loss(logits_BSV, ids_BS, keep_BS).loss, atol=TOLERANCE)
 
 
 @quick

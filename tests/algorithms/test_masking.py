@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.masking import last_kept, masked_sum, position_ids, whiten
+from rlhf.algorithms.masking import last_kept, masked_sum, whiten
 from rlhf.types import Moments
 from tests.algorithms.ragged import (
     assert_close,
@@ -24,20 +24,6 @@ from tests.algorithms.ragged import (
     shuffled,
     spoiled,
 )
-
-
-def test_positions_count_attended_tokens_wherever_the_padding_stands() -> None:
-    attend_BS = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0]])
-    expected = [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 0, 1, 0, 0]]
-    assert position_ids(attend_BS).tolist() == expected
-    assert position_ids(attend_BS.bool()).tolist() == expected
-
-
-@quick
-@given(keep=keeps(), left=st.integers(0, 4))
-def test_left_padding_never_moves_a_position(keep: Tensor, left: int) -> None:
-    padded = torch.nn.functional.pad(keep, (left, 0))
-    assert position_ids(padded)[:, left:].equal(position_ids(keep))
 
 
 def test_last_kept_by_hand() -> None:

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages, clip_scores, gae, token_rewards
-from rlhf.algorithms.dpo import dpo_loss, sequence_logprobs
+from rlhf.algorithms.dpo import dpo_loss
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.logprobs import token_logprobs
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.algorithms.reward import divergence_loss, end_scores
-from rlhf.algorithms.sft import sft_loss
 from rlhf.data.collate import collate_pairs, collate_sequences
 from rlhf.engine.masters import Masters, MovingAverage
 from tests.algorithms import seed_reading as seeds
 from tests.algorithms.loop_reference import Rows, gradient
 from tests.algorithms.ragged import assert_close, keep_of, normal
 from tests.algorithms.seed_reading import Experience
+from tests.algorithms.token_sums import language_loss, sequence_logprobs
 
 P, T, V, END = 4, 5, 11, 1
 PROMPTS, LENGTHS, ENDED = [2, 4, 3, 1], [3, 5, 5, 2], [True, False, True, True]
@@ -92,7 +92,7 @@ def test_logprobs() -> None:
     ids_BS, logits_BSV = ids_of(OWN_PAD), 2 * normal(4, P + T, V, seed=4)
     expected = responses(seeds.gather_log_probs(logits_BSV.tolist(), ids_BS.tolist()))
     result = token_logprobs(logits_BSV[:, P - 1 : -1], ids_BS[:, P:])
-    assert_close(result.logprobs_BT, expected, atol=FP32)
+    assert_close(result.logprobs_N, expected, atol=FP32)
 
 
 def test_masks() -> None:
@@ -319,7 +319,7 @@ def test_the_unsupervised_loss_of_the_ptx_mix() -> None:
     blocks = [[3, 4, 5, 6], [7, 8, 9, 2]]
     batch = collate_sequences(blocks, [0, 0], pad_id=OWN_PAD, device=CPU)
     logits_BSV = normal(2, 4, V, seed=14)
-    result = sft_loss(logits_BSV, batch.ids_BS, batch.keep_BS)
+    result = language_loss(logits_BSV, batch.ids_BS, batch.keep_BS)
     assert_close(result.mean_loss.value(), seeds.lm_loss(logits_BSV.tolist(), blocks), atol=FP32)
     assert result.mean_loss.count == 6
     assert_close(result.loss / 6, seeds.lm_loss(logits_BSV.tolist(), blocks), atol=FP32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.logprobs import token_logprobs
-from rlhf.algorithms.sft import SftLoss, sft_loss
+from rlhf.algorithms.sft import SftLoss
 from tests.algorithms.ragged import (
     assert_close,
     f64,
@@ -22,6 +22,7 @@ from tests.algorithms.ragged import (
     shuffled,
     widened,
 )
+from tests.algorithms.token_sums import language_loss
 
 TOLERANCE = 1e-5  # sums of fp32
 finite = st.sampled_from([0.0, -9.0, 7e7])
@@ -37,7 +38,7 @@ def random_inputs(keep_BS: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def with_gradient(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> tuple[SftLoss, Tensor]:
     """The result, and the gradient of its sum by the logits."""
     logits_BSV = logits_BSV.clone().requires_grad_()
-    result = sft_loss(logits_BSV, ids_BS, keep_BS)
+    result = language_loss(logits_BSV, ids_BS, keep_BS)
     (gradient,) = torch.autograd.grad(result.loss, logits_BSV)
     return result, gradient
 
@@ -49,14 +50,14 @@ def test_sft_loss_by_hand() -> None:
     logits_BSV = f64(0, math.log(2), math.log(5)).expand(2, 3, 3)
     ids_BS, keep_BS = torch.tensor([[1, 2, 0], [2, 1, 0]]), keep_of([3, 2], 3)
     keep_BS[0, 0] = False
-    result = sft_loss(logits_BSV, ids_BS, keep_BS)
+    result = language_loss(logits_BSV, ids_BS, keep_BS)
     assert_close(result.loss, 3.9357395, atol=1e-6)
     assert_close(result.mean_loss.value(), 1.3119132, atol=1e-6)
 
 
 def test_the_first_token_is_never_predicted() -> None:
     logits_BSV, ids_BS = normal(2, 3, 7, seed=0), torch.zeros(2, 3, dtype=torch.long)
-    result = sft_loss(logits_BSV, ids_BS, keep_of([1, 1], 3))
+    result = language_loss(logits_BSV, ids_BS, keep_of([1, 1], 3))
     assert (result.loss.item(), result.mean_loss.value()) == (0.0, 0.0)
 
 
@@ -71,8 +72,8 @@ def test_gradient_by_hand() -> None:
 @given(keep=keeps(), seed=seeds)
 def test_sft_loss_is_minus_the_sum_of_logprobs(keep: Tensor, seed: int) -> None:
     logits_BSV, ids_BS, keep_BS = random_inputs(widened(keep, 1), seed)
-    logprobs = token_logprobs(logits_BSV[:, :-1], ids_BS[:, 1:]).logprobs_BT
-    result = sft_loss(logits_BSV, ids_BS, keep_BS)
+    logprobs = token_logprobs(logits_BSV[:, :-1], ids_BS[:, 1:]).logprobs_N
+    result = language_loss(logits_BSV, ids_BS, keep_BS)
     assert_close(result.loss, -logprobs[keep_BS[:, 1:]].sum(), atol=TOLERANCE)
     count = max(1, int(keep_BS[:, 1:].sum()))
     assert_close(result.mean_loss.value(), result.loss.item() / count, atol=TOLERANCE)
@@ -117,6 +118,6 @@ def test_batch_order_and_micro_batches_change_nothing(keep: Tensor, seed: int, s
 
 def test_half_precision_is_left_before_the_softmax() -> None:
     logits_BSV, ids_BS, keep_BS = random_inputs(keep_of([5, 3], 5), seed=0)
-    half = sft_loss(logits_BSV.bfloat16(), ids_BS, keep_BS)
+    half = language_loss(logits_BSV.bfloat16(), ids_BS, keep_BS)
     assert half.loss.dtype == torch.float32
-    assert half.loss.equal(sft_loss(logits_BSV.bfloat16().float(), ids_BS, keep_BS).loss)
+    assert half.loss.equal(language_loss(logits_BSV.bfloat16().float(), ids_BS, keep_BS).loss)

@@ -29,6 +29,10 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
     [
         (["ppo.steps=null"], ["ppo.steps and ppo.epochs are both null", "set one"]),
         (
+            ["rollout.reuse_logprobs=always", "rollout.backend=hf"],
+            ["rollout.reuse_logprobs=always", "rollout.backend=hf", "use rollout.backend=fast"],
+        ),
+        (
             ["ppo.advantage_estimator=rloo"],
             ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=1", "use 2 or more"],
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from rlhf.algorithms.masking import position_ids
 from rlhf.data.collate import collate_pairs, collate_prompts, collate_sequences
 
 CPU = torch.device("cpu")
@@ -26,11 +25,10 @@ def test_both_sides_of_a_pair_have_one_width() -> None:
     assert pairs.chosen.keep_BS.int().tolist() == [[0, 1, 1, 0, 0]]
 
 
-def test_prompts_are_padded_left_and_positions_start_at_their_first_token() -> None:
+def test_prompts_are_padded_left() -> None:
     draws = torch.rand(2, 3)
     batch = collate_prompts([[1, 2, 3], [4]], ["a", "b"], draws, pad_id=PAD, device=CPU)
     assert batch.ids_BP.tolist() == [[1, 2, 3], [9, 9, 4]]
     assert batch.attend_BP.int().tolist() == [[1, 1, 1], [0, 0, 1]]
-    assert position_ids(batch.attend_BP).tolist() == [[0, 1, 2], [0, 0, 0]]
     assert batch.texts == ["a", "b"]
     assert batch.draws_BT is draws

@@ -12,9 +12,10 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.schema import ZeroConfig
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.types import Ranks
 
 BETA = 0.75

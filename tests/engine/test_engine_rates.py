@@ -8,9 +8,10 @@ import torch
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Device, Dtype
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import CapabilityError
 from tests.engine.test_ds_config import zero
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rlhf.algorithms.masking import position_ids
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.checkpoint.folders import save_model
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Device, Dtype
+from rlhf.config.choices import Device, Dtype, Moments, TrainingEngine
 from rlhf.config.schema import ZeroConfig
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine, EngineSettings, OptimizerSettings
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.building import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.exporting import Export
@@ -34,6 +34,8 @@ def engine_of(module: torch.nn.Module, ranks: Ranks, role: Role) -> DeepSpeedEng
         offload_reward=False,
         quantize_frozen_weights=False,
         hpz_partition_size=1,
+        engine=TrainingEngine.deepspeed,
+        moments=Moments.fp32,
         extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
     )
     return DeepSpeedEngine(
@@ -67,12 +69,10 @@ def main(folder: Path) -> None:
     }
     source = ModelSource(key="model", path=None, architecture=architecture)
     ids_BS = torch.arange(12).reshape(2, 6) + 10 * ranks.rank
-    attend_BS = torch.ones_like(ids_BS, dtype=torch.bool)
-    positions_BS = position_ids(attend_BS)
     probe_BS = torch.arange(8)[None]
 
     actor = engine_of(build_actor(source, tokenizer, seed=1), ranks, Role.actor)
-    actor.backward(actor(input_ids=ids_BS, position_ids=positions_BS).logits.square().mean())
+    actor.backward(actor(input_ids=ids_BS).logits.square().mean())
     actor.step()
     with actor.evaluating():
         logits_BSV = actor(input_ids=probe_BS, position_ids=probe_BS).logits
@@ -80,10 +80,10 @@ def main(folder: Path) -> None:
     whole = sum(weights.numel() for weights in state.values())
 
     critic = engine_of(build_scorer(source, tokenizer, seed=2), ranks, Role.critic)
-    critic.backward(critic(ids_BS, attend_BS, positions_BS).square().mean())
+    critic.backward(critic(ids_BS).square().mean())
     critic.step()
     with critic.evaluating():
-        values_BS = critic(probe_BS, torch.ones_like(probe_BS, dtype=torch.bool), probe_BS)
+        values_BS = critic(probe_BS)
     critic_state = critic.whole_state(critic.module.pretrained)
 
     if ranks.is_main:

@@ -10,7 +10,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf.algorithms.masking import position_ids
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.building import ModelSource, build_actor, build_scorer, require_trained_head
 from rlhf.models.lora import (
@@ -34,7 +33,6 @@ from tests.models_on_disk import (
 )
 
 IDS = some_ids()
-ATTEND = torch.ones_like(IDS, dtype=torch.bool)
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 # peft 0.21's PeftModel reads an attribute that transformers 5.23 has renamed.
 THEIR_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -61,7 +59,7 @@ def logits_of(model) -> torch.Tensor:
 
 def values_of(scorer) -> torch.Tensor:
     with torch.no_grad():
-        return scorer(IDS, ATTEND, position_ids(ATTEND))
+        return scorer(IDS)
 
 
 def trained_names(model) -> set[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.algorithms.masking import position_ids
+from rlhf.algorithms.logprobs import Picks, Reading, TokenLogprobs
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.models.building import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.policy import Policy
 from rlhf.models.trunk import SharedTrunk, build_trunk, critic_model, critic_state
 from tests.models_on_disk import (
     FAMILIES,
@@ -21,8 +22,11 @@ from tests.models_on_disk import (
 )
 
 IDS = some_ids(tokens=6)
-ATTEND = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
-POSITIONS = position_ids(ATTEND)
+LENGTHS = torch.tensor([[6], [4]])
+ATTEND = torch.arange(6) < LENGTHS
+KEPT = torch.arange(5) < LENGTHS - 1  # the positions that predict a token
+PICKS = Picks(*KEPT.nonzero(as_tuple=True), IDS[:, 1:][KEPT])
+READING = Reading(0.8, entropy_gradient=True)
 HEADS = {"num_key_value_heads": 1}
 SLIDING = ["full_attention", "sliding_attention"] * 2
 # Families and variants: name -> (family, what is changed in its config).
@@ -64,22 +68,15 @@ def actor_of(name: str, tokenizer):
     return build_actor(deep_source(name), tokenizer, seed=1).eval()
 
 
-def outputs(trunk: SharedTrunk, *, keep: int = 4, with_reference: bool = True):
+def outputs(trunk: SharedTrunk, *, with_reference: bool = True):
     with torch.no_grad():
-        return trunk(
-            IDS, ATTEND.long(), POSITIONS, logits_to_keep=keep, with_reference=with_reference
-        )
+        return trunk(IDS, PICKS, READING, with_reference=with_reference)
 
 
-def logits_of(model, keep: int = 4) -> torch.Tensor:
+def told_by(model) -> TokenLogprobs:
+    """What the model says of the picked tokens."""
     with torch.no_grad():
-        return model(
-            input_ids=IDS,
-            attention_mask=ATTEND.long(),
-            position_ids=POSITIONS,
-            logits_to_keep=keep,
-            use_cache=False,
-        ).logits
+        return Policy(model)(IDS, PICKS, READING)
 
 
 def train(trunk: SharedTrunk, steps: int = 5) -> None:
@@ -88,10 +85,8 @@ def train(trunk: SharedTrunk, steps: int = 5) -> None:
     optimizer = torch.optim.AdamW(trained, lr=0.05)
     trunk.train()
     for _ in range(steps):
-        out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=0)
-        targets_BS = IDS.roll(-1, dims=1)
-        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), targets_BS.flatten())
-        (loss + (out.values_BS - 1).square().mean()).backward()
+        out = trunk(IDS, PICKS)
+        (out.values_BS - 1).square().mean().sub(out.policy.logprobs_N.mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
     trunk.eval()
@@ -101,14 +96,18 @@ def train(trunk: SharedTrunk, steps: int = 5) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_policy_and_reference_start_as_the_model(name: str, value: int, tokenizer) -> None:
     trunk, untouched = trunk_of(name, tokenizer, value=value), actor_of(name, tokenizer)
-    for keep in (4, 0):
-        out = outputs(trunk, keep=keep)
-        assert torch.equal(out.logits, out.reference_logits)  # so the first KL is 0
-        assert torch.equal(out.logits, logits_of(untouched, keep))
+    out = outputs(trunk)
+    for ours, reference, theirs in zip(out.policy, out.reference, told_by(untouched), strict=True):
+        assert torch.equal(ours, reference)  # so the first KL is 0
+        assert torch.equal(ours, theirs)
     assert out.values_BS.shape == IDS.shape
     assert out.values_BS.dtype == torch.float32
     assert torch.equal(out.values_BS, torch.zeros_like(out.values_BS))
-    assert outputs(trunk, with_reference=False).reference_logits is None
+    assert outputs(trunk, with_reference=False).reference is None
+    with torch.no_grad():
+        scored = trunk(IDS, PICKS, READING, with_policy=False, with_reference=True)
+    assert scored.policy is None
+    assert torch.equal(scored.reference.logprobs_N, out.reference.logprobs_N)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -117,10 +116,11 @@ def test_the_reference_stays_what_it_was_while_the_policy_learns(name: str, toke
     frozen = {n: p.clone() for n, p in trunk.named_parameters() if not p.requires_grad}
     train(trunk)
     out = outputs(trunk)
-    expected = logits_of(untouched)
-    torch.testing.assert_close(out.reference_logits, expected, atol=1e-6, rtol=1e-6)
-    assert (out.logits - expected).abs().max() > 0.1
-    torch.testing.assert_close(out.logits, logits_of(trunk.policy))
+    expected = told_by(untouched)
+    for got, start in zip(out.reference, expected, strict=True):
+        torch.testing.assert_close(got, start, atol=1e-6, rtol=1e-6)
+    assert (out.policy.logprobs_N - expected.logprobs_N).abs().max() > 0.1
+    assert torch.equal(out.policy.logprobs_N, told_by(trunk.pretrained).logprobs_N)
     for parameter_name, parameter in trunk.named_parameters():
         if parameter_name in frozen:
             assert torch.equal(parameter, frozen[parameter_name])
@@ -131,8 +131,8 @@ def test_what_is_trained_is_the_top(tokenizer) -> None:
         names = {name for name, p in trunk.named_parameters() if p.requires_grad}
         return {".".join(name.split(".")[:4]) for name in names}
 
-    top = {"policy.model.layers.2", "policy.model.layers.3", "policy.model.norm.weight"}
-    head = {"policy.lm_head.weight", "value_head.weight"}
+    top = {"pretrained.model.layers.2", "pretrained.model.layers.3", "pretrained.model.norm.weight"}
+    head = {"pretrained.lm_head.weight", "value_head.weight"}
     own = {"value_branch.blocks.0.self_attn", "value_branch.blocks.0.mlp"}
     own |= {"value_branch.blocks.0.input_layernorm", "value_branch.tail.0.weight"}
     own |= {"value_branch.blocks.0.post_attention_layernorm"}
@@ -141,7 +141,7 @@ def test_what_is_trained_is_the_top(tokenizer) -> None:
     tied = trunk_of("tied", tokenizer)
     assert parts(tied) == top | {"value_head.weight"}
     assert tied.reference_output is None
-    tail = "policy.model.decoder.project_out"
+    tail = "pretrained.model.decoder.project_out"
     assert tail in parts(trunk_of("opt", tokenizer))
 
 
@@ -162,7 +162,7 @@ def test_the_saved_critic_gives_the_live_values(name, value, tokenizer, tmp_path
     require_trained_head(tmp_path)
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     with torch.no_grad():
-        values_BS = loaded(IDS, ATTEND, POSITIONS)
+        values_BS = loaded(IDS)
     kept, expected = values_BS[ATTEND], out.values_BS[ATTEND]
     assert expected.abs().max() > 0.01
     torch.testing.assert_close(kept, expected, **CLOSE)
@@ -172,9 +172,9 @@ def test_a_critic_of_its_own_blocks_leaves_the_policys_alone(tokenizer) -> None:
     def trained_by_values(value: int) -> set[str]:
         trunk = trunk_of("llama", tokenizer, value=value)
         disturb(trunk.value_head)
-        out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=1)
+        out = trunk(IDS, PICKS)
         out.values_BS.sum().backward()
-        names = {n for n, p in trunk.policy.named_parameters() if p.grad is not None}
+        names = {n for n, p in trunk.pretrained.named_parameters() if p.grad is not None}
         return {name.split(".")[2] for name in names}
 
     assert trained_by_values(0) == {"2", "3", "weight"}
@@ -186,11 +186,10 @@ def test_a_critic_of_its_own_blocks_leaves_the_policys_alone(tokenizer) -> None:
 def test_gradient_checkpointing_runs_only_trained_blocks_again(family: str, tokenizer) -> None:
     trunk = trunk_of(family, tokenizer, gradient_checkpointing=True).train()
     calls: list[str] = []
-    for name, module in trunk.policy.named_modules():
+    for name, module in trunk.pretrained.named_modules():
         if type(module).__name__.endswith("Attention"):
             module.register_forward_hook(lambda *_, name=name: calls.append(name))
-    out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=3)
-    out.logits.square().mean().backward()
+    trunk(IDS, PICKS).policy.logprobs_N.mean().backward()
     assert sorted(map(calls.count, set(calls))) == [1, 1, 2, 2]
 
 
@@ -200,9 +199,10 @@ def test_gradient_checkpointing_changes_no_gradient(family: str, tokenizer) -> N
         trunk = trunk_of(family, tokenizer, value=1, gradient_checkpointing=is_on)
         disturb(trunk)
         trunk.train()
-        out = trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=3, with_reference=True)
-        assert not out.reference_logits.requires_grad
-        (out.logits.square().mean() + out.values_BS[:, -3:].square().mean()).backward()
+        out = trunk(IDS, PICKS, READING, with_reference=True)
+        assert not out.reference.logprobs_N.requires_grad
+        told = out.policy.logprobs_N.mean() + out.policy.entropy_N.mean()
+        (told + out.values_BS[:, -3:].square().mean()).backward()
         return {n: p.grad for n, p in trunk.named_parameters() if p.grad is not None}
 
     plain, checkpointed = gradients(is_on=False), gradients(is_on=True)
@@ -214,15 +214,15 @@ def test_gradient_checkpointing_changes_no_gradient(family: str, tokenizer) -> N
 def test_dropout_never_reaches_the_references_own_blocks(tokenizer) -> None:
     trunk = trunk_of("opt", tokenizer, dropout=0.5).train()
     assert all(not module.training for module in trunk.reference.modules())
-    assert trunk.policy.training
+    assert trunk.pretrained.training
     for _ in range(5):  # layers that OPT leaves out at random would have no call to branch from
-        trunk(IDS, ATTEND.long(), POSITIONS, logits_to_keep=1, with_reference=True)
+        trunk(IDS, PICKS, with_reference=True)
 
 
 def test_the_policy_generates(tokenizer) -> None:
     trunk, untouched = trunk_of("llama", tokenizer), actor_of("llama", tokenizer)
     options = {"attention_mask": ATTEND.long(), "max_new_tokens": 4, "do_sample": False}
-    ours, theirs = (model.generate(IDS, **options) for model in (trunk.policy, untouched))
+    ours, theirs = (model.generate(IDS, **options) for model in (trunk.pretrained, untouched))
     assert torch.equal(ours, theirs)
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.config.checks import BatchPlan
+from rlhf.config.choices import Backend, ReuseLogprobs
 from rlhf.data.collate import collate_prompts
 from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.policy import Policy
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo_models import SeparateModels
 from rlhf.types import Ranks, Responses, Rollout
@@ -21,6 +23,9 @@ PARTS = ROWS // MICRO  # micro-batches of an optimiser step
 PROMPT_LENGTHS = [2, 4, 3, 1]
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
+ROLLOUT_CONFIG = SimpleNamespace(
+    backend=Backend.fast, reuse_logprobs=ReuseLogprobs.auto, max_logprob_mismatch=0.05
+)
 ARCHITECTURE = {
     "model_type": "llama",
     "hidden_size": 8,
@@ -47,7 +52,7 @@ def separate_engine(
     """What PPOTrainer needs of an RLHFEngine; ``options`` are those of SeparateModels."""
     tokenizer = train_tokenizer(["words"], vocab_size=260)
     actor = TrainingEngine(
-        build_actor(source(dropout=dropout), tokenizer, seed=1),
+        Policy(build_actor(source(dropout=dropout), tokenizer, seed=1)),
         accumulation=PARTS + ptx_parts,
         lr=lr,
         overflows=overflows[0],
@@ -58,7 +63,7 @@ def separate_engine(
         lr=lr,
         overflows=overflows[1],
     )
-    reference = PlainEngine(build_actor(source(), tokenizer, seed=3))
+    reference = PlainEngine(Policy(build_actor(source(), tokenizer, seed=3)))
     reward = PlainEngine(build_scorer(source(), tokenizer, seed=4))
     models = SeparateModels(
         actor,
@@ -76,7 +81,7 @@ def separate_engine(
         ranks=Ranks(),
         plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
         tokenizer=tokenizer,
-        config=SimpleNamespace(seed=1),
+        config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
     )
 
 
@@ -125,7 +130,7 @@ def log_distributions(module: nn.Module, rollout: Rollout) -> tuple[Tensor, Tens
         ids = torch.cat(
             [rollout.prompts.ids_BP[row, -prompt:], rollout.responses.ids_BT[row, :response]]
         )
-        logits_SV = module(ids[None]).logits[0] / TEMPERATURE
+        logits_SV = module.pretrained(ids[None]).logits[0] / TEMPERATURE
         rows.append(logits_SV[prompt - 1 : -1].log_softmax(-1))
         tokens.append(ids[prompt:])
     return torch.cat(rows), torch.cat(tokens)

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.splits import Part
 from rlhf.models.tokenizers import load_tokenizer
@@ -92,7 +92,7 @@ def run_context(
         config=config,
         run_dir=folder,
         ranks=Ranks(),
-        settings=SimpleNamespace(),
+        settings=SimpleNamespace(dtype=Dtype.fp32),
         tokenizer=load_tokenizer(folder / "policy", key="k"),
         parts={phase: part for phase in (Phase.sft, Phase.reward, Phase.ppo)},
         judge=None,

@@ -21,6 +21,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
 from rlhf.data.corpus import PtxBlocks
 from rlhf.models.building import build_actor, build_scorer
+from rlhf.models.policy import Policy
 from rlhf.phases.ppo_models import SeparateModels
 from rlhf.phases.ppo_trainer import PPOTrainer
 from rlhf.phases.ptx import PtxCorpus
@@ -29,6 +30,7 @@ from tests.algorithms import seed_reading as seeds
 from tests.algorithms.loop_reference import Row, Rows
 from tests.algorithms.ragged import keep_of
 from tests.models_on_disk import small_tokenizer, source_of
+from tests.phases.ppo_pieces import ROLLOUT_CONFIG
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -88,8 +90,8 @@ class Run:
             reward.pretrained.score.weight *= 150  # beyond the clip of the scores
         parts = ROWS // MICRO * (2 if ptx_coef else 1)
         models = SeparateModels(
-            AccumulatingEngine(moved(actor, by=0.0), parts=parts),
-            PlainEngine(moved(actor, by=0.05)),
+            AccumulatingEngine(Policy(moved(actor, by=0.0)), parts=parts),
+            PlainEngine(Policy(moved(actor, by=0.05))),
             AccumulatingEngine(moved(scorer, by=0.0)),
             PlainEngine(reward),
             temperature=1.0,
@@ -102,7 +104,7 @@ class Run:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
-            config=SimpleNamespace(seed=1),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
             tokenizer=TOKENIZER,
             rollout=SimpleNamespace(generate=lambda *_: self.responses),
         )
@@ -152,7 +154,9 @@ class Reading:
     def logprobs(self, model: nn.Module) -> Rows:
         """Log-probability of every token but the first; 0 on padding."""
         with torch.no_grad():
-            rows = [(model(ids).logits[0].tolist(), ids[0].tolist()) for ids in self._alone]
+            rows = [
+                (model.pretrained(ids).logits[0].tolist(), ids[0].tolist()) for ids in self._alone
+            ]
         return [
             self._spread(row, seeds.gather_log_probs([logits], [ids])[0])
             for row, (logits, ids) in enumerate(rows)
@@ -168,10 +172,7 @@ class Reading:
 
     def _all_values(self, scorer: nn.Module) -> Rows:
         with torch.no_grad():
-            return [
-                scorer(ids, torch.ones_like(ids), torch.arange(ids.shape[1])[None])[0].tolist()
-                for ids in self._alone
-            ]
+            return [scorer(ids)[0].tolist() for ids in self._alone]
 
     def _spread(self, row: int, x: Row) -> Row:
         left = self._left[row]
@@ -263,7 +264,7 @@ def test_the_ptx_mix_adds_its_coefficient_times_the_mean_loss(compose: Compose) 
     metrics = mixed.learn()
     actor = mixed.models.actor.module
     ids_BS = torch.tensor(BLOCKS)
-    logits_BSV = actor(ids_BS).logits
+    logits_BSV = actor.pretrained(ids_BS).logits
     expected = seeds.lm_loss(logits_BSV.tolist(), BLOCKS)
     assert metrics["ppo/ptx_loss"] == pytest.approx(expected, abs=TOLERANCE)
     loss = nn.functional.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), ids_BS[:, 1:].flatten())

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from rlhf.config.choices import Phase
 from rlhf.models.building import build_actor
+from rlhf.models.policy import Policy
 from rlhf.phases.context import RunContext
 from rlhf.phases.dpo import DpoTrainer, held_out_prompts, run_dpo
 from rlhf.phases.policies import policy_source
@@ -38,7 +39,7 @@ def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
 
 
 def response_logprob(module: nn.Module, ids: list[int], prompt_tokens: int) -> Tensor:
-    logs_SV = module(torch.tensor([ids])).logits[0].log_softmax(-1)
+    logs_SV = module.pretrained(torch.tensor([ids])).logits[0].log_softmax(-1)
     places = range(prompt_tokens, len(ids))
     return torch.stack([logs_SV[place - 1, ids[place]] for place in places]).sum()
 
@@ -56,7 +57,7 @@ def pair_rows(context: RunContext) -> Any:
 
 
 def base_of(context: RunContext) -> nn.Module:
-    return build_actor(policy_source(context.config), context.tokenizer, seed=1).eval()
+    return Policy(build_actor(policy_source(context.config), context.tokenizer, seed=1)).eval()
 
 
 @pytest.mark.parametrize("buckets", [False, True])

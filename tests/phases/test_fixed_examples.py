@@ -62,7 +62,7 @@ class SummingEngine(PlainEngine):
         SummingEngine.made.append(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.widths.append((args[0] if args else kwargs["input_ids"]).shape[1])
+        self.widths.append(args[0].shape[1])
         return super().__call__(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
@@ -123,9 +123,7 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
     module.zero_grad()
 
     def score(ids: list[int]) -> Tensor:
-        ids_1S = torch.tensor([ids])
-        positions = torch.arange(len(ids))[None]
-        return module(ids_1S, torch.ones_like(ids_1S, dtype=torch.bool), positions)[:, -1]
+        return module(torch.tensor([ids]))[:, -1]
 
     steps = pair_steps(
         data["group"][:],

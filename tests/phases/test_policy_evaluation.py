@@ -13,8 +13,8 @@ import torch
 from rlhf.config.choices import Phase
 from rlhf.phases.context import RunContext
 from rlhf.phases.policy_evaluation import (
+    AnsweringPolicy,
     HeldOutPrompts,
-    Policy,
     evaluate_policy,
     gold_scores,
     write_samples,
@@ -42,8 +42,8 @@ class Answers:
 
 def opinions(sequences: WholeSequences) -> Opinions:
     """Half a nat of KL on each token; the score is the number of tokens."""
-    logprobs_BT = torch.full(sequences.response_ids_BT.shape, -1.0)
-    scores_B = sequences.attend_BS.sum(dim=1).float()
+    logprobs_BT = torch.full(sequences.keep_BT.shape, -1.0)
+    scores_B = sequences.lengths_B.float()
     return Opinions(logprobs_BT, logprobs_BT - 0.5, torch.zeros_like(logprobs_BT), scores_B)
 
 
@@ -74,7 +74,7 @@ def test_each_prompt_counts_once(
 ) -> None:
     context, _ = made()
     held_out, rollout = held_out_of(context), Answers()
-    policy = Policy(None, rollout, opinions, micro)
+    policy = AnsweringPolicy(None, rollout, opinions, micro)
     for _ in range(2):  # the second time with the same random numbers
         result = evaluate_policy(context, policy, held_out, num_prompts=num_prompts)
     ids = held_out.examples["ids"][:num_prompts]
@@ -97,7 +97,7 @@ def test_gold_scores_are_those_of_the_texts(
     context, _ = made()
     context = replace(context, judge=LengthJudge())
     held_out = held_out_of(context)
-    policy = Policy(None, Answers(), opinions, 2)
+    policy = AnsweringPolicy(None, Answers(), opinions, 2)
     result = evaluate_policy(context, policy, held_out, num_prompts=100)
     letters = len(context.tokenizer.decode([7]))
     prompts = [held_out.records[row].prompt for row in held_out.examples["row"]]

@@ -11,13 +11,22 @@ from torch import nn
 from rlhf.data.collate import collate_sequences
 from rlhf.models.building import build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
+from rlhf.models.policy import Policy
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.phases.ppo_models import AdapterOff, SeparateModels, TrunkModels
-from rlhf.rollout.experience import WholeSequences, language_logits
+from rlhf.rollout.experience import WholeSequences, language_logprobs
 from tests.models_on_disk import disturb
-from tests.phases.ppo_pieces import MICRO, TEMPERATURE, flat, some_rollout, source
+from tests.phases.ppo_pieces import (
+    LENGTHS,
+    MICRO,
+    PROMPT_LENGTHS,
+    TEMPERATURE,
+    flat,
+    some_rollout,
+    source,
+)
 from tests.plain_engine import PlainEngine, TrainingEngine
 
 SPEC = LoraSpec(rank=2, alpha=4.0, dropout=0.5, target_modules=None, train_rest=False)
@@ -46,11 +55,11 @@ def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
     """The weights that a new trunk has, in models of their own."""
     trunk = models.actor.module
     critic = build_scorer(source(), tokenizer, seed=2)
-    critic.pretrained.model.load_state_dict(trunk.policy.model.state_dict())
+    critic.pretrained.model.load_state_dict(trunk.pretrained.model.state_dict())
     critic.pretrained.score.load_state_dict(trunk.value_head.state_dict())
     return SeparateModels(
-        TrainingEngine(build_actor(source(), tokenizer, seed=1), accumulation=1),
-        PlainEngine(build_actor(source(), tokenizer, seed=1)),
+        TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1),
+        PlainEngine(Policy(build_actor(source(), tokenizer, seed=1))),
         TrainingEngine(critic, accumulation=1),
         models.reward,
         temperature=TEMPERATURE,
@@ -101,8 +110,8 @@ def test_a_pass_of_the_trunk_learns_what_separate_models_do(
     apart = twin.actor.gradients[0]
     critic = twin.critic.gradients[0]
     for name, gradient in together.items():
-        if name.startswith("policy."):
-            expected = apart[name.removeprefix("policy.")]
+        if name.startswith("pretrained."):
+            expected = apart[name]
         elif name.startswith("value_branch.blocks.0."):
             block = name.removeprefix("value_branch.blocks.0.")
             expected = critic[f"pretrained.model.layers.1.{block}"]
@@ -112,23 +121,28 @@ def test_a_pass_of_the_trunk_learns_what_separate_models_do(
             assert name == "value_branch.tail.0.weight"
             expected = critic["pretrained.model.norm.weight"]
         torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)
-    assert {"policy.model.layers.1.mlp.up_proj.weight", "policy.lm_head.weight"} <= set(together)
+    assert {"pretrained.model.layers.1.mlp.up_proj.weight", "pretrained.lm_head.weight"} <= set(
+        together
+    )
 
 
-def test_language_logits_are_those_of_whole_sequences(tokenizer: Any, reward: PlainEngine) -> None:
-    models = trunk_models(tokenizer, reward)
-    batch = collate_sequences([[5, 6, 7, 8], [9, 10]], [0, 0], pad_id=0, device=torch.device("cpu"))
+def test_language_logprobs_are_those_of_each_sequence_alone(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    models, rows = trunk_models(tokenizer, reward), [[5, 6, 7, 8], [9, 10]]
+    batch = collate_sequences(rows, [0, 0], pad_id=0, device=torch.device("cpu"))
     alone = build_actor(source(), tokenizer, seed=1).eval()
-    logits_BSV = models.language_logits(batch)
-    others_BSV = separate_twin(models, tokenizer).language_logits(batch)
-    for row, ids in enumerate(([5, 6, 7, 8], [9, 10])):
-        expected = alone(torch.tensor([ids])).logits[0]
-        for got_BSV in (logits_BSV, others_BSV):
-            torch.testing.assert_close(got_BSV[row, : len(ids)], expected, atol=1e-5, rtol=1e-5)
+    expected = []
+    for ids in rows:
+        logs_SV = alone(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected += [logs_SV[place, token] for place, token in enumerate(ids[1:])]
+    for each in (models, separate_twin(models, tokenizer)):
+        got_N = each.language_logprobs(batch)
+        torch.testing.assert_close(got_N, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:
-    actor = TrainingEngine(build_actor(source(), tokenizer, seed=1), accumulation=MICRO)
+    actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=MICRO)
     models = SeparateModels(actor, actor, None, reward, temperature=TEMPERATURE)
     assert not models.opinions(SEQUENCES).values_BT.any()
     assert models.forward(SEQUENCES, with_policy=True).values_BT is None
@@ -138,7 +152,7 @@ def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a pass for nothing")
 
-    actor = TrainingEngine(build_actor(source(), tokenizer, seed=1), accumulation=1)
+    actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1)
     actor.module.forward = refuse
     critic = TrainingEngine(build_scorer(source(), tokenizer, seed=2), accumulation=1)
     models = SeparateModels(actor, actor, critic, reward, temperature=TEMPERATURE)
@@ -165,7 +179,7 @@ def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) 
 
 
 def adapted(tokenizer: Any) -> TrainingEngine:
-    model = build_actor(source(), tokenizer, seed=1, lora=SPEC)
+    model = Policy(build_actor(source(), tokenizer, seed=1, lora=SPEC))
     engine = TrainingEngine(model, accumulation=1)
     disturb(model)
     return engine
@@ -173,29 +187,31 @@ def adapted(tokenizer: Any) -> TrainingEngine:
 
 def test_without_its_adapters_an_actor_is_the_untouched_base(tokenizer: Any) -> None:
     engine = adapted(tokenizer)
-    base = PlainEngine(build_actor(source(), tokenizer, seed=1))
+    base = PlainEngine(Policy(build_actor(source(), tokenizer, seed=1)))
     batch = collate_sequences([[5, 6, 7, 8], [9, 10]], [0, 0], pad_id=0, device=torch.device("cpu"))
     reference = AdapterOff(engine)
     with reference.evaluating() as module, base.evaluating():
         assert not module.training
         assert not torch.is_grad_enabled()
-        assert torch.equal(language_logits(reference, batch), language_logits(base, batch))
-        inside = module(batch.ids_BS, attention_mask=batch.attend_BS.long()).logits
-        expected = base.module(batch.ids_BS, attention_mask=batch.attend_BS.long()).logits
+        assert torch.equal(language_logprobs(reference, batch), language_logprobs(base, batch))
+        inside = module.pretrained(batch.ids_BS).logits
+        expected = base.module.pretrained(batch.ids_BS).logits
         assert torch.equal(inside, expected), "within the context the module itself has none"
     assert engine.module.training
     with torch.no_grad(), base.evaluating():
-        alone = language_logits(reference, batch)
-        assert torch.equal(alone, language_logits(base, batch)), "without a context neither"
+        alone = language_logprobs(reference, batch)
+        assert torch.equal(alone, language_logprobs(base, batch)), "without a context neither"
     with engine.evaluating():
-        moved = language_logits(engine, batch) - language_logits(base, batch)
+        moved = language_logprobs(engine, batch) - language_logprobs(base, batch)
     assert moved.abs().max() > 0.01, "the actor has its adapters back"
 
 
 def test_with_adapters_policy_and_reference_start_equal_and_part(
     tokenizer: Any, reward: PlainEngine
 ) -> None:
-    engine = TrainingEngine(build_actor(source(), tokenizer, seed=1, lora=SPEC), accumulation=1)
+    engine = TrainingEngine(
+        Policy(build_actor(source(), tokenizer, seed=1, lora=SPEC)), accumulation=1
+    )
     models = SeparateModels(engine, AdapterOff(engine), None, reward, temperature=TEMPERATURE)
     start = models.opinions(SEQUENCES)
     assert torch.equal(start.logprobs_BT, start.reference_logprobs_BT)
@@ -209,12 +225,11 @@ def test_a_scorer_is_read_as_critic_and_as_reward_model(tokenizer: Any) -> None:
     module = build_scorer(source(), tokenizer, seed=4)
     assert isinstance(module, Scorer)
     engine = PlainEngine(module)
-    actor = PlainEngine(build_actor(source(), tokenizer, seed=1))
+    actor = PlainEngine(Policy(build_actor(source(), tokenizer, seed=1)))
     models = SeparateModels(actor, actor, engine, engine, temperature=TEMPERATURE)
     opinions = models.opinions(SEQUENCES)
     with torch.no_grad():
-        values_BS = engine(SEQUENCES.ids_BS, SEQUENCES.attend_BS, SEQUENCES.positions_BS)
-    width = SEQUENCES.attend_BS.shape[1]
-    ends = [width - int(row.flip(0).long().argmax()) - 1 for row in SEQUENCES.attend_BS]
+        values_BS = engine(SEQUENCES.ids_BS)
+    ends = [prompt + response - 1 for prompt, response in zip(PROMPT_LENGTHS, LENGTHS, strict=True)]
     expected = torch.stack([row[end] for row, end in zip(values_BS, ends, strict=True)])
     assert torch.equal(opinions.scores_B, expected)

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from rlhf.algorithms.logprobs import Reading
 from rlhf.config.checks import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.ppo_schema import PpoConfig
@@ -86,7 +87,7 @@ def test_a_step_agrees_with_the_reference(
     advantages, returns = reference.gae(shaped, values, gamma=0.9, lam=config.lam)
     sequences = WholeSequences(rollout.prompts, rollout.responses)
     with torch.no_grad():
-        learned = response_logprobs(engine.actor, sequences, temperature=TEMPERATURE)
+        learned = response_logprobs(engine.actor, sequences, Reading(TEMPERATURE))
         new = kept(learned.logprobs_BT)
         new_values = kept(response_values(engine.critic, sequences))
     actor = reference.policy_loss(
@@ -151,6 +152,18 @@ def test_micro_batches_add_up_to_the_gradient_of_the_mean(
         in_parts, at_once = model.gradients
         for name, gradient in at_once.items():
             torch.testing.assert_close(in_parts[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_micro_batches_of_an_update_are_of_like_length(
+    engine: Any, rollout: Rollout, compose: Compose
+) -> None:
+    widths: list[int] = []
+    engine.actor.module.register_forward_hook(
+        lambda _, args, __: widths.append(args[0].shape[1]), prepend=True
+    )
+    PPOTrainer(engine, config_of(compose, "ppo.ppo_epochs=8")).train_rlhf(rollout)
+    # whole sequences of 2 + 3, 4 + 5, 3 + 1 and 1 + 4 tokens: 9 with 5, 5 with 4
+    assert widths == [9, 5] * 8
 
 
 def test_a_rollout_must_divide_into_mini_batches(
@@ -246,7 +259,9 @@ def test_the_actor_rests_while_the_critic_learns(rollout: Rollout, compose: Comp
     assert first.critic_loss > 0
     second = trainer.train_rlhf(rollout)
     assert (len(engine.actor.gradients), len(engine.critic.gradients)) == (2, 4)
-    assert not torch.equal(engine.actor.module.lm_head.weight, start["lm_head.weight"])
+    assert not torch.equal(
+        engine.actor.module.pretrained.lm_head.weight, start["pretrained.lm_head.weight"]
+    )
     assert second.metrics["ppo/actor_learning_rate"] == 0.5
 
 
@@ -316,7 +331,7 @@ def test_an_overflow_of_one_skips_the_step_of_both(
 ) -> None:
     engine = separate_engine(lr=0.1, overflows=overflows, align_overflow=aligned)
     models = (engine.actor, engine.critic)
-    heads = [engine.actor.module.lm_head, engine.critic.module.pretrained.score]
+    heads = [engine.actor.module.pretrained.lm_head, engine.critic.module.pretrained.score]
     before = [head.weight.clone() for head in heads]
     stats = PPOTrainer(engine, config_of(compose)).train_rlhf(rollout)
     assert tuple(model.discarded[0] for model in models) == discarded

@@ -11,13 +11,13 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from rlhf.algorithms.logprobs import TokenLogprobs
 from rlhf.config.checks import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo_models import PolicyAndValues, Reports
 from rlhf.phases.ppo_trainer import PPOTrainer
-from rlhf.rollout.experience import WholeSequences
+from rlhf.rollout.experience import ResponseLogprobs, WholeSequences
 from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
+from tests.phases.ppo_pieces import ROLLOUT_CONFIG
 
 Compose = Callable[[list[str]], DictConfig]
 ROWS, T = 4, 3
@@ -33,11 +33,11 @@ class Answers:
         self.steps = 0
 
     def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
-        ids_BT = sequences.response_ids_BT
-        self.rows.append(ids_BT[:, 0].tolist())
-        logprobs_BT = torch.full(ids_BT.shape, -1.0 + self._drift, requires_grad=True)
-        policy = TokenLogprobs(logprobs_BT, torch.full(ids_BT.shape, 0.5))
-        return PolicyAndValues(policy if with_policy else None, torch.full(ids_BT.shape, 2.0))
+        shape = sequences.keep_BT.shape
+        self.rows.append(sequences.ids_BS[:, 0].tolist())
+        logprobs_BT = torch.full(shape, -1.0 + self._drift, requires_grad=True)
+        policy = ResponseLogprobs(logprobs_BT, torch.full(shape, 0.5))
+        return PolicyAndValues(policy if with_policy else None, torch.full(shape, 2.0))
 
     def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
         self.losses.append(
@@ -76,7 +76,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
-            config=SimpleNamespace(seed=1),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
         )
         trainer = PPOTrainer(engine, config)
         stats = [trainer.train_rlhf(rollout(score)) for _ in range(rollouts)]

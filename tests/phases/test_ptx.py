@@ -37,7 +37,7 @@ def nats(module: nn.Module, blocks: list[list[int]]) -> Tensor:
     """Loss of every token that is predicted, each block alone."""
     losses = []
     for ids in blocks:
-        logits_SV = module(torch.tensor([ids])).logits[0, :-1]
+        logits_SV = module.pretrained(torch.tensor([ids])).logits[0, :-1]
         losses.append(-logits_SV.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]])
     return torch.cat(losses)
 

@@ -7,12 +7,14 @@ import torch
 
 from rlhf.data.collate import collate_prompts
 from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.policy import Policy
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo_models import SeparateModels
-from rlhf.rollout.experience import collect
+from rlhf.rollout.experience import Opinions, WholeSequences, collect
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.types import PromptBatch, Rollout, take_rows
+from rlhf.rollout.stopping import StopTexts
+from rlhf.types import PromptBatch, Responses, Rollout, take_rows
 from tests.plain_engine import PlainEngine
 
 ARCHITECTURE = {
@@ -27,14 +29,14 @@ TEMPERATURE = 0.8
 MAX_TOKENS = 6
 SAMPLING = SamplingSettings(max_tokens=MAX_TOKENS, temperature=TEMPERATURE, top_k=0, top_p=1.0)
 CPU = torch.device("cpu")
+TOKENIZER = train_tokenizer(["words"], vocab_size=260)
 
 
 @pytest.fixture(scope="module")
 def models() -> SeparateModels:
-    tokenizer = train_tokenizer(["words"], vocab_size=260)
     source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
-    actors = [PlainEngine(build_actor(source, tokenizer, seed=seed)) for seed in (1, 2)]
-    scorers = [PlainEngine(build_scorer(source, tokenizer, seed=seed)) for seed in (3, 4)]
+    actors = [PlainEngine(Policy(build_actor(source, TOKENIZER, seed=seed))) for seed in (1, 2)]
+    scorers = [PlainEngine(build_scorer(source, TOKENIZER, seed=seed)) for seed in (3, 4)]
     return SeparateModels(*actors, *scorers, temperature=TEMPERATURE)
 
 
@@ -49,7 +51,7 @@ def prompts() -> PromptBatch:
 def rollout_of(
     models: SeparateModels, prompts: PromptBatch, *, end_id: int, micro: int = 4
 ) -> Rollout:
-    backend = HfRollout(SAMPLING, end_id=end_id, pad_id=0)
+    backend = HfRollout(SAMPLING, end_id=end_id, pad_id=0, stop=StopTexts(TOKENIZER, []))
     responses = backend.generate(models.actor, prompts)
     return collect(models.opinions, prompts, responses, micro_batch_size=micro)
 
@@ -83,9 +85,9 @@ def test_tokens_are_where_their_draws_fall(models: SeparateModels, rollout: Roll
         for step, token in enumerate(response):
             ids = torch.tensor([prompt + response[:step]])
             with torch.no_grad():
-                logits = models.actor.module(ids).logits[:, -1]
+                logits = models.actor.module.pretrained(ids).logits[:, -1]
             draw = rollout.prompts.draws_BT[row, step][None]
-            assert draw_tokens(logits, draw, SAMPLING).item() == token
+            assert draw_tokens(logits, draw, SAMPLING).tokens_B.item() == token
 
 
 def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
@@ -100,7 +102,7 @@ def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
                 (models.actor, "logprobs"),
                 (models.reference, "reference_logprobs"),
             ):
-                logits = model.module(ids).logits[0, places] / TEMPERATURE
+                logits = model.module.pretrained(ids).logits[0, places] / TEMPERATURE
                 expected = logits.log_softmax(-1)[torch.arange(len(response)), response]
                 got = getattr(rollout, f"{name}_BT")[row, : len(response)]
                 torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
@@ -131,11 +133,54 @@ def test_the_checkpoint_own_generation_settings_do_not_bend_the_policy(
     models: SeparateModels, prompts: PromptBatch
 ) -> None:
     plain = rollout_of(models, prompts, end_id=1)
-    own = models.actor.module.generation_config
+    own = models.actor.module.pretrained.generation_config
     own.repetition_penalty, own.no_repeat_ngram_size = 5.0, 1
     try:
         bent = rollout_of(models, prompts, end_id=1)
     finally:
         own.repetition_penalty, own.no_repeat_ngram_size = None, None
     assert torch.equal(bent.responses.ids_BT, plain.responses.ids_BT)
-    assert models.actor.module.generation_config is own
+    assert models.actor.module.pretrained.generation_config is own
+
+
+def test_whole_sequences_by_hand() -> None:
+    prompts = PromptBatch(
+        torch.tensor([[0, 0, 5], [6, 7, 8], [0, 9, 10]]),
+        torch.tensor([[False, False, True], [True] * 3, [False, True, True]]),
+        torch.zeros(3, 4),
+        list("abc"),
+    )
+    keep_BT = torch.tensor([[True] * 4, [True, False, False, False], [True, True, False, False]])
+    ids_BT = torch.tensor([[11, 12, 13, 14], [15, 0, 0, 0], [16, 17, 0, 0]])
+    whole = WholeSequences(prompts, Responses(ids_BT, keep_BT, keep_BT[:, 0]))
+    assert whole.ids_BS.tolist() == [[5, 11, 12, 13, 14], [6, 7, 8, 15, 0], [9, 10, 16, 17, 0]]
+    assert whole.lengths_B.tolist() == [5, 4, 4]
+    assert whole.picks.rows_N.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert whole.picks.columns_N.tolist() == [0, 1, 2, 3, 2, 1, 2]
+    assert whole.picks.ids_N.tolist() == [11, 12, 13, 14, 15, 16, 17]
+    x_N = torch.arange(1.0, 8.0, requires_grad=True)
+    x_BT = whole.of_response(x_N)
+    assert x_BT.tolist() == [[1, 2, 3, 4], [5, 0, 0, 0], [6, 7, 0, 0]]
+    (slope_N,) = torch.autograd.grad((x_BT * torch.tensor([[1.0, 2, 3, 4]])).sum(), x_N)
+    assert slope_N.tolist() == [1, 2, 3, 4, 1, 1, 2]
+    x_BS = torch.arange(15).reshape(3, 5)
+    assert whole.before_response(x_BS).tolist() == [[0, 1, 2, 3], [7, 0, 0, 0], [11, 12, 0, 0]]
+
+
+def test_neighbours_are_of_like_length_and_come_back_in_order(
+    models: SeparateModels, rollout: Rollout
+) -> None:
+    widths: list[int] = []
+
+    def opinions(sequences: WholeSequences) -> Opinions:
+        widths.append(sequences.ids_BS.shape[1])
+        return models.opinions(sequences)
+
+    again = collect(opinions, rollout.prompts, rollout.responses, micro_batch_size=2)
+    lengths = [3 + 6, 7 + 3, 1 + 6, 5 + 6]
+    kept = rollout.responses.keep_BT.sum(dim=1)
+    assert (rollout.prompts.attend_BP.sum(dim=1) + kept).tolist() == lengths
+    assert widths == [11, 9]  # rows 3 and 1, then 0 and 2
+    for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT", "scores_B"):
+        got, expected = getattr(again, name), getattr(rollout, name)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

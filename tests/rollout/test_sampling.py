@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from rlhf.rollout.sampling import SamplingSettings, distribution, draw_tokens
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, truncated
 
 
 def sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingSettings:
@@ -17,7 +18,48 @@ def sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) ->
 
 
 # Probabilities 0.5, 0.3, 0.2 in this order.
-LOGITS = torch.tensor([[0.5, 0.3, 0.2]]).log()
+PROBABILITIES = torch.tensor([[0.5, 0.3, 0.2]])
+LOGITS = PROBABILITIES.log()
+
+CHOICES = [
+    sampling(),
+    sampling(temperature=0.7),
+    sampling(top_k=5),
+    sampling(top_p=0.8),
+    sampling(temperature=0.7, top_k=5, top_p=0.8),
+]
+
+
+def random_logits(rows: int, vocabulary: int, *, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+
+
+def expected_distribution(logits_V: Tensor, choice: SamplingSettings) -> Tensor:
+    """The definition, token by token, in fp64."""
+    weights = (logits_V.double() / choice.temperature).exp().tolist()
+    likeliest = sorted(range(len(weights)), key=lambda token: -weights[token])
+    likeliest = likeliest[: choice.top_k or None]
+    share = choice.top_p * sum(weights[token] for token in likeliest)
+    kept, held = [], 0.0
+    for token in likeliest:
+        if held < share:
+            kept.append(token)
+            held += weights[token]
+    expected_V = torch.zeros(len(weights), dtype=torch.float64)
+    expected_V[kept] = torch.tensor([weights[token] / held for token in kept]).double()
+    return expected_V
+
+
+def assert_follow(tokens_B: Tensor, expected_V: Tensor) -> None:
+    """Chi-square within four standard deviations; nothing where nothing can come."""
+    counts_V = tokens_B.bincount(minlength=len(expected_V))
+    possible_V = expected_V > 0
+    assert counts_V[~possible_V].sum() == 0
+    expected_counts_V = len(tokens_B) * expected_V
+    chi_square = ((counts_V - expected_counts_V) ** 2 / expected_counts_V)[possible_V].sum()
+    degrees = int(possible_V.sum()) - 1
+    assert degrees > 0
+    assert chi_square < degrees + 4 * math.sqrt(2 * degrees)
 
 
 @pytest.mark.parametrize(
@@ -25,56 +67,139 @@ LOGITS = torch.tensor([[0.5, 0.3, 0.2]]).log()
     [(0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (0.999999, 2)],
 )
 def test_a_draw_falls_into_its_slice_of_the_cdf(draw: float, token: int) -> None:
-    assert draw_tokens(LOGITS, torch.tensor([draw]), sampling()).tolist() == [token]
+    assert draw_tokens(LOGITS, torch.tensor([draw]), sampling()).tokens_B.tolist() == [token]
 
 
-def test_a_token_without_probability_is_never_drawn() -> None:
-    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
+@pytest.mark.parametrize("place", [1, 63, 64, 100, 199])
+def test_a_token_without_probability_is_never_drawn(place: int) -> None:
+    logits = torch.full((1, 200), -torch.inf)
+    logits[0, place] = 0.0
     for draw in (0.0, 0.5, 0.999999):
-        assert draw_tokens(logits, torch.tensor([draw]), sampling()).tolist() == [1]
+        assert draw_tokens(logits, torch.tensor([draw]), sampling()).tokens_B.tolist() == [place]
+
+
+@pytest.mark.parametrize("vocabulary", [3, 64, 1024, 5000])
+def test_two_levels_find_the_token_of_one_cdf(vocabulary: int) -> None:
+    logits = random_logits(2000, vocabulary)
+    draws = torch.rand(2000, generator=torch.Generator().manual_seed(1))
+    ends = logits.double().softmax(-1).cumsum(-1)
+    expected = torch.searchsorted(ends, draws.double()[:, None]).squeeze(1)
+    got = draw_tokens(logits, draws, sampling()).tokens_B
+    # A draw so close to the end of a slice that fp32 decides is one in 10^4 or so.
+    assert (got != expected).sum() <= 1
 
 
 def test_top_k_keeps_the_likeliest() -> None:
-    # 0.5 / 0.8 and 0.3 / 0.8
-    kept = distribution(LOGITS, sampling(top_k=2))
-    torch.testing.assert_close(kept, torch.tensor([[0.625, 0.375, 0.0]]))
+    kept = truncated(PROBABILITIES, sampling(top_k=2))
+    torch.testing.assert_close(kept, torch.tensor([[0.5, 0.3, 0.0]]))
 
 
 def test_top_p_keeps_the_token_that_crosses_the_share() -> None:
     # 0.5 < 0.6, so the second token is needed too; the third is not
-    kept = distribution(LOGITS, sampling(top_p=0.6))
-    torch.testing.assert_close(kept, torch.tensor([[0.625, 0.375, 0.0]]))
-    alone = distribution(LOGITS, sampling(top_p=0.5))
-    torch.testing.assert_close(alone, torch.tensor([[1.0, 0.0, 0.0]]))
+    kept = truncated(PROBABILITIES, sampling(top_p=0.6))
+    torch.testing.assert_close(kept, torch.tensor([[0.5, 0.3, 0.0]]))
+    alone = truncated(PROBABILITIES, sampling(top_p=0.5))
+    torch.testing.assert_close(alone, torch.tensor([[0.5, 0.0, 0.0]]))
 
 
-def test_temperature_divides_the_logits() -> None:
+def test_top_p_is_a_share_of_what_top_k_left() -> None:
+    # Of 0.5 + 0.3 the share 0.6 is 0.48, which the first token holds; of all it would take both.
+    kept = truncated(PROBABILITIES, sampling(top_k=2, top_p=0.6))
+    torch.testing.assert_close(kept, torch.tensor([[0.5, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.95, 0.99999])
+def test_top_p_of_a_flat_distribution_keeps_as_many_as_it_takes(top_p: float) -> None:
+    # One row is flat and takes more tokens than are sorted at first, the other one is not.
+    logits = torch.cat([0.2 * random_logits(1, 5000), 10 * random_logits(1, 5000)])
+    kept = truncated(logits.softmax(-1), sampling(top_p=top_p)) > 0
+    expected = [expected_distribution(row, sampling(top_p=top_p)) > 0 for row in logits]
+    assert torch.equal(kept, torch.stack(expected))
+
+
+def test_the_temperature_divides_the_logits() -> None:
     # T = 0.5 squares the probabilities: 0.25, 0.09, 0.04 over 0.38
-    cooled = distribution(LOGITS, sampling(temperature=0.5))
-    torch.testing.assert_close(cooled, torch.tensor([[0.25, 0.09, 0.04]]) / 0.38)
+    drawn = draw_tokens(
+        LOGITS.expand(3, -1), torch.tensor([0.0, 0.7, 0.9]), sampling(temperature=0.5)
+    )
+    assert drawn.tokens_B.tolist() == [0, 1, 2]
+    torch.testing.assert_close(drawn.logprobs_B, (torch.tensor([0.25, 0.09, 0.04]) / 0.38).log())
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprobs_are_those_of_training(choice: SamplingSettings, dtype: torch.dtype) -> None:
+    logits, draws = random_logits(40, 200).to(dtype), torch.arange(40) / 40
+    barred = torch.arange(40) % 2 == 0
+    for bar in (None, barred):
+        drawn = draw_tokens(logits, draws, choice, barred_B=bar, end_id=3)
+        log_softmax = (logits.float() / choice.temperature).log_softmax(-1)
+        expected = log_softmax[torch.arange(40), drawn.tokens_B]
+        torch.testing.assert_close(drawn.logprobs_B, expected)
+        assert drawn.logprobs_B.dtype == torch.float32
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_the_first_of_top_k_is_the_argmax(temperature: float) -> None:
+    greedy = sampling(temperature=temperature, top_k=1)
+    logits = random_logits(64, 500).bfloat16()
+    logits[:, [100, 300, 400]] = 6.0  # a tie
+    expected = logits.argmax(dim=-1)
+    for draw in (0.0, 0.4, 0.999):
+        assert torch.equal(draw_tokens(logits, torch.full((64,), draw), greedy).tokens_B, expected)
+    barred = torch.ones(64, dtype=torch.bool)
+    others = draw_tokens(logits, torch.zeros(64), greedy, barred_B=barred, end_id=int(expected[0]))
+    logits[:, expected[0]] = -torch.inf
+    assert torch.equal(others.tokens_B, logits.argmax(dim=-1))
 
 
 @given(seed=st.integers(0, 10**6))
 @settings(deadline=None, max_examples=30)
 def test_neighbours_do_not_change_a_token(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(5, 11, generator=generator)
-    draws = torch.rand(5, generator=generator)
+    logits = random_logits(5, 11, seed=seed)
+    draws = torch.rand(5, generator=torch.Generator().manual_seed(seed))
     choice = sampling(top_k=7, top_p=0.9)
-    alone = [draw_tokens(logits[i : i + 1], draws[i : i + 1], choice).item() for i in range(5)]
-    assert draw_tokens(logits, draws, choice).tolist() == alone
+    each = [slice(i, i + 1) for i in range(5)]
+    alone = [draw_tokens(logits[row], draws[row], choice).tokens_B.item() for row in each]
+    assert draw_tokens(logits, draws, choice).tokens_B.tolist() == alone
 
 
-@pytest.mark.parametrize("choice", [sampling(), sampling(temperature=0.7, top_k=5, top_p=0.8)])
-def test_tokens_follow_the_distribution(choice: SamplingSettings) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 8, generator=generator)
-    expected = distribution(logits, choice)[0].double()
-    total = 50_000
-    draws = torch.rand(total, generator=generator)
-    counts = draw_tokens(logits.expand(total, -1), draws, choice).bincount(minlength=8)
-    possible = expected > 0
-    assert counts[~possible].sum() == 0
-    chi_square = ((counts - total * expected)[possible] ** 2 / (total * expected[possible])).sum()
-    degrees = int(possible.sum()) - 1
-    assert chi_square < degrees + 4 * math.sqrt(2 * degrees)  # four standard deviations
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("vocabulary", [8, 150])
+def test_tokens_follow_the_distribution(choice: SamplingSettings, vocabulary: int) -> None:
+    logits = random_logits(1, vocabulary)
+    draws = torch.rand(50_000, generator=torch.Generator().manual_seed(1))
+    tokens = draw_tokens(logits.expand(50_000, -1), draws, choice).tokens_B
+    assert_follow(tokens, expected_distribution(logits[0], choice))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_barred_end_leaves_the_others_their_proportions(choice: SamplingSettings) -> None:
+    logits = random_logits(1, 8)
+    end_id = int(logits.argmax())
+    draws = torch.rand(50_000, generator=torch.Generator().manual_seed(1))
+    barred = torch.arange(50_000) % 2 == 0
+    many = logits.expand(50_000, -1)
+    tokens = draw_tokens(many, draws, choice, barred_B=barred, end_id=end_id).tokens_B
+    open_tokens = draw_tokens(many, draws, choice).tokens_B
+    assert torch.equal(tokens[~barred], open_tokens[~barred])
+    assert (open_tokens[barred] == end_id).any()
+    logits[0, end_id] = -torch.inf
+    assert_follow(tokens[barred], expected_distribution(logits[0], choice))
+
+
+def test_what_is_left_beside_a_certain_end_can_still_be_drawn() -> None:
+    # In fp32 the two others have probability 0 beside the end.
+    logits = torch.tensor([[0.0, 200.0, 0.0]]).expand(2, -1)
+    barred = torch.ones(2, dtype=torch.bool)
+    draws = torch.tensor([0.2, 0.7])
+    drawn = draw_tokens(logits, draws, sampling(), barred_B=barred, end_id=1)
+    assert drawn.tokens_B.tolist() == [0, 2]
+    assert drawn.logprobs_B.tolist() == [-200.0, -200.0]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_broken_logits_give_a_token_of_the_vocabulary(choice: SamplingSettings) -> None:
+    drawn = draw_tokens(torch.full((2, 70), torch.nan), torch.tensor([0.0, 0.9]), choice)
+    assert all(0 <= token < 70 for token in drawn.tokens_B.tolist())
+    assert drawn.logprobs_B.isnan().all()

@@ -1,0 +1,192 @@
+"""What the benchmarks share: runs in processes of their own, options, tables, results as JSON.
+
+A module, not a command: ``rollout.py``, ``ppo_step.py``, ``scaling.py`` and ``loading.py`` use it.
+A process that is measured is always a new one; the ways that are compared take turns, so that a
+machine that slows down slows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shapes import SHAPES
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+CHILD = "--child"
+WARM_UPS = 2  # first runs of a process, not counted
+# glibc's malloc hands no freed memory back to the kernel, as `hardware.keep_freed_memory` asks for.
+KEPT_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "1000000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+Samples = dict[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One of the things compared: the script that measures it, and what it is told."""
+
+    script: Path
+    task: dict[str, Any]
+    python: str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
+    may_fail: bool = False
+    """Its failure is a result: the last line of its error, as ``error``."""
+
+    def run(self) -> dict[str, Any]:
+        """What the script measured, in a process of its own.
+
+        Raises:
+            RuntimeError: the process failed, and may not; its last words are in the message.
+        """
+        child = subprocess.run(
+            [self.python, str(self.script), CHILD, json.dumps(self.task)],
+            cwd=ROOT,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if child.returncode and self.may_fail:
+            last = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
+            return {"error": last.removeprefix("[rank0]:").strip()}
+        if child.returncode:
+            raise RuntimeError(f"{self.script.name} {self.task} failed:\n{child.stderr[-3000:]}")
+        found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+        return found
+
+
+def take_turns(ways: Mapping[str, Way], rounds: int) -> dict[str, Samples]:
+    """Every way once in each round; numbers and lists of numbers are joined over the rounds."""
+    found: dict[str, Samples] = {name: {} for name in ways}
+    for number in range(1, rounds + 1):
+        for name, way in ways.items():
+            sys.stderr.write(f"round {number} of {rounds}: {name}\n")
+            for key, value in way.run().items():
+                values = value if isinstance(value, list) else [value]
+                found[name].setdefault(key, []).extend(values)
+    return found
+
+
+def medians(samples: Samples) -> dict[str, float]:
+    """Median of each measure; memory and rates of the machine are not for this."""
+    return {name: statistics.median(values) for name, values in samples.items() if values}
+
+
+def peak_gb(device: torch.device) -> float:
+    """Most memory that this process has held, in 1e9 bytes: its own, or that of its GPU."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Where and with what something was measured."""
+    import torch
+
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    models = [
+        line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line
+    ]
+    commit = ["git", "rev-parse", "--short", "HEAD"]
+    revision = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=False)
+    packages = ("torch", "transformers", "deepspeed", "rlhf")
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "has_amx": "amx_bf16" in cpuinfo,
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "commit": revision.stdout.strip() or None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
+    """A Markdown table; numbers get three significant digits, None a dash."""
+
+    def cell(value: str | float | None) -> str:
+        if value is None:
+            return "-"
+        return value if isinstance(value, str) else f"{value:,.{digits(abs(value))}f}"
+
+    def digits(size: float) -> int:
+        return next((d for d, limit in enumerate((100, 10, 1)) if size >= limit), 3)
+
+    lines = [list(header), ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def parser(usage: str | None, *, shape: str | list[str]) -> argparse.ArgumentParser:
+    """The options that all benchmarks have; ``shape`` is the default, a list where several go."""
+    options = argparse.ArgumentParser(
+        description=usage, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    several = "+" if isinstance(shape, list) else None
+    options.add_argument("--shape", choices=SHAPES, default=shape, nargs=several)
+    options.add_argument("--rounds", type=int, default=3, help="turns of every way")
+    options.add_argument("--repeats", type=int, default=3, help="counted runs in each turn")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--json", type=Path, help="where the figures go; default: results/")
+    return options
+
+
+def finish(options: argparse.Namespace, text: str, found: dict[str, Any]) -> None:
+    """Print the table and write the figures, with machine and versions, as JSON."""
+    name = Path(sys.argv[0]).stem
+    shape = options.shape if isinstance(options.shape, str) else "_".join(options.shape)
+    place = BENCHMARKS / "results" / f"{name}_{shape}_{options.device}.json"
+    place = options.json or place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # Paths of this machine tell nobody anything: their last part does.
+    given = {key: v.name if isinstance(v, Path) else v for key, v in vars(options).items()}
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    document = {
+        "benchmark": name,
+        "command": shlex.join(["python", f"benchmarks/{name}.py", *words]),
+        "options": given,
+        "machine": machine(options.device),
+        **found,
+    }
+    place.write_text(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(f"{text}\n\nFigures: {place}\n")
+
+
+def start(
+    main: Callable[[], None] | None, measure: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Be the command, or the process that measures one way and prints what it found."""
+    if sys.argv[1:2] != [CHILD]:
+        if main is None:
+            sys.exit(f"{sys.argv[0]} is no command: another benchmark starts it")
+        main()
+        return
+    with redirect_stdout(sys.stderr):  # libraries print; the answer is the last line of stdout
+        found = measure(json.loads(sys.argv[2]))
+    sys.stdout.write(json.dumps(found) + "\n")

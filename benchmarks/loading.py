@@ -1,0 +1,146 @@
+"""Seconds and memory until models are there, and rows per second of tokenising.
+
+    python benchmarks/loading.py [--shape tiny opt125m] [--rounds 3]
+
+A policy's folder is loaded by transformers' own ``from_pretrained``, and as this project loads it
+(``build_actor``: checks, special tokens, dropout); ``RLHFEngine`` makes the four models and two
+optimisers of PPO ready. Each is a new process that loads twice: the first time shows the memory,
+the second, with imports done and the files in the page cache, the seconds. Tokenising is that of
+the synthetic data for each phase, as a run does it, written to its cache.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import Samples, Way, finish, medians, parser, peak_gb, start, table, take_turns
+from shapes import SHAPES, Work, make_models, run_config
+
+LOADERS = ("from_pretrained", "build_actor", "RLHFEngine")
+VOCABULARY = 2048
+LIMIT = 256  # tokens of an example; none of the synthetic ones is longer
+SPECK_RECORDS, RECORDS = 200, 20_000
+
+
+def by_transformers(folder: Path, device: str) -> Callable[[], Any]:
+    """transformers' own way."""
+    from transformers import AutoModelForCausalLM
+
+    return lambda: AutoModelForCausalLM.from_pretrained(folder / "policy").to(device)
+
+
+def by_build_actor(folder: Path, device: str) -> Callable[[], Any]:
+    """This project's way."""
+    from rlhf.models.building import ModelSource, build_actor
+    from rlhf.models.tokenizers import load_tokenizer
+
+    source = ModelSource(key="model.path", path=str(folder / "policy"))
+    tokenizer = load_tokenizer(folder / "policy", key="model.path")
+    return lambda: build_actor(source, tokenizer, seed=1).to(device)
+
+
+def by_engine(folder: Path, device: str) -> Callable[[], Any]:
+    """All models and optimisers of PPO."""
+    from rlhf import RLHFEngine
+    from rlhf.engine.machine import current_ranks
+
+    config = run_config(folder, Work(), [f"hardware.device={device}"])
+    ranks = current_ranks(config.hardware.device)  # imports DeepSpeed
+    return lambda: RLHFEngine(config, ranks)
+
+
+MAKERS = {
+    "from_pretrained": by_transformers,
+    "build_actor": by_build_actor,
+    "RLHFEngine": by_engine,
+}
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """What the task asks for: the seconds of one loading, or the rates of tokenising."""
+    if task["way"] == "tokenise":
+        return tokenising(task["records"])
+    import torch
+
+    device = torch.device(task["device"])
+    load = MAKERS[task["way"]](Path(task["folder"]), task["device"])
+    before = peak_gb(device)
+    load()
+    peak = peak_gb(device)
+    started = time.perf_counter()
+    load()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "peak_gb": peak, "added_gb": peak - before}
+
+
+def tokenising(count: int) -> dict[str, float]:
+    """Rows per second of each phase: made anew, and read from the cache."""
+    from rlhf.config.choices import Phase
+    from rlhf.data.splits import Part
+    from rlhf.data.synthetic import generate_records
+    from rlhf.data.tokens import TokenLimits, tokenise
+    from rlhf.models.tokenizers import train_tokenizer
+
+    records = generate_records(count, seed=1)
+    part = Part(records, records[:1])
+    texts = [f"{record.prompt}{record.chosen}" for record in records]
+    tokenizer = train_tokenizer(texts, vocab_size=VOCABULARY)
+    limits = TokenLimits(sft=LIMIT, reward=LIMIT, dpo=LIMIT, prompt=LIMIT)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for phase in (Phase.sft, Phase.reward, Phase.ppo):
+            for name in (phase.value, f"{phase.value}, cached"):
+                started = time.perf_counter()
+                tokenise(part, phase, tokenizer, limits=limits, cache_dir=Path(folder))
+                found[name] = count / (time.perf_counter() - started)
+    return found
+
+
+def rows_of(shape: str, found: dict[str, Samples]) -> list[dict[str, Any]]:
+    """Figures of the loaders at one shape."""
+    return [
+        {
+            "shape": shape,
+            "way": way,
+            "seconds": medians(found[way])["seconds"],
+            "peak_gb": max(found[way]["peak_gb"]),
+            "added_gb": max(found[way]["added_gb"]),
+            "parameters": SHAPES[shape].policy.matrices + SHAPES[shape].policy.head,
+            "samples": found[way],
+        }
+        for way in LOADERS
+    ]
+
+
+def main() -> None:
+    """Load every shape in every way, tokenise, and print the tables."""
+    options = parser(__doc__, shape=["tiny", "opt125m"]).parse_args()
+    rows: list[dict[str, Any]] = []
+    script = Path(__file__)
+    for shape in options.shape:
+        with tempfile.TemporaryDirectory() as folder:
+            make_models(Path(folder), SHAPES[shape])
+            shared = {"folder": folder, "device": options.device}
+            ways = {way: Way(script=script, task=shared | {"way": way}) for way in LOADERS}
+            rows += rows_of(shape, take_turns(ways, options.rounds))
+    records = SPECK_RECORDS if options.shape == ["speck"] else RECORDS
+    task = {"way": "tokenise", "records": records}
+    rates = take_turns({"tokenise": Way(script=script, task=task)}, options.rounds)["tokenise"]
+    keys = ("seconds", "peak_gb", "added_gb")
+    loaded = table(
+        ("shape, way", "seconds", "peak GB", "of it by loading, GB"),
+        [[f"{r['shape']}, {r['way']}", *(r[key] for key in keys)] for r in rows],
+    )
+    tokenised = table(("tokenising, phase", "rows/s"), [[*pair] for pair in medians(rates).items()])
+    figures = {"rows": rows, "rows_per_second": medians(rates), "records": records}
+    finish(options, f"{loaded}\n\n{tokenised}", figures)
+
+
+if __name__ == "__main__":
+    start(main, measure)

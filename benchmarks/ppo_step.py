@@ -1,0 +1,219 @@
+"""An iteration of PPO split into its parts, beside the peers and the machine's limits.
+
+    python benchmarks/ppo_step.py [--shape tiny] [--rounds 3] [--dtype bf16] [--peer trl]
+
+16 prompts of 64 tokens, exactly 64 sampled response tokens each, one PPO epoch, one optimiser step
+for actor and critic, a learned reward model, a frozen reference. The ways take turns; each turn is
+a new process, whose first two iterations are not counted.
+
+``generate`` of transformers in fp32 runs in the same turns: the peers' times, which
+docs/performance.md has from another machine of this kind, are multiplied by its time here over its
+time there.
+``--peer trl`` runs TRL's PPO too, with the interpreter of an environment of its own:
+
+    python3 -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.23.0 \
+        accelerate==1.15.0 datasets
+    python benchmarks/ppo_step.py --shape tiny --peer trl --peer-python trl/bin/python
+
+Floors and FLOP are those of ``floors.py``: a part's share is its floor over its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import (
+    BENCHMARKS,
+    KEPT_MEMORY,
+    Samples,
+    Way,
+    finish,
+    medians,
+    parser,
+    table,
+    take_turns,
+)
+from floors import BYTES, FLOORS, Rates, floors_way, iteration_flops
+from shapes import SHAPES, Shape, Work, make_models
+
+GENERATE = "generate fp32"
+PARTS = ("generate", "score", "train")
+
+
+class Peer(NamedTuple):
+    """Published medians: seconds of an iteration and its parts, peak memory in 1e9 bytes."""
+
+    name: str
+    generate: float
+    score: float
+    train: float
+    iteration: float
+    peak_gb: float
+
+
+# From docs/performance.md, "The peers": 2 cores with AMX, torch 2.13.0, transformers 5.23.0.
+GENERATE_SECONDS = {"tiny": 0.65, "opt125m": 6.1}
+PEERS = {
+    "tiny": [
+        Peer("DeepSpeed-Chat fp32", 0.65, 0.58, 0.79, 2.02, 1.4),
+        Peer("DeepSpeed-Chat fp32, kept memory", 0.66, 0.45, 0.71, 1.83, 1.6),
+        Peer("DeepSpeed-Chat bf16", 0.56, 0.18, 0.55, 1.34, 1.2),
+        Peer("TRL 1.12 fp32", 0.65, 0.49, 0.92, 2.20, 1.6),
+        Peer("TRL 1.12 fp32, kept memory", 0.62, 0.45, 0.67, 1.90, 1.7),
+        Peer("trlx fp32, shared trunk", 0.67, 0.67, 0.73, 2.12, 1.6),
+    ],
+    "opt125m": [
+        Peer("DeepSpeed-Chat fp32", 6.1, 6.2, 8.7, 20.8, 6.7),
+        Peer("DeepSpeed-Chat fp32, kept memory", 6.1, 4.0, 6.2, 16.3, 7.5),
+        Peer("DeepSpeed-Chat bf16", 3.6, 1.9, 4.0, 9.5, 5.2),
+        Peer("TRL 1.12 fp32", 6.2, 2.5, 10.6, 19.3, 7.3),
+        Peer("TRL 1.12 fp32, kept memory", 6.1, 2.4, 6.2, 14.9, 7.9),
+        Peer("trlx fp32, shared trunk", 6.3, 8.8, 7.8, 22.8, 7.3),
+    ],
+}
+HEADER = ("way", *PARTS, "iteration, s", "peak GB", "times as long as the first")
+SHARES = ("part", "seconds", "TFLOP", "TFLOP/s", "floor, s", "share of floor")
+
+
+def own_way(options: argparse.Namespace, shared: dict[str, Any], dtype: str) -> Way:
+    """This project's iteration in one precision."""
+    overrides = [
+        f"rollout={options.rollout}",
+        f"hardware.device={options.device}",
+        f"hardware.dtype={dtype}",
+        *options.overrides,
+    ]
+    return Way(script=BENCHMARKS / "ppo_parts.py", task=shared | {"overrides": overrides})
+
+
+def peer_ways(options: argparse.Namespace, shared: dict[str, Any]) -> dict[str, Way]:
+    """TRL as it is, and where glibc keeps freed memory."""
+    script, python = BENCHMARKS / "peer_trl.py", str(options.peer_python.absolute())
+    return {
+        "TRL fp32, this run": Way(script=script, task=shared, python=python),
+        "TRL fp32, kept memory, this run": Way(
+            script=script, task=shared, python=python, environment=KEPT_MEMORY
+        ),
+    }
+
+
+def own_row(
+    name: str, samples: Samples, floors: dict[str, float], flops: dict[str, float]
+) -> dict[str, Any]:
+    """Figures of one way that ran here, with the share of its floors that each part reaches."""
+    middle = medians(samples)
+    seconds = {part: middle[part] for part in PARTS}
+    return {
+        "way": name,
+        **seconds,
+        "iteration": middle["iteration"],
+        "peak_gb": max(samples["peak_gb"]),
+        "flop": flops,
+        "tflop_per_s": {part: flops[part] / seconds[part] / 1e12 for part in PARTS},
+        "floor_seconds": floors,
+        "share_of_floor": {part: floors[part] / seconds[part] for part in PARTS},
+        "samples": samples,
+    }
+
+
+def part_floors(
+    shape: Shape, work: Work, dtype: str, rates: Rates, flops: dict[str, float]
+) -> dict[str, float]:
+    """Least seconds of each part: of generation by its reads, of the others by their products."""
+    floors = {part: flops[part] / rates.gemm[dtype] for part in PARTS}
+    return floors | {"generate": rates.generation_floor(shape.policy, work, dtype)}
+
+
+def scaled_peers(shape: str, generate_seconds: float) -> list[dict[str, Any]]:
+    """The published rows, as they would be on this machine in this hour."""
+    scale = generate_seconds / GENERATE_SECONDS.get(shape, generate_seconds)
+    return [
+        {
+            "way": f"{peer.name}, published, x {scale:.2f}",
+            **{name: getattr(peer, name) * scale for name in (*PARTS, "iteration")},
+            "peak_gb": peer.peak_gb,
+            "scale": scale,
+        }
+        for peer in PEERS.get(shape, [])
+    ]
+
+
+def report(options: argparse.Namespace, rows: list[dict[str, Any]], rates: Rates) -> str:
+    """The table of the ways, and the shares of the floors of those that are this project's."""
+    first = rows[0]["iteration"]
+    times = [
+        [*(row[key] for key in ("way", *PARTS, "iteration", "peak_gb")), row["iteration"] / first]
+        for row in rows
+    ]
+    shares = [
+        [
+            f"{row['way']}: {part}",
+            row[part],
+            row["flop"][part] / 1e12,
+            row["tflop_per_s"][part],
+            row["floor_seconds"][part],
+            row["share_of_floor"][part],
+        ]
+        for row in rows
+        if row["way"].startswith("rlhf")
+        for part in PARTS
+    ]
+    title = f"Shape {options.shape}, {options.device}, seconds"
+    return "\n\n".join([title, table(HEADER, times), table(SHARES, shares), rates.in_words()])
+
+
+def read_options() -> argparse.Namespace:
+    """The command's options."""
+    options = parser(__doc__, shape="tiny")
+    options.add_argument("--dtype", nargs="+", choices=BYTES, default=["bf16"])
+    options.add_argument("--rollout", choices=("fast", "hf"), default="fast")
+    options.add_argument("--overrides", nargs="*", default=[], help="further config overrides")
+    options.add_argument("--peer", choices=("trl",))
+    options.add_argument("--peer-python", type=Path, help="interpreter of the peer's environment")
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--tokens", type=int, help="of prompt and of response; 64; on a GPU 256")
+    given = options.parse_args()
+    if given.peer and given.peer_python is None:
+        options.error("--peer trl needs --peer-python PATH, see the docstring")
+    given.tokens = given.tokens or (256 if given.device == "cuda" else 64)
+    return given
+
+
+def main() -> None:
+    """Let the ways take turns, and print the tables."""
+    options = read_options()
+    shape = SHAPES[options.shape]
+    work = Work(
+        sequences=options.batch, prompt_tokens=options.tokens, response_tokens=options.tokens
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        make_models(Path(folder), shape)
+        shared = {"folder": folder, "device": options.device, "repeats": options.repeats}
+        shared |= {"vocab": shape.policy.vocab, "work": asdict(work)}
+        ways = {f"rlhf {dtype}": own_way(options, shared, dtype) for dtype in options.dtype}
+        if options.device == "cpu":
+            task = shared | {"kind": "generate", "dtype": "fp32", "cache": "dynamic"}
+            ways[GENERATE] = Way(script=BENCHMARKS / "rollout_ways.py", task=task)
+        ways[FLOORS] = floors_way(options.device, shape.policy, work)
+        ways |= peer_ways(options, shared) if options.peer else {}
+        found = take_turns(ways, options.rounds)
+    rates = Rates.of(found.pop(FLOORS))
+    generated = found.pop(GENERATE, None)
+    generate_seconds = None if generated is None else medians(generated)["seconds"]
+    rows = []
+    for name, samples in found.items():
+        dtype = name.removeprefix("rlhf ") if name.startswith("rlhf") else "fp32"
+        reuses = samples.get("reused", [1.0])[-1] == 1.0  # TRL always does
+        flops = iteration_flops(shape, work, reuses_logprobs=reuses)
+        rows.append(own_row(name, samples, part_floors(shape, work, dtype, rates, flops), flops))
+    rows += [] if generate_seconds is None else scaled_peers(options.shape, generate_seconds)
+    figures = {"rows": rows, "generate_fp32_seconds": generate_seconds, "rates": rates.as_json()}
+    finish(options, report(options, rows, rates), figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Tokens per second of generation, beside Hugging Face's generate and the machine's limits.
+
+    python benchmarks/rollout.py [--shape opt125m] [--rounds 3] [--device cpu]
+
+On a CPU 16 prompts of 64 tokens get exactly 64 response tokens each; on a GPU 16 and then 64
+prompts of 256 tokens get 256 (``--shape opt1b --device cuda``). Temperature 1, no top-k or top-p.
+The ways take turns; each turn is a new process, whose first two generations are not counted.
+DeepSpeed's Hybrid Engine, on a GPU, gets a Llama shape, which it supports; ``generate`` and
+``rollout=fast`` on that shape stand beside it. Weights are random: what is measured is work.
+
+A step's time is that of a generation without its first token, over the other tokens; its floor is
+the bytes that it reads over the bandwidth (``floors.py``). The peak of ``rollout=...`` holds what
+PPO keeps of the actor beside its weights too: reference, fp32 masters, optimiser states.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from common import (
+    BENCHMARKS,
+    Samples,
+    Way,
+    finish,
+    medians,
+    parser,
+    table,
+    take_turns,
+)
+from floors import BYTES, FLOORS, Rates, floors_way, step_bytes
+from shapes import SHAPES, SPECK, Shape, Work, make_models
+
+GENERATE = {
+    f"generate {dtype}, {cache} cache": {"kind": "generate", "dtype": dtype, "cache": cache}
+    for dtype in BYTES
+    for cache in ("dynamic", "static")
+}
+ROLLOUTS = {
+    f"rollout={backend} {dtype}": {"kind": "rollout", "dtype": dtype, "backend": backend}
+    for backend in ("hf", "fast")
+    for dtype in BYTES
+}
+HYBRID = {"hybrid engine bf16": {"kind": "hybrid", "dtype": "bf16"}}
+KINDS = GENERATE | ROLLOUTS | HYBRID
+ON_CPU = [*GENERATE, *ROLLOUTS]
+ON_GPU = ["generate bf16, dynamic cache", "generate bf16, static cache", "rollout=fast bf16"]
+BASELINES = {dtype: f"generate {dtype}, dynamic cache" for dtype in BYTES}
+HEADER = (
+    "shape, batch, way",
+    "seconds",
+    "tokens/s",
+    "x generate fp32",
+    "x generate bf16",
+    "ms per step",
+    "floor, ms",
+    "share of floor",
+    "share, cached rate",
+    "peak GB",
+)
+
+
+def row(
+    name: str, samples: Samples, all_of_batch: dict[str, Samples], context: Any
+) -> dict[str, Any]:
+    """One way's figures; ``context`` is its decoder, its work and the rates of the run."""
+    decoder, work, rates = context
+    found: dict[str, Any] = {"way": name, "batch": work.sequences}
+    if "error" in samples:
+        return found | {"error": samples["error"][0]}
+    middle = medians(samples)
+    dtype = KINDS[name]["dtype"]
+    tokens = work.sequences * work.response_tokens
+    step_ms = 1e3 * (middle["seconds"] - middle["first_seconds"]) / (work.response_tokens - 1)
+    read = step_bytes(decoder, work, dtype)
+    floor_ms = 1e3 * read / rates.bandwidth
+    ratios = {
+        f"times_generate_{dtype}": medians(all_of_batch[way])["seconds"] / middle["seconds"]
+        for dtype, way in BASELINES.items()
+        if way in all_of_batch
+    }
+    return found | {
+        "seconds": middle["seconds"],
+        "tokens_per_second": tokens / middle["seconds"],
+        **ratios,
+        "step_ms": step_ms,
+        "step_bytes": read,
+        "floor_ms": floor_ms,
+        "floor_tokens_per_second": 1e3 * work.sequences / floor_ms,
+        "share_of_floor": floor_ms / step_ms,
+        "share_of_cached_floor": 1e3 * read / rates.cached / step_ms,
+        "peak_gb": max(samples["peak_gb"]),
+        "samples": samples,
+    }
+
+
+def cells(shape: str, found: dict[str, Any]) -> list[str | float | None]:
+    """A row of the table."""
+    name = f"{shape}, {found['batch']}, {found['way']}"
+    if "error" in found:
+        return [f"{name}: {found['error']}", *[None] * (len(HEADER) - 1)]
+    keys = ["seconds", "tokens_per_second", "times_generate_fp32", "times_generate_bf16"]
+    keys += ["step_ms", "floor_ms", "share_of_floor", "share_of_cached_floor", "peak_gb"]
+    return [name, *(found.get(key) for key in keys)]
+
+
+def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[list[Any], Rates]:
+    """Rows of the ways ``names`` at one shape and batch."""
+    decoder = SHAPES[shape].policy
+    with tempfile.TemporaryDirectory() as folder:
+        make_models(Path(folder), Shape(policy=decoder, scorer=replace(SPECK, vocab=decoder.vocab)))
+        shared = {"folder": folder, "device": options.device, "repeats": options.repeats}
+        shared |= {"vocab": decoder.vocab, "work": asdict(work)}
+        script = BENCHMARKS / "rollout_ways.py"
+        # The Hybrid Engine supports few models and machines: why it does not run is its result.
+        ways = {
+            name: Way(script=script, task=KINDS[name] | shared, may_fail=name in HYBRID)
+            for name in names
+        }
+        ways[FLOORS] = floors_way(options.device, decoder, work)
+        found = take_turns(ways, options.rounds)
+    rates = Rates.of(found.pop(FLOORS))
+    context = (decoder, work, rates)
+    rows = [row(name, samples, found, context) for name, samples in found.items()]
+    return [each | {"shape": shape} for each in rows], rates
+
+
+def main() -> None:
+    """Compare the ways at each batch size, and print the table."""
+    options = parser(__doc__, shape="opt125m")
+    options.add_argument("--ways", nargs="+", choices=KINDS, help="default: all of the device")
+    options.add_argument("--batch", nargs="+", type=int, help="default: 16; on a GPU 16 64")
+    options.add_argument("--tokens", type=int, help="of prompt and of response; 64; on a GPU 256")
+    options = options.parse_args()
+    on_gpu = options.device == "cuda"
+    names = options.ways or (ON_GPU if on_gpu else ON_CPU)
+    tokens = options.tokens or (256 if on_gpu else 64)
+    rows, rates = [], []
+    for batch in options.batch or ([16, 64] if on_gpu else [16]):
+        work = Work(sequences=batch, prompt_tokens=tokens, response_tokens=tokens)
+        runs = {options.shape: [name for name in names if name not in HYBRID]}
+        if on_gpu or any(name in HYBRID for name in names):
+            llama = "speck_llama" if options.shape == "speck" else "llama1b"
+            runs[llama] = [*ON_GPU[:1], *(["rollout=fast bf16"] if on_gpu else []), *HYBRID]
+        for shape, each in runs.items():
+            found, rate = compare(options, shape, each, work)
+            rows, rates = rows + found, [*rates, rate]
+    text = table(HEADER, [cells(found["shape"], found) for found in rows])
+    text += "\n\n" + "\n".join(rate.in_words() for rate in rates)
+    finish(options, text, {"rows": rows, "rates": [rate.as_json() for rate in rates]})
+
+
+if __name__ == "__main__":
+    main()

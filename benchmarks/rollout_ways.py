@@ -1,0 +1,162 @@
+"""One way of generating, in a process of its own: what ``rollout.py`` compares.
+
+A module that ``rollout.py`` runs, not a command.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import WARM_UPS, peak_gb, start
+from shapes import Work, run_config
+
+Generate = Callable[[int, int], Any]  # of a step's number and the response tokens
+
+
+def by_generate(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
+    """Hugging Face's generate, as a user calls it."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    device = torch.device(task["device"])
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[task["dtype"]]
+    folder = Path(task["folder"]) / "policy"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+
+    def generate(step: int, tokens: int) -> Any:
+        prompts = work.prompts(step, vocab=task["vocab"], device=device)
+        settings = GenerationConfig(
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            eos_token_id=1,
+            pad_token_id=0,
+            cache_implementation=task["cache"],
+            disable_compile=True,
+        )
+        attend_BP = prompts.attend_BP.long()
+        return model.generate(prompts.ids_BP, attention_mask=attend_BP, generation_config=settings)
+
+    return generate, device
+
+
+def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
+    """The backend that the config names, on the actor that PPO trains."""
+    from rlhf import RLHFEngine
+    from rlhf.phases.policies import rollout_backend
+    from rlhf.runtime.memory import keep_freed_memory
+
+    folder, device, dtype = Path(task["folder"]), task["device"], task["dtype"]
+    precision = [f"hardware.device={device}", f"hardware.dtype={dtype}"]
+    config = run_config(folder, work, [f"rollout={task['backend']}", *precision])
+    if config.hardware.keep_freed_memory:
+        keep_freed_memory()
+    engine = RLHFEngine(config)
+    only_first = replace(config.rollout, max_response_tokens=1, min_response_tokens=1)
+    backends = {
+        work.response_tokens: engine.rollout,
+        1: rollout_backend(
+            replace(config, rollout=only_first),
+            engine.tokenizer,
+            temperature=1.0,
+            dtype=engine.settings.dtype,
+            ranks=engine.ranks,
+        ),
+    }
+
+    def generate(step: int, tokens: int) -> Any:
+        prompts = work.prompts(step, vocab=task["vocab"], device=engine.ranks.device)
+        return backends[tokens].generate(engine.actor, prompts)
+
+    return generate, engine.ranks.device
+
+
+def by_hybrid_engine(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
+    """DeepSpeed's Hybrid Engine, as DeepSpeed-Chat configures it."""
+    import deepspeed
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlhf.engine.machine import current_ranks
+
+    ranks = current_ranks(_device(task["device"]))
+    model = AutoModelForCausalLM.from_pretrained(
+        Path(task["folder"]) / "policy", dtype=torch.bfloat16
+    )
+    settings = {
+        "train_batch_size": work.sequences,
+        "train_micro_batch_size_per_gpu": work.sequences,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 0},
+        "hybrid_engine": {
+            "enabled": True,
+            "max_out_tokens": work.prompt_tokens + work.response_tokens,
+            "inference_tp_size": 1,
+            "release_inference_cache": False,
+            "pin_parameters": True,
+            "tp_gather_partition_size": 8,
+        },
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    engine.eval()
+
+    def generate(step: int, tokens: int) -> Any:
+        prompts = work.prompts(step, vocab=task["vocab"], device=ranks.device)
+        return engine.generate(
+            prompts.ids_BP,
+            attention_mask=prompts.attend_BP.long(),
+            do_sample=True,
+            top_k=0,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+        )
+
+    return generate, ranks.device
+
+
+def _device(name: str) -> Any:
+    from rlhf.config.choices import Device
+
+    return Device(name)
+
+
+MAKERS = {"generate": by_generate, "rollout": by_rollout, "hybrid": by_hybrid_engine}
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of whole generations, of their first tokens alone, and the peak memory."""
+    import torch
+
+    work = Work(**task["work"])
+    generate, device = MAKERS[task["kind"]](task, work)
+
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def seconds(step: int, tokens: int) -> float:
+        wait()
+        started = time.perf_counter()
+        generate(step, tokens)
+        wait()
+        return time.perf_counter() - started
+
+    whole, first = [], []
+    for step in range(WARM_UPS + task["repeats"]):
+        whole.append(seconds(step, work.response_tokens))
+        first.append(seconds(step, 1))
+    return {
+        "seconds": whole[WARM_UPS:],
+        "first_seconds": first[WARM_UPS:],
+        "peak_gb": peak_gb(device),
+    }
+
+
+if __name__ == "__main__":
+    start(None, measure)

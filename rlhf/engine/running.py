@@ -1,0 +1,45 @@
+"""What every engine does with its module, however it trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import nn
+
+from rlhf.engine.masters import MovingAverage
+
+
+class RunningModule:
+    """A module, its precision, and the moving average of its weights."""
+
+    module: nn.Module
+    _average: MovingAverage | None = None
+
+    def __init__(self, *, casts_to_bf16: bool, device: torch.device) -> None:
+        self._casts_to_bf16 = casts_to_bf16
+        self._device = device
+        self.lr_scale = 1.0
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The moving average of the weights in their place; every rank must enter and leave."""
+        assert self._average is not None, "this engine keeps no average: ema_beta is 0"
+        return self._average.in_place()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The module without dropout and gradients, for as long as the context lasts."""
+        was_training = self.module.training
+        self._train(mode=False)
+        try:
+            with torch.no_grad(), self._autocast():
+                yield self.module
+        finally:
+            self._train(mode=was_training)
+
+    def _train(self, *, mode: bool) -> None:
+        self.module.train(mode)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._casts_to_bf16)

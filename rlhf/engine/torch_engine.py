@@ -1,0 +1,161 @@
+"""One model on one rank in plain torch, where ZeRO has nothing to shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.config.checks import BatchPlan
+from rlhf.config.choices import Dtype, Moments
+from rlhf.engine.ds_config import Role, has_half_weights
+from rlhf.engine.lean_adamw import LeanAdamW
+from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.running import RunningModule
+from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.types import Ranks, StepReport
+
+
+class WholeAdamW:
+    """torch's own AdamW, for weights that are kept in fp32."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float
+    ) -> None:
+        self._adamw = torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)
+        self.param_groups = self._adamw.param_groups
+
+    @property
+    def masters(self) -> Masters:
+        """The weights themselves."""
+        return Masters(self._parameters(), lambda: None)
+
+    def grad_norm(self) -> float:
+        """Euclidean norm of all gradients."""
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def step(self, *, scale: float = 1.0) -> None:
+        """One step on the gradients times ``scale``."""
+        if scale != 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters() if p.grad is not None], scale)
+        self._adamw.step()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adamw.zero_grad()
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+
+class TorchEngine(RunningModule):
+    """Runs and trains one model on one rank; an ``Engine``.
+
+    In bf16 the weights are bf16 with exact fp32 masters (``LeanAdamW``), at stage 0 fp32 under
+    autocast, as with DeepSpeed. Gradients of micro-batches add in the weights' precision. A step
+    whose gradient is not finite is left out.
+    """
+
+    is_sharded = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        role: Role,
+        settings: EngineSettings,
+        plan: BatchPlan,
+        ranks: Ranks,
+        optimizer: OptimizerSettings | None = None,
+    ) -> None:
+        has_half = has_half_weights(role, settings.zero, settings.dtype)
+        is_bf16 = settings.dtype is Dtype.bf16
+        super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
+        self.module = module.to(ranks.device).train(optimizer is not None)
+        self._accumulation = plan.accumulation
+        self._micro_steps = self._steps = 0
+        self._settings = optimizer
+        if optimizer is None:
+            module.requires_grad_(requires_grad=False)
+        trained = {id(p) for p in module.parameters() if p.requires_grad}
+        for parameter in module.parameters():
+            if has_half and id(parameter) not in trained:
+                parameter.data = parameter.data.bfloat16()
+        if optimizer is None:
+            return
+        groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps
+        self._peaks = [group["lr"] for group in groups]
+        moments = torch.bfloat16 if settings.zero.moments is Moments.bf16 else torch.float32
+        self._optimizer: LeanAdamW | WholeAdamW = (
+            LeanAdamW(groups, betas=betas, eps=eps, moments=moments)
+            if has_half
+            else WholeAdamW(groups, betas=betas, eps=eps)
+        )
+        if optimizer.ema_beta:
+            self._average = MovingAverage(self._optimizer.masters, beta=optimizer.ema_beta)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass in the run's precision."""
+        with self._autocast():
+            return self.module(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of ``loss`` to that of the step so far."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    @property
+    def is_step_due(self) -> bool:
+        """True when the next step() is the optimiser's: all micro-batches are in."""
+        return (self._micro_steps + 1) % self._accumulation == 0
+
+    def has_overflow(self) -> bool:
+        """False: neither bf16 nor fp32 overflows where fp16 would."""
+        return False
+
+    def step(self, *, discard: bool = False) -> StepReport | None:
+        """Step the optimiser when all micro-batches are in; None while they are not.
+
+        With ``discard`` the gradients are dropped and no weight changes.
+        """
+        is_due, settings = self.is_step_due, self._settings
+        assert settings is not None, "a frozen model takes no steps"
+        self._micro_steps += 1
+        if not is_due:
+            return None
+        share = settings.schedule(self._steps) * self.lr_scale
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = share * peak
+        grad_norm = self._optimizer.grad_norm()
+        is_skipped = discard or not math.isfinite(grad_norm)
+        if not is_skipped:
+            self._optimizer.step(scale=_clip_scale(grad_norm, settings.max_grad_norm))
+            self._steps += 1
+            if self._average is not None:
+                self._average.update()
+        self._optimizer.zero_grad()
+        return StepReport(self._optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
+
+    @contextmanager
+    def gathered(self, of: nn.Module) -> Iterator[None]:  # noqa: ARG002
+        """All parameters are whole here."""
+        yield
+
+    def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
+        """Copies of the parameters and persistent buffers of ``of``."""
+        persistent = of.state_dict().keys()
+        named = {**dict(of.named_parameters()), **dict(of.named_buffers())}
+        return {n: t.detach().cpu().clone() for n, t in named.items() if n in persistent}
+
+    def close(self) -> None:
+        """Forget the gradients; there is nothing else to free."""
+        self.module.zero_grad()
+
+
+def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:
+    """What gradients are multiplied by; the 1e-6 is that of torch and DeepSpeed."""
+    return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if max_grad_norm else 1.0

@@ -1,0 +1,116 @@
+"""Attention by plain matrix products: on a CPU its backward pass is much faster than the fused one.
+
+Shapes: B = sequences, N = heads of queries, S = tokens, D = size of a head, M = B * N.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MATMUL = "matmul"  # its name among transformers' attention functions
+LONGEST = 512  # tokens; beyond, the S x S scores cost more than the fused kernel
+
+
+def use_matmul_attention(model: PreTrainedModel) -> None:
+    """Have ``model`` attend by matrix products where that pays, and by torch's SDPA elsewhere.
+
+    A model that does not take its attention from transformers' table of functions keeps its own.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    if model._supports_attention_backend and model._supports_sdpa:
+        AttentionInterface.register(MATMUL, matmul_attention)
+        AttentionMaskInterface.register(MATMUL, sdpa_mask)
+        model.set_attn_implementation(MATMUL)
+
+
+def own_attention(name: str | None) -> str | None:
+    """The name that transformers builds a model with: ``MATMUL`` is set once the model is there."""
+    return None if name == MATMUL else name
+
+
+def matmul_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it; returns (B, S, N, D).
+
+    Only for whole sequences of moderate length on a CPU, without dropout.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    tokens, scaling = query.shape[2], options.get("scaling")
+    is_whole = tokens == key.shape[2] and 1 < tokens <= LONGEST
+    if query.is_cuda or not is_whole or options.get("dropout", 0.0):
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
+        return result
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+    dtype = value.dtype  # under autocast rotary embeddings may have left the others in fp32
+    with torch.autocast(query.device.type, enabled=False):
+        mixed_BNSD: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+            query.to(dtype),
+            key.to(dtype),
+            value,
+            _bias(attention_mask, query.shape, dtype),
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+        )
+    return mixed_BNSD.transpose(1, 2).contiguous(), None
+
+
+def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores (M, S, S) of queries (B, N, S, D); no mask means causal."""
+    batch, heads, tokens, _ = shape
+    least = torch.finfo(dtype).min  # not -inf: a row that sees nothing must not become nan
+    if mask is None:
+        bias_SS = torch.full((tokens, tokens), least, dtype=dtype).triu(diagonal=1)
+        return bias_SS.expand(batch * heads, tokens, tokens)
+    if mask.dtype is torch.bool:
+        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, least)
+    return mask.to(dtype).expand(batch, heads, tokens, tokens).reshape(-1, tokens, tokens)
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(scaling * q k^T + bias) v, and its gradient from the kept shares."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias_MSS: Tensor, scaling: float
+    ) -> Tensor:
+        """The mixed values (B, N, S, D)."""
+        query_MSD, key_MSD, value_MSD = (x.flatten(0, 1) for x in (query, key, value))
+        scores_MSS = torch.baddbmm(bias_MSS, query_MSD, key_MSD.transpose(1, 2), alpha=scaling)
+        shares_MSS = scores_MSS.softmax(dim=-1)
+        ctx.save_for_backward(query_MSD, key_MSD, value_MSD, shares_MSS)
+        ctx.scaling = scaling
+        return torch.bmm(shares_MSS, value_MSD).view(query.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of query, key and value."""
+        query_MSD, key_MSD, value_MSD, shares_MSS = ctx.saved_tensors
+        gradient_MSD = gradient.reshape(query_MSD.shape)
+        of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
+        of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
+        of_scores_MSS = torch._softmax_backward_data(
+            of_shares_MSS, shares_MSS, -1, shares_MSS.dtype
+        )
+        of_query_MSD = torch.bmm(of_scores_MSS, key_MSD).mul_(ctx.scaling)
+        of_key_MSD = torch.bmm(of_scores_MSS.transpose(1, 2), query_MSD).mul_(ctx.scaling)
+        parts = (of_query_MSD, of_key_MSD, of_value_MSD)
+        return *(part.view(gradient.shape) for part in parts), None, None

@@ -1,0 +1,252 @@
+/* Decode steps on a CPU with AMX: linear layers for a few rows, and attention of one token a row.
+ *
+ * Compiled at first use by amx.py, which says what the arguments are. Both functions are limited by
+ * how fast the weights, or the keys and values, can be read from memory: everything is read once, in
+ * order. bf16 in and out, fp32 between.
+ */
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef uint16_t bf16;
+enum { TILE = 16, DEPTH = 32, BLOCKS = 4, CHUNK = TILE * BLOCKS };  /* outputs, inputs of a tile */
+enum { TILE_BYTES = 1024, AHEAD = 8192 };  /* bytes; AHEAD: how far the weights are fetched early */
+enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
+enum { ALONE, PLUS, TIMES };
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} __attribute__((packed)) TileConfig;
+
+/* Ask the kernel for the tile registers; 0 where it refuses. */
+int amx_enable(void) {
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+}
+
+/* weight (outputs, inputs) -> packed (chunks, inputs / 32, 4 blocks, 16 pairs, 16 outputs, 2). */
+void amx_pack(const bf16 *weight, int64_t outputs, int64_t inputs, bf16 *packed) {
+    const int64_t chunks = (outputs + CHUNK - 1) / CHUNK, depths = inputs / DEPTH;
+#pragma omp parallel for
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        for (int64_t depth = 0; depth < depths; depth++)
+            for (int block = 0; block < BLOCKS; block++) {
+                uint32_t *tile = (uint32_t *)packed +
+                                 ((chunk * depths + depth) * BLOCKS + block) * (TILE_BYTES / 4);
+                for (int o = 0; o < TILE; o++) {
+                    const int64_t output = chunk * CHUNK + block * TILE + o;
+                    uint32_t pairs[TILE] = {0};
+                    if (output < outputs)
+                        memcpy(pairs, weight + output * inputs + depth * DEPTH, sizeof pairs);
+                    for (int pair = 0; pair < TILE; pair++) tile[pair * TILE + o] = pairs[pair];
+                }
+            }
+}
+
+/* exp by 2^n * polynomial, relative error about 1e-7; 0 below the smallest normal number. */
+static inline __m512 exp512(__m512 x) {
+    x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.33f));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145752f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860677e-6f), r);
+    __m512 p = _mm512_set1_ps(1.0f / 720);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+static inline __m512 sigmoid512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(one, _mm512_add_ps(one, exp512(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+/* erf by formula 7.1.26 of Abramowitz and Stegun, absolute error 1.5e-7. */
+static inline __m512 erf512(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_abs_ps(x);
+    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(size, _mm512_set1_ps(0.3275911f), one));
+    __m512 p = _mm512_set1_ps(1.061405429f);
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736f));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592f));
+    const __m512 tail = exp512(_mm512_mul_ps(_mm512_sub_ps(_mm512_setzero_ps(), size), size));
+    const __m512 value = _mm512_fnmadd_ps(_mm512_mul_ps(p, t), tail, one);
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_mask_sub_ps(value, negative, _mm512_setzero_ps(), value);
+}
+
+static inline __m512 activated(__m512 x, int activation) {
+    switch (activation) {
+    case RELU: return _mm512_max_ps(x, _mm512_setzero_ps());
+    case SILU: return _mm512_mul_ps(x, sigmoid512(x));
+    case GELU: {
+        const __m512 half = _mm512_set1_ps(0.5f);
+        const __m512 tail = erf512(_mm512_mul_ps(x, _mm512_set1_ps(0.70710678f)));
+        return _mm512_mul_ps(x, _mm512_fmadd_ps(half, tail, half));
+    }
+    case GELU_TANH: { /* x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)) */
+        const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
+        const __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
+        return _mm512_mul_ps(x, sigmoid512(_mm512_mul_ps(inner, _mm512_set1_ps(1.59576912f))));
+    }
+    default: return x;
+    }
+}
+
+static inline __m512 load_bf16(const bf16 *from, __mmask16 mask) {
+    const __m256i half = _mm256_maskz_loadu_epi16(mask, from);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+static inline void store_bf16(bf16 *to, __m512 x, __mmask16 mask) {
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+typedef struct {
+    const bf16 *x, *packed, *bias, *other;
+    int64_t rows, inputs, outputs;
+    int activation, combine;
+    bf16 *y;
+} Linear;
+
+/* What follows the product, for one tile of it. */
+static void finish(const Linear *l, const float *sums, int64_t row, int64_t output) {
+    const int64_t left = l->outputs - output;
+    if (left <= 0) return;
+    const __mmask16 mask = left >= TILE ? 0xffff : (1u << left) - 1;
+    const __m512 bias = l->bias ? load_bf16(l->bias + output, mask) : _mm512_setzero_ps();
+    for (int i = 0; i < TILE && row + i < l->rows; i++) {
+        const int64_t at = (row + i) * l->outputs + output;
+        __m512 x = activated(_mm512_add_ps(_mm512_loadu_ps(sums + i * TILE), bias), l->activation);
+        if (l->combine == PLUS) x = _mm512_add_ps(x, load_bf16(l->other + at, mask));
+        if (l->combine == TIMES) x = _mm512_mul_ps(x, load_bf16(l->other + at, mask));
+        store_bf16(l->y + at, x, mask);
+    }
+}
+
+/* 16 rows times the 64 outputs of a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
+static void product(const Linear *l, int64_t row, int64_t chunk) {
+    const int64_t depths = l->inputs / DEPTH, stride = l->inputs * sizeof(bf16);
+    const uint8_t *weights = (const uint8_t *)l->packed + chunk * depths * BLOCKS * TILE_BYTES;
+    const bf16 *x = l->x + row * l->inputs;
+    float sums[BLOCKS][TILE * TILE] __attribute__((aligned(64)));
+    _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+    for (int64_t depth = 0; depth < depths; depth++, weights += BLOCKS * TILE_BYTES) {
+        for (int line = 0; line < BLOCKS * TILE_BYTES; line += 64)
+            _mm_prefetch((const char *)weights + AHEAD + line, _MM_HINT_T0);
+        _tile_loadd(4, x + depth * DEPTH, stride);
+        _tile_loadd(5, weights, 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, weights + TILE_BYTES, 64);
+        _tile_dpbf16ps(1, 4, 6);
+        _tile_loadd(5, weights + 2 * TILE_BYTES, 64);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(6, weights + 3 * TILE_BYTES, 64);
+        _tile_dpbf16ps(3, 4, 6);
+    }
+    _tile_stored(0, sums[0], 64); _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64); _tile_stored(3, sums[3], 64);
+    for (int block = 0; block < BLOCKS; block++)
+        finish(l, sums[block], row, chunk * CHUNK + block * TILE);
+}
+
+/* y = combine(activation(x W^T + bias), other); x has whole tiles of rows, the last may be zeros. */
+void amx_linear(const Linear *l) {
+    const int64_t chunks = (l->outputs + CHUNK - 1) / CHUNK;
+#pragma omp parallel
+    {
+        /* oneDNN keeps a configuration of its own in the same registers. */
+        TileConfig before, config = {.palette = 1};
+        for (int tile = 0; tile < 7; tile++) config.bytes[tile] = 64, config.rows[tile] = TILE;
+        _tile_storeconfig(&before);
+        _tile_loadconfig(&config);
+#pragma omp for schedule(static)
+        for (int64_t chunk = 0; chunk < chunks; chunk++)
+            for (int64_t row = 0; row < l->rows; row += TILE) product(l, row, chunk);
+        _tile_loadconfig(&before);
+    }
+}
+
+typedef struct {
+    const bf16 *query, *key, *value;  /* (rows, heads, size) with these strides */
+    int64_t query_row, query_head, key_row, key_head, value_row, value_head;
+    bf16 *keys, *values;              /* (rows, kv_heads, capacity, size) */
+    const int64_t *positions;
+    int64_t rows, heads, kv_heads, capacity, size;
+    float scale;
+    bf16 *mixed;                      /* (rows, heads, size) */
+} Attention;
+
+static float dot(const bf16 *a, const bf16 *b, int64_t size) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size; i += 32) {
+        const __mmask32 mask = size - i >= 32 ? 0xffffffffu : (1u << (size - i)) - 1;
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(mask, a + i),
+                               (__m512bh)_mm512_maskz_loadu_epi16(mask, b + i));
+    }
+    return _mm512_reduce_add_ps(sum);
+}
+
+/* Scores of `seen` keys become their shares, all under one largest score. */
+static void softmax(float *scores, int64_t seen) {
+    __m512 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+    for (int64_t i = seen; i % 16; i++) scores[i] = -INFINITY;
+    for (int64_t i = 0; i < seen; i += 16) top = _mm512_max_ps(top, _mm512_loadu_ps(scores + i));
+    const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    for (int64_t i = 0; i < seen; i += 16) {
+        const __mmask16 mask = seen - i >= 16 ? 0xffff : (1u << (seen - i)) - 1;
+        const __m512 x = exp512(_mm512_sub_ps(_mm512_loadu_ps(scores + i), largest));
+        _mm512_storeu_ps(scores + i, _mm512_maskz_mov_ps(mask, x));
+        total = _mm512_mask_add_ps(total, mask, total, x);
+    }
+    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
+    for (int64_t i = 0; i < seen; i += 16)
+        _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), share));
+}
+
+/* Each row's newest key and value go to its position; its heads read all up to there. */
+void amx_attend(const Attention *a) {
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int64_t row = 0; row < a->rows; row++)
+        for (int64_t kv = 0; kv < a->kv_heads; kv++) {
+            const int64_t seen = a->positions[row] + 1, group = a->heads / a->kv_heads;
+            const int64_t bytes = a->size * sizeof(bf16);
+            bf16 *keys = a->keys + (row * a->kv_heads + kv) * a->capacity * a->size;
+            bf16 *values = a->values + (row * a->kv_heads + kv) * a->capacity * a->size;
+            float scores[seen + 16];
+            memcpy(keys + (seen - 1) * a->size, a->key + row * a->key_row + kv * a->key_head, bytes);
+            memcpy(values + (seen - 1) * a->size, a->value + row * a->value_row + kv * a->value_head,
+                   bytes);
+            for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
+                const bf16 *query = a->query + row * a->query_row + head * a->query_head;
+                for (int64_t i = 0; i < seen; i++)
+                    scores[i] = a->scale * dot(query, keys + i * a->size, a->size);
+                softmax(scores, seen);
+                for (int64_t d = 0; d < a->size; d += 64) {
+                    const int64_t lanes = a->size - d;
+                    __m512 sums[4];
+                    __mmask16 masks[4];
+                    for (int j = 0; j < 4; j++) {
+                        sums[j] = _mm512_setzero_ps();
+                        masks[j] = lanes >= 16 * (j + 1) ? 0xffff : 0;
+                    }
+                    for (int64_t i = 0; i < seen; i++) {
+                        const __m512 share = _mm512_set1_ps(scores[i]);
+                        for (int j = 0; j < 4; j++)
+                            sums[j] = _mm512_fmadd_ps(
+                                share, load_bf16(values + i * a->size + d + 16 * j, masks[j]), sums[j]);
+                    }
+                    bf16 *mixed = a->mixed + (row * a->heads + head) * a->size + d;
+                    for (int j = 0; j < 4; j++) store_bf16(mixed + 16 * j, sums[j], masks[j]);
+                }
+            }
+        }
+}

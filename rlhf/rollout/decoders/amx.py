@@ -1,0 +1,165 @@
+"""Kernels for decode steps on a CPU with AMX, compiled once on the machine that runs them.
+
+Shapes: B = rows in use, R = all rows and L = columns of a layer's memory, Q = heads of queries,
+K = heads of keys and values, D = size of a head, I = inputs, O = outputs of a linear layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = ["-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
+NEEDED_FLAGS = {"amx_bf16", "avx512_bf16"}  # names in /proc/cpuinfo
+TILE, DEPTH, CHUNK = 16, 32, 64  # rows, inputs and outputs that a product takes at once
+ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]  # in the order of amx.c
+ALONE, PLUS, TIMES = range(3)
+
+_Pointer, _Size, _Int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("x", "packed", "bias", "other")),
+        *((name, _Size) for name in ("rows", "inputs", "outputs")),
+        *((name, _Int) for name in ("activation", "combine")),
+        ("y", _Pointer),
+    )
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("query", "key", "value")),
+        *(
+            (f"{name}_{part}", _Size)
+            for name in ("query", "key", "value")
+            for part in ("row", "head")
+        ),
+        *((name, _Pointer) for name in ("keys", "values", "positions")),
+        *((name, _Size) for name in ("rows", "heads", "kv_heads", "capacity", "size")),
+        ("scale", ctypes.c_float),
+        ("mixed", _Pointer),
+    )
+
+
+@cache
+def kernels() -> Any | None:
+    """The compiled kernels; None where this CPU has no AMX, or there is no C compiler for it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not NEEDED_FLAGS.issubset(flags) or compiler is None:
+        return None
+    library = _compiled(compiler)
+    if library is None:
+        return None
+    loaded = ctypes.CDLL(str(library))
+    return loaded if loaded.amx_enable() else None
+
+
+def _compiled(compiler: str) -> Path | None:
+    """The shared library of this source for this CPU; None where the compiler cannot make it."""
+    target = _output([compiler, "-march=native", "-Q", "--help=target"])  # names the CPU
+    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + target)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf"
+    library = home / f"amx-{digest.hexdigest()[:16]}.so"
+    if not library.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=home) as folder:
+            made = Path(folder) / library.name
+            _output([compiler, *FLAGS, str(SOURCE), "-o", str(made)])
+            if not made.exists():
+                return None
+            made.replace(library)  # at once: other ranks may be doing the same
+    return library
+
+
+def _output(command: list[str]) -> bytes:
+    return subprocess.run(command, capture_output=True, check=False).stdout
+
+
+class AmxProjection:
+    """A linear layer on a copy of its weights in the order in which AMX reads them."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str) -> None:
+        library: Any = kernels()
+        self._library = library
+        outputs, inputs = weight_OI.shape
+        weight_OI = weight_OI.contiguous()
+        chunks = -(-outputs // CHUNK)
+        self._packed = torch.empty(chunks * CHUNK * inputs, dtype=torch.bfloat16)
+        self._library.amx_pack(
+            _Pointer(weight_OI.data_ptr()),
+            _Size(outputs),
+            _Size(inputs),
+            _Pointer(self._packed.data_ptr()),
+        )
+        self._bias_O = bias_O
+        self._call = _Linear(
+            packed=self._packed.data_ptr(),
+            bias=None if bias_O is None else bias_O.data_ptr(),
+            inputs=inputs,
+            outputs=outputs,
+            activation=ACTIVATIONS.index(activation),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The projection (..., O) of ``x`` (..., I)."""
+        return self._run(x, None, ALONE)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The projection plus ``residual`` (..., O)."""
+        return self._run(x, residual, PLUS)
+
+    def times(self, x: Tensor, factor: Tensor) -> Tensor:
+        """The projection times ``factor`` (..., O)."""
+        return self._run(x, factor, TIMES)
+
+    def _run(self, x: Tensor, other: Tensor | None, combine: int) -> Tensor:
+        call = self._call
+        rows = x.numel() // call.inputs
+        y = x.new_empty((*x.shape[:-1], call.outputs))
+        x = x.reshape(rows, -1)
+        if rows % TILE:
+            x = torch.nn.functional.pad(x, (0, 0, 0, -rows % TILE))
+        x = x.contiguous()
+        other = None if other is None else other.contiguous()
+        call.x, call.rows, call.y, call.combine = x.data_ptr(), rows, y.data_ptr(), combine
+        call.other = None if other is None else other.data_ptr()
+        self._library.amx_linear(ctypes.byref(call))
+        return y
+
+
+def attend(memory_2RKLD: Tensor, heads: Sequence[Tensor], *, positions_B: Tensor) -> Tensor:
+    """Attention (B, 1, Q, D) of one token in each of the first B rows of a layer's memory.
+
+    ``heads`` are queries (B, 1, Q, D), keys and values (B, 1, K, D); these go to their rows'
+    positions first.
+    """
+    query, key, _ = heads = [x if x.stride(-1) == 1 else x.contiguous() for x in heads]
+    rows, _, num_heads, size = query.shape
+    mixed = query.new_empty(query.shape)
+    keys, values = memory_2RKLD.unbind()
+    call = _Attention(
+        *(x.data_ptr() for x in heads),
+        *(x.stride(dim) for x in heads for dim in (0, 2)),
+        *(x.data_ptr() for x in (keys, values, positions_B)),
+        *(rows, num_heads, key.shape[2], keys.shape[2], size),
+        size**-0.5,
+        mixed.data_ptr(),
+    )
+    library: Any = kernels()
+    library.amx_attend(ctypes.byref(call))
+    return mixed

@@ -1,0 +1,166 @@
+"""Decoding for the known families: few operations per token, on weights laid out for it.
+
+Shapes: R = rows of the memory, B = rows in use, P = prompt tokens, L = columns in sight,
+Q = heads of queries, K = heads of keys and values, D = size of a head, G = Q / K, H = hidden size,
+V = vocabulary. A layer's memory (2, R, K, columns, D) holds keys, then values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlhf.rollout.decoders import amx
+from rlhf.rollout.decoders.families import Order, Parts
+from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
+from rlhf.rollout.decoders.projections import on_amx
+
+
+class Heads(NamedTuple):
+    """What a layer's heads make of their inputs, here of T tokens in each row."""
+
+    query_BTQD: Tensor
+    key_BTKD: Tensor
+    value_BTKD: Tensor
+
+
+Attend = Callable[[Tensor, Heads], Tensor]  # writes to a layer's memory, reads (B, T, Q, D) from it
+
+
+class FamilyDecoder:
+    """Runs a model of a known family; a ``Decoder``."""
+
+    def __init__(
+        self, parts: Parts, weight_of: WeightOf, *, rows: int, tokens: int, dtype: torch.dtype
+    ) -> None:
+        builder = LayerBuilder(parts, weight_of, dtype)
+        self._parts = parts
+        self._dtype = dtype
+        self._device: torch.device = parts.tokens.weight.device
+        self._layers = [builder.layer(block) for block in parts.blocks]
+        self._final = [builder.norm_or_projection(module) for module in parts.final]
+        self._head = builder.project(parts.head)
+        self._project_in = None if parts.project_in is None else builder.project(parts.project_in)
+        self._rotations = (
+            None if parts.rotary is None else builder.rotations(parts.rotary, tokens, self._device)
+        )
+        shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
+        # Zeros: what a mask hides is still multiplied, by 0.
+        self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Take prompts, right-padded, into the rows from ``first_row`` on; their logits (B, V)."""
+        num_rows, num_columns = ids_BP.shape
+        rows = slice(first_row, first_row + num_rows)
+
+        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+            query, key, value = (x.transpose(1, 2) for x in heads)
+            memory_2RKLD[0, rows, :, :num_columns] = key
+            memory_2RKLD[1, rows, :, :num_columns] = value
+            # Causal: no token sees the padding on its right.
+            return functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            ).transpose(1, 2)
+
+        positions_P = torch.arange(num_columns, device=self._device)
+        rotate = None if self._rotations is None else self._rotations.at(positions_P[:, None])
+        x_BPH = self._through(self._embed(ids_BP, positions_P), rotate, attend)
+        last_B = torch.tensor(lengths, device=self._device) - 1
+        return self._logits(x_BPH[torch.arange(num_rows, device=self._device), last_B])
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        """Take one token for each of the first B rows, at its position; logits (B, V)."""
+        positions_B = torch.tensor(positions, device=self._device)
+        return self.decode_within(ids_B, positions_B, columns=max(positions) + 1)
+
+    def decode_within(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
+        """As ``decode``, with positions on the device, all below ``columns``.
+
+        Nothing in it waits for the value of a tensor, so that it can be captured as a graph.
+        """
+        num_rows, parts = len(ids_B), self._parts
+        if on_amx(self._device, self._dtype) and parts.head_dim % amx.TILE == 0:
+            return self._step(ids_B, positions_B, partial(amx.attend, positions_B=positions_B))
+        rows_B = torch.arange(num_rows, device=self._device)
+        hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
+        mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
+        mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
+        grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
+
+        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+            keys_RKLD, values_RKLD = memory_2RKLD.unbind()
+            keys_RKLD[rows_B, :, positions_B] = heads.key_BTKD[:, 0]
+            values_RKLD[rows_B, :, positions_B] = heads.value_BTKD[:, 0]
+            # Queries that share a head of keys take the place of positions: nothing is repeated.
+            return functional.scaled_dot_product_attention(
+                heads.query_BTQD.reshape(grouped),
+                keys_RKLD[:num_rows, :, :columns],
+                values_RKLD[:num_rows, :, :columns],
+                attn_mask=mask_B11L,
+            ).reshape(num_rows, 1, parts.num_heads, parts.head_dim)
+
+        return self._step(ids_B, positions_B, attend)
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Make row ``target`` remember what row ``source`` does."""
+        self._memory[:, :, target] = self._memory[:, :, source]
+
+    def _step(self, ids_B: Tensor, positions_B: Tensor, attend: Attend) -> Tensor:
+        x_B1H = self._embed(ids_B[:, None], positions_B[:, None])
+        rotate = None if self._rotations is None else self._rotations.at(positions_B[:, None, None])
+        return self._logits(self._through(x_B1H, rotate, attend)[:, 0])
+
+    def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        parts = self._parts
+        x_BTH: Tensor = functional.embedding(ids_BT, parts.tokens.weight).to(self._dtype)
+        if self._project_in is not None:
+            x_BTH = self._project_in(x_BTH)
+        if parts.positions is not None:
+            places_BT = positions_BT + parts.position_offset
+            x_BTH = x_BTH + functional.embedding(places_BT, parts.positions.weight).to(self._dtype)
+        return x_BTH
+
+    def _through(self, x: Tensor, rotate: Rotations | None, attend: Attend) -> Tensor:
+        """The hidden state (B, T, H) behind all blocks."""
+        order = self._parts.order
+        for layer, memory in zip(self._layers, self._memory, strict=True):
+            normed = x if order is Order.norm_last else layer.attention_norm(x)
+            heads = self._heads(layer, normed, rotate)
+            mixed = layer.output.plus(attend(memory, heads).flatten(2), x)
+            if order is Order.norm_last:
+                x = layer.attention_norm(mixed)
+                x = layer.mlp_norm(layer.down.plus(layer.widened(x), x))
+            else:
+                inner = x if order is Order.parallel else mixed
+                x = layer.down.plus(layer.widened(layer.mlp_norm(inner)), mixed)
+        return x
+
+    def _heads(self, layer: Layer, x_BTH: Tensor, rotate: Rotations | None) -> Heads:
+        query, key, value = self._split([project(x_BTH) for project in layer.query_key_value])
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = layer.query_norm(query), layer.key_norm(key)
+        if rotate is not None:
+            query, key = rotate(query), rotate(key)
+        return Heads(query, key, value)
+
+    def _split(self, projected: list[Tensor]) -> tuple[Tensor, ...]:
+        """Queries, keys and values (B, T, heads, D) of one projection, or of three."""
+        parts, leading = self._parts, projected[0].shape[:2]
+        if len(parts.blocks[0].query_key_value) == 1:
+            return projected[0].view(*leading, parts.num_heads, -1).chunk(3, dim=-1)
+        counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
+        if len(projected) == 1:
+            together = projected[0].view(*leading, sum(counts), parts.head_dim)
+            return torch.split(together, list(counts), dim=2)
+        shapes = ((*leading, count, parts.head_dim) for count in counts)
+        return tuple(x.view(shape) for x, shape in zip(projected, shapes, strict=True))
+
+    def _logits(self, x_BH: Tensor) -> Tensor:
+        for step in self._final:
+            x_BH = step(x_BH)
+        return self._head(x_BH)

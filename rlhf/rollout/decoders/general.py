@@ -1,0 +1,216 @@
+"""Every decoder-only model of transformers, through its cache interface.
+
+Shapes: B = rows, P = prompt tokens, S = tokens of one call, C = columns of the memory, V =
+vocabulary; in the memory N = heads, D = dimensions of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Their biases of attention (https://arxiv.org/abs/2108.12409) come from the columns of the keys.
+WITHOUT_POSITIONS = {"bloom", "mpt"}
+
+
+class GeneralDecoder:
+    """A ``Decoder`` of any causal language model, run by its own ``forward``.
+
+    A row's token at position p is in column p of the memory, so a row sees the columns up to its
+    own position. Memory takes rows x tokens keys and values of every layer, from the first call on.
+
+    Raises:
+        CapabilityError: the model remembers something else than keys and values of all tokens.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int,
+        tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        obstacle = _obstacle(model, tokens)
+        if obstacle is not None:
+            raise CapabilityError(
+                f"rollout.backend=fast: a model of model_type={model.config.model_type} "
+                f"{obstacle}; use rollout=hf"
+            )
+        self._model = model
+        self._memory = RowMemory(rows, tokens, device=device, dtype=dtype)
+        self._columns_C = torch.arange(tokens, device=device)
+        self._takes_positions = "position_ids" in _parameters(model)
+
+    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Take right-padded prompts, row i of lengths[i] tokens, into the rows from ``first_row``.
+
+        Returns the logits (B, V) after each prompt's last token.
+        """
+        longest = max(lengths)
+        self._memory.expect_prompts(lengths, first_row=first_row)
+        with _output_of_last(self._model, [length - 1 for length in lengths]):
+            positions_BP = self._columns_C[None, :longest].expand(len(lengths), -1)
+            return self._logits(ids_BP[:, :longest], positions_BP, lengths)
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        """Take one token for each of the rows 0 to B - 1, row i's at position positions[i].
+
+        Returns the logits (B, V) after it.
+        """
+        positions_B = torch.tensor(positions, device=ids_B.device)
+        self._memory.expect_tokens(positions, positions_B)
+        lengths = [position + 1 for position in positions]
+        return self._logits(ids_B[:, None], positions_B[:, None], lengths)
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Make row ``target`` remember what row ``source`` does."""
+        self._memory.copy_row(source, target)
+
+    def _logits(self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]) -> Tensor:
+        """Logits (B, V) of the only token of each row whose output the model computes."""
+        longest = max(lengths)
+        attend_BC = None
+        if min(lengths) < longest:
+            lengths_B1 = torch.tensor(lengths, device=ids_BS.device)[:, None]
+            attend_BC = (self._columns_C[:longest] < lengths_B1).long()
+        positions = {"position_ids": positions_BS} if self._takes_positions else {}
+        output = self._model(
+            input_ids=ids_BS,
+            attention_mask=attend_BC,
+            past_key_values=self._memory,
+            use_cache=True,
+            **positions,
+        )
+        logits_BV: Tensor = output.logits.squeeze(1)
+        return logits_BV
+
+
+class RowMemory:
+    """Keys and values of rows that grow on their own; to a model it is a ``Cache``.
+
+    It has the methods of transformers' ``Cache`` that models call, and tells them that as many
+    tokens are there as in the longest row; the attention mask says which of them a row has.
+    """
+
+    is_compileable = False
+
+    def __init__(self, rows: int, tokens: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._rows, self._tokens = rows, tokens
+        self._device, self._dtype = device, dtype
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._lengths = [0] * rows
+        self._row_numbers_B = torch.arange(rows, device=device)
+        self._first_row, self._past = 0, 0
+        self._positions_B: Tensor | None = None
+
+    def expect_prompts(self, lengths: list[int], *, first_row: int) -> None:
+        """The next call brings whole prompts for the rows from ``first_row`` on."""
+        self._lengths[first_row : first_row + len(lengths)] = lengths
+        self._first_row, self._past, self._positions_B = first_row, 0, None
+
+    def expect_tokens(self, positions: list[int], positions_B: Tensor) -> None:
+        """The next call brings one token at each of ``positions`` for the first rows."""
+        self._lengths[: len(positions)] = [position + 1 for position in positions]
+        self._past, self._positions_B = max(positions), positions_B
+
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy what row ``source`` has to row ``target``."""
+        length = self._lengths[target] = self._lengths[source]
+        for layer in self._layers.values():
+            for memory_RNCD in layer:
+                memory_RNCD[target, :, :length] = memory_RNCD[source, :, :length]
+
+    def update(
+        self, keys_BNSD: Tensor, values_BNSD: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take a layer's new keys and values; returns all that the rows of the call have."""
+        if layer_idx not in self._layers:
+            self._layers[layer_idx] = self._empty(keys_BNSD), self._empty(values_BNSD)
+        keys_RNCD, values_RNCD = self._layers[layer_idx]
+        return self._written(keys_RNCD, keys_BNSD), self._written(values_RNCD, values_BNSD)
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        """Columns before those of the call."""
+        return self._past
+
+    get_query_offset = get_seq_length  # the column of the call's first token for the causal mask
+
+    def get_mask_sizes(self, query_length: int, *_: Any, **__: Any) -> tuple[int, int]:
+        """Columns of the attention mask, and the first of them."""
+        return self._past + query_length, 0
+
+    def get_max_length(self, *_: Any, **__: Any) -> int:
+        """Columns that there are."""
+        return self._tokens
+
+    def _empty(self, like_BNSD: Tensor) -> Tensor:
+        # Zeros, since what attention leaves out is multiplied by 0, and 0 times NaN is NaN.
+        shape = (self._rows, like_BNSD.shape[1], self._tokens, like_BNSD.shape[3])
+        return torch.zeros(shape, device=self._device, dtype=self._dtype)
+
+    def _written(self, memory_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
+        num_rows, _, num_tokens, _ = new_BNSD.shape
+        if self._positions_B is None:
+            memory_RNCD[self._first_row :][:num_rows, :, :num_tokens] = new_BNSD
+            return new_BNSD
+        rows_B = self._row_numbers_B[:num_rows]
+        memory_RNCD[rows_B, :, self._positions_B] = new_BNSD[:, :, 0].to(self._dtype)
+        return memory_RNCD[:num_rows, :, : self._past + 1].to(new_BNSD.dtype)
+
+
+@contextmanager
+def _output_of_last(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
+    """The output layer sees position last[i] of row i alone; the vocabulary is large."""
+
+    def only_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden_BSH, *others = args
+        rows_B = torch.arange(len(last), device=hidden_BSH.device)
+        last_B = torch.tensor(last, device=hidden_BSH.device)
+        return hidden_BSH[rows_B, last_B][:, None], *others
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(only_last)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _parameters(model: PreTrainedModel) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _obstacle(model: PreTrainedModel, tokens: int) -> str | None:
+    """Why ``model`` cannot be run with rows of ``tokens`` in a ``RowMemory``; None where it can."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    config, parameters = model.config, _parameters(model)
+    if config.is_encoder_decoder:
+        return "has an encoder"
+    if model._is_stateful or "past_key_values" not in parameters:
+        return "does not remember keys and values of its tokens"
+    layers = DynamicCache(config=config).layers
+    if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        return "has layers that do not remember keys and values of all tokens"
+    if "position_ids" not in parameters and config.model_type not in WITHOUT_POSITIONS:
+        return "cannot be told the positions of its tokens"
+    windows = [layer.sliding_window for layer in layers if layer.is_sliding]
+    if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo's
+        windows.append(config.window_size)
+    if windows and min(windows) < tokens:
+        return (
+            f"attends to {min(windows)} tokens at most, fewer than the {tokens} of "
+            "rollout.max_prompt_tokens and rollout.max_response_tokens together"
+        )
+    return None

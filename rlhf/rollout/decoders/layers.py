@@ -1,0 +1,118 @@
+"""A known family's decoder as functions: projections, norms and tables, ready to be called.
+
+Shapes: O = outputs, I = inputs of a linear layer, D = size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rlhf.rollout.decoders.families import Block, Parts
+from rlhf.rollout.decoders.projections import Projection, can_pack, projection
+
+WeightOf = Callable[[nn.Module], Tensor]  # a linear layer's weight, its adapters merged in
+Step = Callable[[Tensor], Tensor]
+
+
+class Layer(NamedTuple):
+    """One block."""
+
+    attention_norm: Step
+    mlp_norm: Step
+    query_key_value: list[Projection]
+    query_norm: Step | None
+    key_norm: Step | None
+    output: Projection
+    gate: Projection | None
+    up: Projection
+    down: Projection
+
+    def widened(self, x: Tensor) -> Tensor:
+        """The hidden state of the MLP."""
+        return self.up(x) if self.gate is None else self.up.times(x, self.gate(x))
+
+
+class Rotations(NamedTuple):
+    """Rotary embedding's tables (tokens, D), or rows of them."""
+
+    cos: Tensor
+    sin: Tensor  # the first half negated
+
+    def at(self, places: Any) -> Rotations:
+        """The rows at ``places``."""
+        return Rotations(self.cos[places], self.sin[places])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` (..., heads, D) turned: x cos + (the halves of x exchanged) sin."""
+        size = self.cos.shape[-1]
+        turned = x[..., :size]
+        turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, dims=-1), self.sin)
+        return turned if size == x.shape[-1] else torch.cat([turned, x[..., size:]], dim=-1)
+
+
+class LayerBuilder:
+    """Makes the functions of a decoder, all in one precision.
+
+    On a CPU, where weights are copied anyway, layers with the same inputs become one.
+    """
+
+    def __init__(self, parts: Parts, weight_of: WeightOf, dtype: torch.dtype) -> None:
+        self._weight_of = weight_of
+        self._dtype = dtype
+        self._activation = parts.activation
+        self._joins = can_pack(parts.tokens.weight.device, dtype)
+
+    def layer(self, block: Block) -> Layer:
+        """The functions of one block."""
+        modules = block.query_key_value
+        joined = [modules] if self._joins else [(module,) for module in modules]
+        activation = self._activation
+        gate = None if block.gate is None else self.project(block.gate, activation=activation)
+        return Layer(
+            attention_norm=self.norm(block.attention_norm),
+            mlp_norm=self.norm(block.mlp_norm),
+            query_key_value=[self.project(*together) for together in joined],
+            query_norm=None if block.query_norm is None else self.norm(block.query_norm),
+            key_norm=None if block.key_norm is None else self.norm(block.key_norm),
+            output=self.project(block.output),
+            gate=gate,
+            up=self.project(block.up, activation=None if gate else activation),
+            down=self.project(block.down),
+        )
+
+    def project(self, *modules: Any, activation: str | None = None) -> Projection:
+        """One projection of linear layers with the same inputs."""
+        weights = [self._weight_of(module).to(self._dtype) for module in modules]
+        biases = [module.bias.to(self._dtype) for module in modules if module.bias is not None]
+        weight_OI = weights[0] if len(weights) == 1 else torch.cat(weights)
+        bias_O = torch.cat(biases) if biases else None
+        return projection(weight_OI, bias_O, activation)
+
+    def norm(self, module: Any) -> Step:
+        """LayerNorm, or the RMS norm that transformers' families share."""
+        weight, bias = (
+            None if vector is None else vector.to(self._dtype)
+            for vector in (module.weight, getattr(module, "bias", None))
+        )
+        if isinstance(module, nn.LayerNorm):
+            shape = module.normalized_shape
+            return lambda x: functional.layer_norm(x, shape, weight, bias, module.eps)
+        size, epsilon = module.weight.shape, module.variance_epsilon
+        return lambda x: functional.rms_norm(x, size, weight, epsilon)
+
+    def norm_or_projection(self, module: Any) -> Step:
+        """Whatever stands before the output layer."""
+        return self.project(module) if hasattr(module, "in_features") else self.norm(module)
+
+    def rotations(self, rotary: Any, tokens: int, device: torch.device) -> Rotations:
+        """The tables of a rotary embedding for positions below ``tokens``."""
+        like = torch.empty(0, dtype=torch.float32, device=device)
+        cos, sin = rotary(like, torch.arange(tokens, device=device)[None])
+        sin = sin[0].clone()
+        sin[:, : sin.shape[1] // 2].neg_()
+        return Rotations(cos[0].to(self._dtype), sin.to(self._dtype))

@@ -1,0 +1,312 @@
+"""The benchmarks run, at the smallest shape, and what they compute from their measurements."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.types import PromptBatch, Responses
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TRL_PYTHON = os.environ.get("TRL_PYTHON")
+MACHINE = {"processor", "cores", "threads", "memory_gb", "gpu", "versions", "date", "commit"}
+PARTS = {"generate", "score", "train", "iteration", "peak_gb"}
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the benchmarks, which import one another as scripts do."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def run(script: str, *arguments: str, figures: Path) -> dict[str, Any]:
+    """Figures of a benchmark that ran as its user starts it."""
+    common = ("--shape", "speck", "--rounds", "1", "--json", str(figures))
+    command = [sys.executable, str(BENCHMARKS / script), *common, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "| --- |" in done.stdout
+    assert str(figures) in done.stdout
+    found: dict[str, Any] = json.loads(figures.read_text())
+    assert found["machine"].keys() >= MACHINE
+    assert found["machine"]["versions"].keys() == {"torch", "transformers", "deepspeed", "rlhf"}
+    assert found["benchmark"] == script.removesuffix(".py")
+    return found
+
+
+@pytest.mark.slow
+def test_rollout(tmp_path: Path) -> None:
+    ways = ["generate fp32, dynamic cache", "rollout=hf bf16", "rollout=fast bf16"]
+    arguments = ["--repeats", "1", "--tokens", "8", "--ways", *ways]
+    found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
+    assert [row["way"] for row in found["rows"]] == ways
+    for row in found["rows"]:
+        assert row["tokens_per_second"] == pytest.approx(16 * 8 / row["seconds"])
+        assert 0 < row["step_ms"] < 1e3 * row["seconds"]
+        assert row["share_of_floor"] == pytest.approx(row["floor_ms"] / row["step_ms"])
+    assert found["rows"][0]["times_generate_fp32"] == 1.0
+    assert found["rates"][0]["bandwidth_gb_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--tokens", "4", "--ways", "hybrid engine bf16"]
+    found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
+    assert "not been implemented on CPU" in found["rows"][-1]["error"]
+
+
+@pytest.mark.slow
+def test_ppo_step(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--tokens", "8", "--dtype", "fp32", "--rollout", "hf"]
+    found = run("ppo_step.py", *arguments, figures=tmp_path / "ppo_step.json")
+    (row,) = found["rows"]
+    assert row.keys() >= PARTS | {"flop", "tflop_per_s", "floor_seconds", "share_of_floor"}
+    assert row["iteration"] == pytest.approx(row["generate"] + row["score"] + row["train"])
+    assert row["samples"]["tokens"] == [16 * 8]
+    assert found["generate_fp32_seconds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    TRL_PYTHON is None,
+    reason="TRL needs an environment of its own: set TRL_PYTHON to its interpreter (ppo_step.py)",
+)
+def test_peer_trl(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--tokens", "8", "--rollout", "hf", "--peer", "trl"]
+    arguments += ["--peer-python", str(TRL_PYTHON)]
+    found = run("ppo_step.py", *arguments, figures=tmp_path / "ppo_step.json")
+    peers = [row for row in found["rows"] if row["way"].startswith("TRL")]
+    assert len(peers) == 2
+    for row in peers:
+        assert row.keys() >= PARTS
+        assert row["iteration"] > row["generate"] + row["score"] + row["train"]
+
+
+@pytest.mark.slow
+def test_scaling(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--tokens", "4", "--points", "2"]
+    arguments += ["--rollout", "hf", "--sweeps", "response", "padding"]
+    found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
+    places = [(row["sweep"], row["at"]) for row in found["rows"]]
+    assert places == [("response", 1), ("response", 2), ("padding", 0.0), ("padding", 0.25)]
+    for row in found["rows"]:
+        assert row.keys() >= PARTS
+        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["generate"])
+
+
+@pytest.mark.slow
+def test_cost_follows_tokens(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens"]
+    found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
+    assert found["mixed_over_equal"]["tokens"] == 1.0
+    assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4]
+
+
+@pytest.mark.slow
+def test_loading(tmp_path: Path) -> None:
+    found = run("loading.py", figures=tmp_path / "loading.json")
+    ways = ["from_pretrained", "build_actor", "RLHFEngine"]
+    assert [row["way"] for row in found["rows"]] == ways
+    assert all(row["seconds"] > 0 and row["peak_gb"] > 0 for row in found["rows"])
+    phases = ["sft", "reward", "ppo"]
+    assert list(found["rows_per_second"]) == [
+        name for phase in phases for name in (phase, f"{phase}, cached")
+    ]
+
+
+@pytest.mark.slow
+def test_shared_trunk(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--rollout", "hf"]
+    found = run("shared_trunk.py", *arguments, figures=tmp_path / "shared_trunk.json")
+    assert len(found["rows"]) == 3
+    assert all(row.keys() >= PARTS for row in found["rows"])
+
+
+def test_flops_by_hand(load: Any) -> None:
+    shapes, floors = load("shapes"), load("floors")
+    decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)
+    work = shapes.Work(sequences=2, prompt_tokens=3, response_tokens=2)
+    # 32 weights for 10 tokens, attention over two sequences of 5, a head of 20 weights at 4 places.
+    assert floors.forward_flops(decoder, work, logits=True) == 640 + 200 + 160
+    assert floors.forward_flops(decoder, work, logits=False, responses=False) == 384 + 72
+    parts = floors.iteration_flops(
+        shapes.Shape(policy=decoder, scorer=decoder), work, reuses_logprobs=False
+    )
+    assert parts == {"generate": 1000, "score": 2 * 1000 + 2 * 840, "train": 3 * 1840}
+    reused = floors.iteration_flops(
+        shapes.Shape(policy=decoder, scorer=decoder), work, reuses_logprobs=True
+    )
+    assert reused["score"] == 1000 + 2 * 840
+
+
+def test_bytes_of_a_step_by_hand(load: Any) -> None:
+    shapes, floors = load("shapes"), load("floors")
+    decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)
+    work = shapes.Work(sequences=2, prompt_tokens=3, response_tokens=2)
+    # 32 + 20 weights; keys and values, 2 wide each, of 2 sequences at 3 + 1 tokens.
+    assert floors.step_bytes(decoder, work, "fp32") == 4 * (52 + 32)
+    assert floors.step_bytes(decoder, work, "bf16") == 2 * (52 + 32)
+
+
+@pytest.mark.parametrize("name", ["speck", "speck_llama"])
+def test_weights_are_those_of_the_model(load: Any, tmp_path: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    shapes = load("shapes")
+    shape = shapes.SHAPES[name]
+    shapes.make_models(tmp_path, shape)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    named = model.named_parameters()
+    weights = [p.numel() for name, p in named if p.dim() == 2 and "embed" not in name]
+    head = model.get_output_embeddings().weight.numel()
+    is_tied = model.config.tie_word_embeddings
+    assert sum(weights) + (head if is_tied else 0) == shape.policy.matrices + shape.policy.head
+
+
+def test_generation_floor(load: Any) -> None:
+    shapes, floors = load("shapes"), load("floors")
+    decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)
+    work = shapes.Work(sequences=2, prompt_tokens=3, response_tokens=2)
+    rates = floors.Rates.of(
+        {
+            "read_buffer": [50.0, 168.0],
+            "read_packed": [100.0],
+            "one_matrix": [300.0],
+            "gemm_fp32": [114.0, 228.0],
+            "gemm_bf16": [1.0],
+        }
+    )
+    assert (rates.bandwidth, rates.cached) == (168.0, 300.0)
+    # 456 operations of the prompts at 228 a second, then one step of 336 bytes at 168 a second.
+    assert rates.generation_floor(decoder, work, "fp32") == 2.0 + 2.0
+
+
+@pytest.mark.parametrize("longest", [16, 256])
+def test_mixed_lengths(load: Any, longest: int) -> None:
+    lengths = load("scaling").mixed_lengths(64, longest)
+    assert sum(lengths) == 64 * longest // 4
+    assert (min(lengths), max(lengths)) == (1, longest)
+    assert len(lengths) == 64
+    assert lengths != sorted(lengths)
+
+
+def test_padding_of_prompts(load: Any) -> None:
+    work = load("shapes").Work(sequences=5, prompt_tokens=100, padding=0.25)
+    assert work.prompt_lengths() == [50, 62, 75, 88, 100]
+    attend_BP = work.prompts(0, vocab=300, device=torch.device("cpu")).attend_BP
+    assert attend_BP.sum(dim=1).tolist() == work.prompt_lengths()
+
+
+class Limited:
+    """A backend that makes as many tokens as it is told."""
+
+    def generate(self, actor: Any, prompts: PromptBatch, *, limits: list[int]) -> Responses:
+        keep_BT = torch.arange(max(limits)) < torch.tensor(limits)[:, None]
+        return Responses(keep_BT.long(), keep_BT, torch.zeros(len(limits), dtype=torch.bool))
+
+
+def test_capped_backend_passes_limits_on(load: Any) -> None:
+    capped = load("ppo_parts").Capped(Limited(), [3, 1])
+    prompts = (
+        load("shapes")
+        .Work(sequences=2, prompt_tokens=2)
+        .prompts(0, vocab=300, device=torch.device("cpu"))
+    )
+    assert capped.generate(None, prompts).keep_BT.sum(dim=1).tolist() == [3, 1]
+
+
+def test_ratio_of_mixed_to_equal_lengths(load: Any) -> None:
+    mixed = {"sweep": "tokens", "at": "mixed", "tokens_per_second": 80.0, "tokens": 10.0}
+    equal = {"sweep": "tokens", "at": "equal", "tokens_per_second": 100.0, "tokens": 10.0}
+    mixed |= {"score": 1.0, "train": 3.0}
+    equal |= {"score": 2.0, "train": 3.0}
+    ratios = load("scaling").token_ratios([mixed, equal])
+    assert ratios == {"tokens_per_second": 0.8, "score": 0.5, "train": 1.0, "tokens": 1.0}
+
+
+def test_ways_take_turns(load: Any) -> None:
+    turns: list[str] = []
+
+    def way(name: str) -> SimpleNamespace:
+        return SimpleNamespace(run=lambda: turns.append(name) or {"s": [1.0, 2.0], "peak": 3.0})
+
+    found = load("common").take_turns({"a": way("a"), "b": way("b")}, 2)
+    assert turns == ["a", "b", "a", "b"]
+    assert found["b"] == {"s": [1.0, 2.0, 1.0, 2.0], "peak": [3.0, 3.0]}
+
+
+def test_failure_of_a_process_is_told(load: Any) -> None:
+    common = load("common")
+    refused = "unexpected keyword argument 'no_such'"
+    told = {"script": BENCHMARKS / "ppo_parts.py", "task": {"work": {"no_such": 1}}}
+    with pytest.raises(RuntimeError, match=refused):
+        common.Way(**told).run()
+    error = common.Way(**told, may_fail=True).run()["error"]
+    assert error == f"TypeError: Work.__init__() got an {refused}"
+
+
+def test_published_times_are_scaled(load: Any) -> None:
+    rows = load("ppo_step").scaled_peers("tiny", 1.3)  # generate takes twice as long here
+    assert rows[2]["way"] == "DeepSpeed-Chat bf16, published, x 2.00"
+    assert rows[2]["iteration"] == pytest.approx(2.68)
+    assert load("ppo_step").scaled_peers("speck", 1.3) == []
+
+
+def test_published_times_are_those_of_the_page(load: Any) -> None:
+    module: ModuleType = load("ppo_step")
+    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    lines = [line.split(" | ") for line in page.splitlines()]
+    for shape, column in (("tiny", 1), ("opt125m", 3)):
+        for peer in module.PEERS[shape]:
+            (cells,) = (line for line in lines if line[0] == f"| {peer.name}")
+            numbers = re.findall(r"[0-9.]+", f"{cells[column]} {cells[column + 1]}")
+            assert [float(number) for number in numbers] == list(peer[1:])
+    for shape, seconds in module.GENERATE_SECONDS.items():
+        assert f"{shape}: {seconds} s" in page
+
+
+def test_table(load: Any) -> None:
+    text = load("common").table(("a", "b", "c"), [["x", 1234.5, None], ["y", 0.1234, 12.34]])
+    assert text.splitlines() == [
+        "| a | b | c |",
+        "| --- | ---: | ---: |",
+        "| x | 1,234 | - |",
+        "| y | 0.123 | 12.3 |",
+    ]
+
+
+def test_pictures(load: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `benchmarks` is not installed")
+    parts = {"generate": 1.0, "score": 2.0, "train": 3.0, "iteration": 6.5}
+    speed = {
+        "shape": "tiny",
+        "batch": 16,
+        "tokens_per_second": 9.0,
+        "floor_tokens_per_second": 20.0,
+    }
+    rows = {
+        "ppo_step": [{"way": "ours", **parts}],
+        "rollout": [{"way": "rollout=fast bf16", **speed}, {"way": "broken", "error": "why"}],
+        "scaling": [{"sweep": "batch", "at": at, **parts} for at in (4, 8)],
+    }
+    for name, each in rows.items():
+        figures = tmp_path / f"{name}.json"
+        document = {"benchmark": name, "options": {"shape": "tiny"}, "rows": each}
+        figures.write_text(json.dumps(document))
+        first = load("plots").draw(figures, tmp_path).read_text()
+        assert "</svg>" in first
+        assert load("plots").draw(figures, tmp_path).read_text() == first
+    loading = tmp_path / "loading.json"
+    loading.write_text(json.dumps({"benchmark": "loading"}))
+    assert load("plots").draw(loading, tmp_path) is None

@@ -1,0 +1,187 @@
+"""What every ``Decoder`` must do, checked against the model's own forward pass and ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlhf.rollout.decoders.decoder import Decoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Builds the decoder of a model, with ``rows`` and ``tokens``.
+DecoderFactory = Callable[["PreTrainedModel", int, int], Decoder]
+
+VOCABULARY = 61
+LENGTHS = (5, 1, 9, 3)
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,  # far from uniform, so that a wrong token shows
+}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "opt": SMALL | {"ffn_dim": 24},
+    "opt-350m": SMALL | {"ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
+    "llama": SMALL | {"num_key_value_heads": 2},
+    "qwen2": SMALL | {"num_key_value_heads": 2},
+    "qwen3": SMALL | {"num_key_value_heads": 2, "head_dim": 8},
+    "mistral": SMALL | {"num_key_value_heads": 2},
+    "gpt_neox": SMALL,
+    "gpt2": SMALL | GPT2,
+    "bloom": SMALL | {"n_layer": 2, "n_head": 4},
+    "gemma": SMALL | {"num_key_value_heads": 1, "head_dim": 8},
+    "gemma3_text": SMALL
+    | {"num_key_value_heads": 1, "head_dim": 8, "sliding_window": 64, "tie_word_embeddings": False},
+    "phi": SMALL,
+    "falcon": SMALL,
+    "falcon-alibi": SMALL | {"alibi": True},
+    "mpt": SMALL | {"d_model": 16, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+    "gptj": SMALL | GPT2 | {"rotary_dim": 4},
+}
+
+
+def tiny_model(family: str, **fields: Any) -> PreTrainedModel:
+    """A random model in fp32 that never ends a response; biases and norms are random too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    model_type = family.partition("-")[0]
+    config = AutoConfig.for_model(model_type, **FAMILIES[family] | special | fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def some_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    """Random prompts of these lengths."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+class Rows:
+    """A decoder, the tokens that each of its rows should remember, and the logits it gave last."""
+
+    def __init__(self, model: PreTrainedModel, decoder: Decoder) -> None:
+        self.model, self.decoder = model, decoder
+        self.sequences: list[list[int]] = []
+        self.logits: list[Tensor] = []
+
+    def join(self, prompts: list[list[int]]) -> None:
+        """Prompts go into the rows behind those that there are."""
+        lengths = [len(prompt) for prompt in prompts]
+        width = max(lengths) + 1  # a column that is padding in every row
+        ids_BP = torch.tensor([p + [0] * (width - len(p)) for p in prompts])
+        logits_BV = self.decoder.prefill(ids_BP, lengths, first_row=len(self.sequences))
+        assert logits_BV.shape == (len(prompts), VOCABULARY)
+        self.sequences += [list(prompt) for prompt in prompts]
+        self.logits += list(logits_BV)
+
+    def grow(self, tokens: list[int]) -> None:
+        """Every row takes a token."""
+        positions = [len(sequence) for sequence in self.sequences]
+        logits_BV = self.decoder.decode(torch.tensor(tokens), positions)
+        assert logits_BV.shape == (len(tokens), VOCABULARY)
+        self.logits = list(logits_BV)
+        for sequence, token in zip(self.sequences, tokens, strict=True):
+            sequence.append(token)
+
+    def grow_greedily(self) -> None:
+        """Every row takes its likeliest token."""
+        self.grow([int(logits_V.argmax()) for logits_V in self.logits])
+
+    def copy_last(self) -> None:
+        """One more row, with what the last one remembers."""
+        num_rows = len(self.sequences)
+        self.decoder.copy_row(num_rows - 1, num_rows)
+        self.sequences.append(list(self.sequences[-1]))
+        self.logits.append(self.logits[-1])
+
+    def leave(self, row: int) -> None:
+        """A row leaves; the last one takes its place."""
+        last = len(self.sequences) - 1
+        if row < last:
+            self.decoder.copy_row(last, row)
+        self.sequences[row], self.logits[row] = self.sequences[last], self.logits[last]
+        del self.sequences[last], self.logits[last]
+
+    def check(self, tolerance: float = 1e-4) -> None:
+        """The log-probabilities are those of each row's sequence alone."""
+        for sequence, logits_V in zip(self.sequences, self.logits, strict=True):
+            expected_V = self.model(torch.tensor([sequence])).logits[0, -1].log_softmax(-1)
+            got_V = logits_V.log_softmax(-1)
+            torch.testing.assert_close(got_V, expected_V, atol=tolerance, rtol=tolerance)
+
+
+@torch.no_grad()
+def check_greedy_tokens(model: PreTrainedModel, make: DecoderFactory) -> None:
+    """Greedy tokens are those of ``generate`` from left-padded prompts."""
+    rows = Rows(model, make(model, 4, 24))
+    prompts = some_prompts()
+    rows.join(prompts)
+    for _ in range(8):
+        rows.grow_greedily()
+    width = max(LENGTHS)
+    sequences_BS = model.generate(
+        torch.tensor([[0] * (width - len(p)) + p for p in prompts]),
+        attention_mask=torch.tensor([[0] * (width - n) + [1] * n for n in LENGTHS]),
+        do_sample=False,
+        max_new_tokens=8,
+        pad_token_id=0,
+    )
+    responses = [s[n:] for s, n in zip(rows.sequences, LENGTHS, strict=True)]
+    assert responses == sequences_BS[:, width:].tolist()
+    assert len({token for response in responses for token in response}) > 4, "too plain a model"
+
+
+@torch.no_grad()
+def check_logprobs(model: PreTrainedModel, make: DecoderFactory) -> None:
+    """Log-probabilities are those of a full forward pass, of ragged rows and of even ones."""
+    for lengths in (LENGTHS, (4, 4, 4), (6,)):
+        rows = Rows(model, make(model, 4, 24))
+        rows.join(some_prompts(lengths))
+        rows.check()
+        for _ in range(3):
+            rows.grow_greedily()
+            rows.check()
+
+
+@torch.no_grad()
+def check_rows_are_independent(model: PreTrainedModel, make: DecoderFactory) -> None:
+    """Rows that join late, are copied and leave change nothing for the others."""
+    first, second, third, fourth = some_prompts((5, 12, 9, 3))
+    rows = Rows(model, make(model, 4, 24))
+    rows.join([first, second])
+    rows.grow([7, 8])
+    rows.join([third])
+    rows.check()
+    rows.copy_last()
+    rows.check()
+    rows.grow([11, 12, 13, 14])  # the copy goes its own way
+    rows.check()
+    rows.leave(1)  # the longest
+    rows.grow([21, 22, 23])
+    rows.check()
+    rows.join([fourth])  # in memory that was used
+    rows.grow([31, 32, 33, 34])
+    rows.check()
+    rows.leave(3)
+    rows.leave(0)
+    for _ in range(4):
+        rows.grow_greedily()
+        rows.check()
+
+
+CHECKS = (check_greedy_tokens, check_logprobs, check_rows_are_independent)

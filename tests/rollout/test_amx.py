@@ -1,0 +1,94 @@
+"""The kernels for AMX against the same in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlhf.rollout.decoders import amx
+from rlhf.rollout.decoders.projections import ACTIVATIONS
+
+pytestmark = pytest.mark.skipif(
+    amx.kernels() is None, reason="this CPU has no AMX, or there is no C compiler"
+)
+HALF = {"atol": 1e-2, "rtol": 1e-2}  # bf16 keeps 8 bits
+
+
+def half(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 33])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (100, 96), (7, 64)])
+def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
+    weight, bias = half(outputs, inputs, seed=1) / 8, half(outputs, seed=2)
+    x, other = half(rows, inputs, seed=3), half(rows, outputs, seed=4)
+    layer = amx.AmxProjection(weight, bias, "none")
+    expected = functional.linear(x.float(), weight.float(), bias.float())
+    torch.testing.assert_close(layer(x).float(), expected, **HALF)
+    torch.testing.assert_close(layer.plus(x, other).float(), expected + other.float(), **HALF)
+    torch.testing.assert_close(layer.times(x, other).float(), expected * other.float(), **HALF)
+    alone = amx.AmxProjection(weight, None, "none")(x)
+    torch.testing.assert_close(alone.float(), expected - bias.float(), atol=2e-2, rtol=1e-2)
+
+
+def test_leading_dimensions_and_strides_are_kept() -> None:
+    weight, x = half(64, 32, seed=1), half(3, 5, 64, seed=2)[..., ::2]
+    result = amx.AmxProjection(weight, None, "none")(x)
+    assert result.shape == (3, 5, 64)
+    expected = x.float() @ weight.float().T
+    torch.testing.assert_close(result.float(), expected, atol=0.1, rtol=1e-2)
+
+
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name])
+def test_activations(name: str) -> None:
+    """The identity as weights, so that the activation is all that is computed."""
+    activation = ACTIVATIONS[name]
+    x = torch.linspace(-12, 12, 32 * 64).reshape(64, 32).bfloat16()
+    layer = amx.AmxProjection(torch.eye(32).bfloat16(), None, activation.amx)
+    expected = activation.function(x.float())
+    torch.testing.assert_close(layer(x).float(), expected, atol=1e-4, rtol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(4, 4, 64), (8, 2, 16), (3, 1, 80), (2, 2, 128)]
+)
+def test_attention(heads: int, kv_heads: int, size: int) -> None:
+    rows, capacity, positions = 5, 41, torch.tensor([0, 40, 7, 15, 16])
+    memory = half(2, rows + 1, kv_heads, capacity, size, seed=1)
+    joined = half(rows, 1, heads + 2 * kv_heads, size, seed=2)
+    query, key, value = joined.split([heads, kv_heads, kv_heads], dim=2)
+    expected_memory = memory.clone()
+    for row, position in enumerate(positions):
+        expected_memory[0, row, :, position] = key[row, 0]
+        expected_memory[1, row, :, position] = value[row, 0]
+
+    mixed = amx.attend(memory, (query, key, value), positions_B=positions)
+
+    assert torch.equal(memory, expected_memory)
+    for row, position in enumerate(positions):
+        keys, values = expected_memory[:, row, :, : position + 1].float()
+        expected = functional.scaled_dot_product_attention(
+            query[row, 0].float()[:, None],
+            keys.repeat_interleave(heads // kv_heads, dim=0),
+            values.repeat_interleave(heads // kv_heads, dim=0),
+        )
+        torch.testing.assert_close(mixed[row, 0].float(), expected[:, 0], **HALF)
+
+
+def test_onednn_keeps_its_own_tiles() -> None:
+    """Both in turn, in one process: each must find the registers as it left them."""
+    x, weight = half(64, 64, seed=1), half(64, 64, seed=2)
+    layer, expected = amx.AmxProjection(weight, None, "none"), x.float() @ weight.float().T
+    for _ in range(3):
+        torch.testing.assert_close((x @ weight.T).float(), expected, atol=0.3, rtol=1e-2)
+        torch.testing.assert_close(layer(x).float(), expected, atol=0.3, rtol=1e-2)
+
+
+def test_a_compiler_that_fails_leaves_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert amx._compiled("false") is None

@@ -1,0 +1,233 @@
+"""The fast rollout as PPO uses it, against Hugging Face's generate and plain forward passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlhf.config.choices import GatherWeights
+from rlhf.data.collate import collate_prompts
+from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.lora import LoraSpec, effective_weight
+from rlhf.models.policy import Policy
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.hf import HfRollout
+from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.stopping import StopTexts
+from rlhf.types import PromptBatch, Ranks, Responses
+from tests.models_on_disk import disturb
+from tests.plain_engine import PlainEngine
+
+TOKENIZER = train_tokenizer(["words to learn from"], vocab_size=260)
+END, TOKENS = 7, 9
+ARCHITECTURE = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.5,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
+
+
+def actor_of(architecture: dict[str, Any], lora: LoraSpec | None = None) -> PlainEngine:
+    source = ModelSource(key="model", path=None, architecture=architecture)
+    return PlainEngine(Policy(build_actor(source, TOKENIZER, seed=1, lora=lora)))
+
+
+def prompts_of(lengths: list[int], *, seed: int = 0) -> PromptBatch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(8, 258, (n,), generator=generator).tolist() for n in lengths]
+    draws_BT = torch.rand(len(ids), TOKENS, generator=generator)
+    return collate_prompts(ids, [""] * len(ids), draws_BT, pad_id=0, device=torch.device("cpu"))
+
+
+def settings(**changes: Any) -> SamplingSettings:
+    plain = {"max_tokens": TOKENS, "temperature": 0.9, "top_k": 0, "top_p": 1.0}
+    return SamplingSettings(**(plain | changes))
+
+
+def fast(
+    sampling: SamplingSettings,
+    *,
+    max_rows: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    stop: list[str] | None = None,
+) -> FastRollout:
+    return FastRollout(
+        sampling,
+        FastSettings(
+            dtype=dtype, max_rows=max_rows, gather_weights=GatherWeights.auto, cuda_graphs=True
+        ),
+        end_id=END,
+        pad_id=0,
+        stop=StopTexts(TOKENIZER, stop or []),
+        weight_of=effective_weight,
+        ranks=Ranks(),
+    )
+
+
+def by_generate(
+    sampling: SamplingSettings,
+    actor: PlainEngine,
+    prompts: PromptBatch,
+    stop: list[str] | None = None,
+) -> Responses:
+    texts = StopTexts(TOKENIZER, stop or [])
+    return HfRollout(sampling, end_id=END, pad_id=0, stop=texts).generate(actor, prompts)
+
+
+def assert_same(first: Responses, second: Responses) -> None:
+    assert torch.equal(first.ids_BT, second.ids_BT)
+    assert torch.equal(first.keep_BT, second.keep_BT)
+    assert torch.equal(first.ended_B, second.ended_B)
+
+
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, GPT2], ids=["qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"top_k": 1}, {"top_k": 5}, {"top_p": 0.7}, {"min_tokens": 4}],
+    ids=["plain", "greedy", "top-k", "top-p", "min-tokens"],
+)
+@pytest.mark.parametrize("max_rows", [None, 2])
+def test_the_same_draws_give_the_tokens_of_generate(
+    architecture: dict[str, Any], changes: dict[str, Any], max_rows: int | None
+) -> None:
+    actor, prompts = actor_of(architecture), prompts_of([3, 8, 1, 5, 5, 2, 11])
+    sampling = settings(**changes)
+    responses = fast(sampling, max_rows=max_rows).generate(actor, prompts)
+    assert_same(responses, by_generate(sampling, actor, prompts))
+
+
+def test_some_responses_end_and_some_do_not() -> None:
+    """Otherwise the comparisons above would compare little."""
+    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4] * 200)
+    ended_B = fast(settings()).generate(actor, prompts).ended_B
+    assert 0 < int(ended_B.sum()) < 200
+
+
+def test_logprobs_are_those_of_a_forward_pass() -> None:
+    actor, prompts = actor_of(ARCHITECTURE), prompts_of([3, 8, 1])
+    responses = fast(settings(top_k=20)).generate(actor, prompts)
+    assert responses.logprobs_BT is not None
+    model: Any = actor.module.pretrained
+    for row in range(3):
+        prompt = prompts.ids_BP[row][prompts.attend_BP[row]]
+        response = responses.ids_BT[row][responses.keep_BT[row]]
+        with torch.no_grad():
+            logits_SV = model(torch.cat([prompt, response])[None]).logits[0] / 0.9
+        expected_T = logits_SV[len(prompt) - 1 : -1].log_softmax(-1).gather(1, response[:, None])
+        got_T = responses.logprobs_BT[row][: len(response)]
+        torch.testing.assert_close(got_T, expected_T[:, 0], atol=1e-4, rtol=1e-4)
+        assert not responses.logprobs_BT[row][len(response) :].any()
+
+
+def test_it_follows_the_weights_as_they_change() -> None:
+    actor, prompts, backend = actor_of(ARCHITECTURE), prompts_of([3, 8, 1, 4]), fast(settings())
+    before = backend.generate(actor, prompts)
+    for step in range(3):
+        disturb(actor.module, seed=step, size=0.1)
+        responses = backend.generate(actor, prompts)
+        assert_same(responses, by_generate(settings(), actor, prompts))
+    assert not torch.equal(before.ids_BT, responses.ids_BT[:, : before.ids_BT.shape[1]])
+
+
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, GPT2], ids=["qwen3", "gpt2"])
+def test_adapters_are_merged_for_the_rollout_and_left_as_they_were(
+    architecture: dict[str, Any],
+) -> None:
+    lora = LoraSpec(rank=3, alpha=6.0, dropout=0.0, target_modules=None, train_rest=False)
+    actor, prompts = actor_of(architecture, lora), prompts_of([3, 8, 1, 4])
+    disturb(actor.module)
+    weights = {name: w.clone() for name, w in actor.module.state_dict().items()}
+    responses = fast(settings()).generate(actor, prompts)
+    assert_same(responses, by_generate(settings(), actor, prompts))
+    assert all(torch.equal(w, weights[name]) for name, w in actor.module.state_dict().items())
+
+
+def test_stop_texts_end_a_response() -> None:
+    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4] * 20)
+    free = fast(settings()).generate(actor, prompts)
+    text = TOKENIZER.decode(free.ids_BT[3, 2:4].tolist())
+    responses = fast(settings(), stop=[text]).generate(actor, prompts)
+    assert_same(responses, by_generate(settings(), actor, prompts, stop=[text]))
+    assert responses.ended_B[3]
+    assert int(responses.keep_BT[3].sum()) <= 4
+
+
+def test_limits_cap_each_response() -> None:
+    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4, 4, 4])
+    responses = fast(settings(min_tokens=TOKENS)).generate(actor, prompts, limits=[1, 5, 3])
+    assert responses.keep_BT.sum(dim=1).tolist() == [1, 5, 3]
+    assert not responses.ended_B.any()
+
+
+def test_several_responses_to_a_prompt() -> None:
+    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4, 6])
+    twice = PromptBatch(
+        prompts.ids_BP.repeat_interleave(3, dim=0),
+        prompts.attend_BP.repeat_interleave(3, dim=0),
+        torch.rand(6, TOKENS, generator=torch.Generator().manual_seed(5)),
+        [""] * 6,
+    )
+    responses = fast(settings()).generate(actor, twice)
+    assert_same(responses, by_generate(settings(), actor, twice))
+
+
+def test_half_precision_samples_the_same_distribution() -> None:
+    """Chi-square of the first tokens of one prompt, against the model's own probabilities."""
+    actor = actor_of(ARCHITECTURE)
+    for parameter in actor.module.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    one, count = prompts_of([5]), 4000
+    draws_BT = torch.rand(count, 1, generator=torch.Generator().manual_seed(3))
+    many = PromptBatch(
+        one.ids_BP.expand(count, -1), one.attend_BP.expand(count, -1), draws_BT, [""] * count
+    )
+    backend = fast(settings(max_tokens=1, temperature=2.0), dtype=torch.bfloat16)
+    tokens_B = backend.generate(actor, many).ids_BT[:, 0]
+    model: Any = actor.module.pretrained
+    with torch.no_grad():
+        expected_V = count * (model(one.ids_BP).logits[0, -1] / 2.0).softmax(-1)
+    counts_V = torch.bincount(tokens_B, minlength=len(expected_V)).float()
+    common_V = expected_V >= 10
+    observed = torch.cat([counts_V[common_V], counts_V[~common_V].sum()[None]])
+    wanted = torch.cat([expected_V[common_V], expected_V[~common_V].sum()[None]])
+    freedom = len(wanted) - 1
+    statistic = ((observed - wanted).square() / wanted).sum()
+    assert freedom > 10
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+
+
+class Sharded(PlainEngine):
+    """Says that its weights are shards, and counts how often they were gathered."""
+
+    is_sharded = True
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.gathered_modules: list[nn.Module] = []
+
+    def gathered(self, of: nn.Module) -> Any:
+        self.gathered_modules.append(of)
+        return super().gathered(of)
+
+
+@pytest.mark.parametrize(("choice", "times"), [("auto", 1), ("always", 1), ("never", 0)])
+def test_sharded_weights_are_gathered_once_or_layer_by_layer(choice: str, times: int) -> None:
+    actor, prompts = Sharded(actor_of(ARCHITECTURE).module), prompts_of([3, 8])
+    backend = fast(settings())
+    backend._settings = FastSettings(
+        dtype=torch.float32, max_rows=None, gather_weights=GatherWeights(choice), cuda_graphs=True
+    )
+    responses = backend.generate(actor, prompts)
+    assert len(actor.gathered_modules) == times
+    plain = PlainEngine(actor.module)
+    assert_same(responses, by_generate(settings(), plain, prompts))

@@ -1,0 +1,156 @@
+"""Continuous batching, on a decoder that is a table: what it is asked, and what comes out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.scheduler import Request, Scheduler
+from rlhf.rollout.stopping import StopTexts
+
+VOCABULARY, END = 50, 49
+TOKENIZER = train_tokenizer(["words"], vocab_size=260)
+
+
+class TableDecoder:
+    """A row's next token follows from the sum of all its tokens; logits say it with certainty."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(rows)]
+        self.prefills: list[list[int]] = []  # lengths of the prompts taken at once
+        self.decoded: list[int] = []  # rows of each decode
+
+    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        self.prefills.append(lengths)
+        for row, (ids_P, length) in enumerate(zip(ids_BP.tolist(), lengths, strict=True)):
+            self.rows[first_row + row] = ids_P[:length]
+        return self._logits(self.rows[first_row : first_row + len(lengths)])
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        self.decoded.append(len(positions))
+        used = self.rows[: len(positions)]
+        for row, token, position in zip(used, ids_B.tolist(), positions, strict=True):
+            assert position in (len(row), 0), "a row is decoded at the wrong position"
+            row.append(token)
+        return self._logits(used)
+
+    def copy_row(self, source: int, target: int) -> None:
+        self.rows[target] = list(self.rows[source])
+
+    def _logits(self, rows: list[list[int]]) -> Tensor:
+        logits_BV = torch.full((len(rows), VOCABULARY), -50.0)
+        for row, tokens in enumerate(rows):
+            logits_BV[row, next_token(tokens)] = 50.0
+        return logits_BV
+
+
+def next_token(tokens: list[int]) -> int:
+    return (sum(tokens) * 7 + len(tokens)) % VOCABULARY
+
+
+def expected(prompt: tuple[int, ...], limit: int) -> list[int]:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + limit and (len(tokens) == len(prompt) or tokens[-1] != END):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+def run(
+    prompts: list[tuple[int, ...]],
+    *,
+    max_rows: int,
+    limits: list[int] | None = None,
+    min_tokens: int = 0,
+) -> tuple[list[Request], TableDecoder]:
+    limits = limits or [12] * len(prompts)
+    requests = [Request(i, p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
+    sampling = SamplingSettings(
+        max_tokens=12, temperature=1.0, top_k=1, top_p=1.0, min_tokens=min_tokens
+    )
+    decoder = TableDecoder(max_rows)
+    Scheduler(
+        decoder,
+        sampling,
+        end_id=END,
+        stop=StopTexts(TOKENIZER, []),
+        max_rows=max_rows,
+        anyone_works=bool,
+    ).run(requests, torch.rand(len(prompts), 12))
+    return requests, decoder
+
+
+PROMPTS = [tuple(range(i, i + 1 + i % 5)) for i in range(23)]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 23])
+def test_every_request_gets_its_own_tokens(max_rows: int) -> None:
+    requests, decoder = run(PROMPTS, max_rows=max_rows)
+    assert [r.ids for r in requests] == [expected(p, 12) for p in PROMPTS]
+    assert [r.has_ended for r in requests] == [expected(p, 12)[-1] == END for p in PROMPTS]
+    assert {len(r.ids) for r in requests} > {12}, "some end early, some never"
+    assert max(decoder.decoded) <= max_rows
+    assert all(len(r.logprobs) == len(r.ids) for r in requests)
+
+
+def test_rows_that_ended_cost_nothing() -> None:
+    limits = [1, 3, 12, 2]
+    requests, decoder = run([(1,), (2,), (3,), (4,)], max_rows=4, limits=limits)
+    # The first token comes with the prompt; each decode runs the rows that still want one.
+    wanted = [sum(len(r.ids) > step for r in requests) for step in range(1, 12)]
+    assert decoder.decoded == [count for count in wanted if count]
+
+
+def test_waiting_prompts_take_free_places() -> None:
+    limits = [2 if i % 2 else 10 for i in range(16)]
+    prompts = [(i + 1, 5) for i in range(16)]
+    requests, decoder = run(prompts, max_rows=4, limits=limits)
+    tokens = sum(len(r.ids) for r in requests)
+    assert len(decoder.decoded) < 1.5 * tokens / 4, "the rows were mostly full"
+
+
+def test_prompts_of_like_length_are_taken_together() -> None:
+    _, decoder = run(PROMPTS, max_rows=6)
+    longest = [length for lengths in decoder.prefills for length in lengths]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_equal_prompts_share_a_prefill() -> None:
+    prompts = [(3, 4), (5,), (3, 4), (3, 4), (5,)]
+    requests, decoder = run(prompts, max_rows=5)
+    assert decoder.prefills == [[2, 1]]
+    assert [r.ids for r in requests] == [expected(p, 12) for p in prompts]
+
+
+def test_the_end_token_is_barred_until_enough_tokens_are_there() -> None:
+    ends_at_once = next(
+        p for p in ((a, b) for a in range(50) for b in range(9)) if next_token(list(p)) == END
+    )
+    (free,), _ = run([ends_at_once], max_rows=1)
+    (barred,), _ = run([ends_at_once], max_rows=1, min_tokens=3)
+    assert free.ids == [END]
+    assert END not in barred.ids[:3]
+
+
+def test_a_rank_that_has_finished_goes_on_while_others_work() -> None:
+    """As many forward passes on every rank as the busiest one needs."""
+    sampling = SamplingSettings(max_tokens=3, temperature=1.0, top_k=1, top_p=1.0)
+    decoder, asked = TableDecoder(1), []
+
+    def anyone_works(here: bool) -> bool:
+        asked.append(here)
+        return len(asked) <= 7
+
+    Scheduler(
+        decoder,
+        sampling,
+        end_id=END,
+        stop=StopTexts(TOKENIZER, []),
+        max_rows=1,
+        anyone_works=anyone_works,
+    ).run([Request(0, (1, 2), 3)], torch.rand(1, 3))
+    passes = len(decoder.prefills) + len(decoder.decoded)
+    assert passes == 7
+    assert asked == [True] * 3 + [False] * 5
