@@ -9,32 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.engine.masters import Masters, Split
+from rlhf.kernels.adamw import Split as KernelSplit
+from rlhf.kernels.adamw import Step, adamw_kernel
 
-CHUNK = 2**18  # weights updated at once: all that belongs to them fits into a core's cache
+CHUNK = 2**18  # weights updated at once without the kernel: what belongs to them fits into a cache
 
 
-class _Piece(NamedTuple):
-    """A run of one parameter's weights within a chunk."""
+class _State(NamedTuple):
+    """A parameter's masters and moments, flat."""
 
     parameter: nn.Parameter
-    of_parameter: slice
-    of_chunk: slice
-
-
-class _Chunk(NamedTuple):
-    pieces: list[_Piece]
-    split: Split
-    first: Tensor  # AdamW's moments
+    low: Tensor
+    first: Tensor
     second: Tensor
+
+    @property
+    def high(self) -> Tensor:
+        """The weights that the model computes with."""
+        return self.parameter.data.view(-1)
 
 
 class LeanAdamW:
     """Decoupled weight decay Adam (https://arxiv.org/abs/1711.05101), as torch.optim.AdamW has it.
 
-    The model computes with the upper 16 bits of each fp32 weight, the optimiser keeps the lower
-    ones. Weights, remainders and moments of a group lie one behind the other, and are updated chunk
-    by chunk. With ``moments`` in bf16 both moments are rounded after each step; they are meant for
+    The model computes with the upper 16 bits of each fp32 weight, rounded; the optimiser keeps what
+    they lack. With ``moments`` in bf16 both moments are rounded after each step; they are meant for
     beta2 up to about 0.99, beyond which a step changes the second by less than the rounding.
+    Parameters are cast to bf16, in place.
     """
 
     def __init__(
@@ -49,61 +50,49 @@ class LeanAdamW:
         self._betas = betas
         self._eps = eps
         self._steps = 0
-        self._chunks = [_chunks(group["params"], moments) for group in groups]
-        self._device = groups[0]["params"][0].device
-        self._scratch = torch.empty(4, CHUNK, dtype=torch.float32, device=self._device)
+        self._states = [[_state(p, moments) for p in group["params"]] for group in groups]
+        is_cpu = groups[0]["params"][0].device.type == "cpu"
+        self._kernel = adamw_kernel() if is_cpu else None
 
     @property
     def masters(self) -> Masters:
         """The fp32 weights."""
-        splits = [chunk.split for chunks in self._chunks for chunk in chunks]
-        return Masters(splits, lambda: None)
+        states = [state for states in self._states for state in states]
+        return Masters([Split(state.high, state.low) for state in states], lambda: None)
 
     @torch.no_grad()
     def grad_norm(self) -> float:
-        """Euclidean norm of all gradients, summed in fp32."""
-        squares = torch.zeros((), dtype=torch.float64, device=self._device)
-        for chunk in (chunk for chunks in self._chunks for chunk in chunks):
-            gradient = self._gradient(chunk)
-            squares += torch.dot(gradient, gradient)
-        return float(squares.sqrt())
+        """Euclidean norm of all gradients, summed in fp32 or better."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if self._kernel is not None:
+            return float(sum(map(self._kernel.squares, present)) ** 0.5)
+        norms = torch._foreach_norm(present, 2, dtype=torch.float32)
+        return float(torch.stack(list(norms)).norm())
 
     @torch.no_grad()
     def step(self, *, scale: float = 1.0) -> None:
-        """One step on the gradients times ``scale``."""
+        """One step on the gradients times ``scale``; parameters without one stay as they are."""
         self._steps += 1
-        steps = torch.tensor(float(self._steps), device=self._device)
-        for group, chunks in zip(self.param_groups, self._chunks, strict=True):
-            for chunk in chunks:
-                size = len(chunk.split.low)
-                _, weights, first, second = self._scratch[:, :size]
-                chunk.split.join(weights, first)
-                gradient = self._gradient(chunk)
-                if scale != 1.0:
-                    gradient.mul_(scale)
-                is_half = chunk.first.dtype is not torch.float32
-                if is_half:
-                    first.copy_(chunk.first)
-                    second.copy_(chunk.second)
-                torch._fused_adamw_(
-                    [weights],
-                    [gradient],
-                    [first if is_half else chunk.first],
-                    [second if is_half else chunk.second],
-                    [],
-                    [steps],
-                    lr=group["lr"],
-                    beta1=self._betas[0],
-                    beta2=self._betas[1],
-                    weight_decay=group["weight_decay"],
-                    eps=self._eps,
-                    amsgrad=False,
-                    maximize=False,
-                )
-                if is_half:
-                    chunk.first.copy_(first)
-                    chunk.second.copy_(second)
-                chunk.split.split(weights)
+        beta1, beta2 = self._betas
+        for group, states in zip(self.param_groups, self._states, strict=True):
+            numbers = Step(
+                scale=scale,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                eps=self._eps,
+                decay=group["weight_decay"],
+                correction1=1.0 - beta1**self._steps,
+                correction2=1.0 - beta2**self._steps,
+            )
+            for state in states:
+                gradient = state.parameter.grad
+                if gradient is not None and self._kernel is not None:
+                    split = KernelSplit(state.high, state.low, state.first, state.second)
+                    self._kernel.step(split, gradient, numbers)
+                elif gradient is not None:
+                    _step_in_chunks(state, gradient.view(-1), numbers)
 
     def zero_grad(self) -> None:
         """Forget the gradients; the next ones take new memory, so nothing is filled with zeros."""
@@ -111,47 +100,35 @@ class LeanAdamW:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def _gradient(self, chunk: _Chunk) -> Tensor:
-        """The gradient of a chunk in fp32, in memory that the next call uses again."""
-        gradient = self._scratch[0, : len(chunk.split.low)]
-        for parameter, of_parameter, of_chunk in chunk.pieces:
-            if parameter.grad is None:
-                gradient[of_chunk].zero_()
-            else:
-                gradient[of_chunk].copy_(parameter.grad.view(-1)[of_parameter])
-        return gradient
+
+def _state(parameter: nn.Parameter, moments: torch.dtype) -> _State:
+    weights = parameter.detach().float().flatten().clone()  # split() spoils what it is given
+    parameter.data = parameter.data.bfloat16().contiguous()
+    low = torch.empty(weights.shape, dtype=torch.int16, device=weights.device)
+    first, second = (torch.zeros_like(weights, dtype=moments) for _ in range(2))
+    state = _State(parameter, low, first, second)
+    Split(state.high, low).split(weights)
+    return state
 
 
-def _chunks(parameters: list[nn.Parameter], moments: torch.dtype) -> list[_Chunk]:
-    """Lay ``parameters`` out in one flat memory, and cut it into chunks."""
-    total = sum(parameter.numel() for parameter in parameters)
-    device = parameters[0].device
-    low = torch.empty(total, dtype=torch.int16, device=device)
-    high = torch.empty(total, dtype=torch.bfloat16, device=device)
-    start = 0
-    for parameter in parameters:
-        end = start + parameter.numel()
-        # A copy: split() spoils what it is given.
-        Split(high[start:end], low[start:end]).split(parameter.detach().float().flatten().clone())
-        parameter.data = high[start:end].view(parameter.shape)
-        start = end
-    first, second = torch.zeros(2, total, dtype=moments, device=device)
-    return [
-        _Chunk(
-            list(_pieces(parameters, begin, min(begin + CHUNK, total))),
-            *(Split(high[begin : begin + CHUNK], low[begin : begin + CHUNK]),),
-            *(moment[begin : begin + CHUNK] for moment in (first, second)),
-        )
-        for begin in range(0, total, CHUNK)
-    ]
+def _step_in_chunks(state: _State, gradient: Tensor, numbers: Step) -> None:
+    """What the kernel does, by operations of torch."""
+    for part in _parts(gradient.numel()):
+        split = Split(state.high[part], state.low[part])
+        weights, spare = torch.empty(2, split.low.numel(), device=gradient.device)
+        split.join(weights, spare)
+        scaled = gradient[part].float().mul_(numbers.scale)
+        first, second = state.first[part].float(), state.second[part].float()  # or themselves
+        first.lerp_(scaled, 1.0 - numbers.beta1)
+        second.mul_(numbers.beta2).addcmul_(scaled, scaled, value=1.0 - numbers.beta2)
+        root = (second / numbers.correction2).sqrt_().add_(numbers.eps)
+        weights.mul_(1.0 - numbers.lr * numbers.decay)
+        weights.addcdiv_(first, root, value=-numbers.lr / numbers.correction1)
+        state.first[part].copy_(first)
+        state.second[part].copy_(second)
+        split.split(weights)
 
 
-def _pieces(parameters: list[nn.Parameter], begin: int, end: int) -> Iterator[_Piece]:
-    """The parts of ``parameters``, laid one behind the other, between ``begin`` and ``end``."""
-    start = 0
-    for parameter in parameters:
-        first, last = max(start, begin), min(start + parameter.numel(), end)
-        if first < last:
-            own, within = slice(first - start, last - start), slice(first - begin, last - begin)
-            yield _Piece(parameter, own, within)
-        start += parameter.numel()
+def _parts(size: int) -> Iterator[slice]:
+    for start in range(0, size, CHUNK):
+        yield slice(start, start + CHUNK)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rlhf.rollout.decoders import amx, projections
+from rlhf.kernels import amx
+from rlhf.rollout.decoders import projections
 from rlhf.rollout.decoders.families import FAMILIES as KNOWN
 from rlhf.rollout.decoders.families import parts_of
 from rlhf.rollout.decoders.family import FamilyDecoder

@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors"},
     "config": {"errors"},  # not types, which imports torch
     "algorithms": {"errors", "types"},
-    **dict.fromkeys(ADAPTERS, BASE | {"algorithms"}),
+    "kernels": set(),
+    **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {"errors", "config"},  # not types and algorithms, which import torch
     "phases": BASE | {"algorithms"} | ADAPTERS,
     "runtime": BASE | {"algorithms"} | ADAPTERS | {"phases"},

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.rollout.decoders import amx
+from rlhf.kernels import amx
 from rlhf.rollout.decoders.families import Order, Parts
 from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
 from rlhf.rollout.decoders.projections import on_amx

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.rollout.decoders import amx
+from rlhf.kernels import amx
 
 ROWS = 16  # oneDNN lays weights out for products of about this many rows
 

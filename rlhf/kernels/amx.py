@@ -7,21 +7,16 @@ K = heads of keys and values, D = size of a head, I = inputs, O = outputs of a l
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_suffix(".c")
-FLAGS = ["-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"]
+from rlhf.kernels.compiling import compiled
+
 NEEDED_FLAGS = {"amx_bf16", "avx512_bf16"}  # names in /proc/cpuinfo
 TILE, DEPTH, CHUNK = 16, 32, 64  # rows, inputs and outputs that a product takes at once
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]  # in the order of amx.c
@@ -59,35 +54,8 @@ def kernels() -> Any | None:
     """The compiled kernels; None where this CPU has no AMX, or there is no C compiler for it."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if not NEEDED_FLAGS.issubset(flags) or compiler is None:
-        return None
-    library = _compiled(compiler)
-    if library is None:
-        return None
-    loaded = ctypes.CDLL(str(library))
-    return loaded if loaded.amx_enable() else None
-
-
-def _compiled(compiler: str) -> Path | None:
-    """The shared library of this source for this CPU; None where the compiler cannot make it."""
-    target = _output([compiler, "-march=native", "-Q", "--help=target"])  # names the CPU
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode() + target)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf"
-    library = home / f"amx-{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=home) as folder:
-            made = Path(folder) / library.name
-            _output([compiler, *FLAGS, str(SOURCE), "-o", str(made)])
-            if not made.exists():
-                return None
-            made.replace(library)  # at once: other ranks may be doing the same
-    return library
-
-
-def _output(command: list[str]) -> bytes:
-    return subprocess.run(command, capture_output=True, check=False).stdout
+    library = compiled("amx") if NEEDED_FLAGS.issubset(flags) else None
+    return library if library is not None and library.amx_enable() else None
 
 
 class AmxProjection:

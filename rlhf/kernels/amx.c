@@ -1,6 +1,6 @@
 /* Decode steps on a CPU with AMX: linear layers for a few rows, and attention of one token a row.
  *
- * Compiled at first use by amx.py, which says what the arguments are. Both functions are limited by
+ * Compiled at first use by compiling.py; amx.py says what the arguments are. Both functions are limited by
  * how fast the weights, or the keys and values, can be read from memory: everything is read once, in
  * order. bf16 in and out, fp32 between.
  */
