@@ -162,6 +162,28 @@ def test_fp16_without_masters(answer) -> None:
     refused(answer(*SPECK, "hardware.dtype=fp16", "zero=stage0"), "fp16", "use zero=stage1")
 
 
+@pytest.mark.parametrize("more", [[], ["hardware.ranks_per_node=2"]], ids=["1 rank", "2 ranks"])
+def test_a_model_that_fast_rollouts_cannot_decode(answer, tmp_path: Path, more: list[str]) -> None:
+    save_models(tmp_path, policy="some words", reward="some words")
+    config = tmp_path / "policy" / "config.json"
+    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4}
+    config.write_text(json.dumps(json.loads(config.read_text()) | window))
+    refused(
+        answer(*PPO_ON_FOLDERS, "reward_model.path=reward", *more),
+        "rollout.backend=fast: a model of model_type=mistral attends to 4 tokens at most",
+        "use rollout=hf",
+    )
+
+
+def test_a_training_engine_that_cannot(answer) -> None:
+    refused(
+        answer(*SPECK, "zero.engine=torch", "hardware.ranks_per_node=2"),
+        "zero.engine=torch",
+        "there are 2 ranks",
+        "use zero.engine=auto",
+    )
+
+
 def test_nothing_is_left_of_a_refused_command(answer, tmp_path: Path) -> None:
     answer("zero=stage9")
     answer("sft.batch_size=0")

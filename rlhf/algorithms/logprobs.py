@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
 from rlhf.types import SequenceBatch
 
-CHUNK_ROWS = 256  # whose logits exist at one time
+CHUNK_ROWS = 512  # whose logits exist at one time
 CPU_BLOCK = 2**19  # numbers of a softmax that stay in a core's own cache
 
 
@@ -113,16 +114,20 @@ class _PickedLogprobs(torch.autograd.Function):
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
+        kernel = _kernel_for(hidden_NH)
         logprobs_N, entropy_N = hidden_NH.new_empty((2, len(ids_N)), dtype=exact).unbind()
         for rows in _parts(len(ids_N), chunk):
             logits_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
+            if kernel is not None:
+                outs = (logprobs_N[rows], entropy_N[rows])
+                kernel.read(logits_CV, ids_N[rows], scale=1 / reading.temperature, outs=outs)
+                continue
             for block in _blocks(logits_CV):
                 at = slice(rows.start + block.start, rows.start + block.stop)
                 logs = _log_softmax(logits_CV[block], reading)
                 logprobs_N[at] = logs.gather(1, ids_N[at, None])[:, 0]
                 if reading.with_entropy:
-                    torch.sum(logs.exp().mul_(logs), dim=1, out=entropy_N[at])
-        entropy_N.neg_()
+                    entropy_N[at] = -logs.exp().mul_(logs).sum(dim=1)
         ctx.reading, ctx.chunk = reading, chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, entropy_N)
         if not reading.entropy_gradient:
@@ -134,24 +139,36 @@ class _PickedLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, bias_V, ids_N, entropy_N = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         hidden_slope = torch.empty_like(hidden_NH) if wants_hidden else None
-        weight_slope = torch.zeros_like(weight_VH) if wants_weight else None
+        # The first chunk writes, the others add; of no tokens at all it is 0.
+        new_slope = torch.empty_like if len(ids_N) else torch.zeros_like
+        weight_slope = new_slope(weight_VH) if wants_weight else None
         bias_slope = torch.zeros_like(bias_V, dtype=slopes[0].dtype) if wants_bias else None
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for rows in _parts(len(ids_N), ctx.chunk):
                 slope_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
-                for block in _blocks(slope_CV):
-                    at = slice(rows.start + block.start, rows.start + block.stop)
-                    given = (ids_N[at], entropy_N[at], *(slope[at] for slope in slopes))
-                    slope_CV[block] = _logits_slope(slope_CV[block], ctx.reading, *given)
+                given = (ids_N[rows], entropy_N[rows], *(slope[rows] for slope in slopes))
+                _logits_slope_(slope_CV, ctx.reading, *given)
                 if hidden_slope is not None:
                     torch.mm(slope_CV, weight_VH, out=hidden_slope[rows])
                 if weight_slope is not None:
-                    weight_slope.addmm_(slope_CV.T, hidden_NH[rows])
+                    weight_slope.addmm_(slope_CV.T, hidden_NH[rows], beta=min(rows.start, 1))
                 if bias_slope is not None:
                     bias_slope += slope_CV.sum(dim=0, dtype=bias_slope.dtype)
         if bias_slope is not None:
             bias_slope = bias_slope.to(bias_V.dtype)
         return hidden_slope, weight_slope, bias_slope, None, None, None
+
+
+def _logits_slope_(logits_CV: Tensor, reading: Reading, *given: Tensor) -> None:
+    """Logits become the gradient by them; ``given`` are ids, entropies and the slopes of both."""
+    kernel = None if reading.entropy_gradient else _kernel_for(logits_CV)
+    if kernel is not None:
+        ids_C, _, slopes_C, _ = given
+        kernel.slope_(logits_CV, ids_C, scale=1 / reading.temperature, slopes_N=slopes_C)
+        return
+    for block in _blocks(logits_CV):
+        part = (each[block] for each in given)
+        logits_CV[block] = _logits_slope(logits_CV[block], reading, *part)
 
 
 def _logits_slope(
@@ -176,6 +193,11 @@ def _log_softmax(logits_CV: Tensor, reading: Reading) -> Tensor:
     if reading.temperature != 1:
         logits_CV = logits_CV.to(exact) / reading.temperature
     return functional.log_softmax(logits_CV, dim=-1, dtype=exact)
+
+
+def _kernel_for(x: Tensor) -> LogprobKernel | None:
+    is_half_on_cpu = x.device.type == "cpu" and x.dtype is torch.bfloat16
+    return logprob_kernel() if is_half_on_cpu else None
 
 
 def _parts(total: int, size: int) -> Iterator[slice]:

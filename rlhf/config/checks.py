@@ -8,7 +8,13 @@ from pathlib import Path
 
 from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.data_checks import check_data
-from rlhf.config.feature_checks import check_lora, check_ppo, check_rollout, check_zero
+from rlhf.config.feature_checks import (
+    check_engine,
+    check_lora,
+    check_ppo,
+    check_rollout,
+    check_zero,
+)
 from rlhf.config.ranges import check_ranges
 from rlhf.config.schema import ModelConfig, RunConfig
 from rlhf.errors import ConfigError
@@ -142,6 +148,7 @@ def validate(config: RunConfig) -> None:
     check_lengths(config)
     check_data(config)
     check_zero(config)
+    check_engine(config)
     check_lora(config)
     phase_plans(config)
     if Phase.ppo in config.phase.order:

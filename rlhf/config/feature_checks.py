@@ -11,13 +11,17 @@ from rlhf.config.choices import (
     LoraExport,
     LoraRole,
     ModelInit,
+    Moments,
+    Phase,
     ReuseLogprobs,
+    TrainingEngine,
 )
 from rlhf.config.ppo_schema import PpoConfig
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema import RunConfig, ZeroConfig
 from rlhf.errors import ConfigError
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that shards the weights too
+ROUGH_BETA2 = 0.99  # beyond, a step changes a second moment by less than bf16 rounds
 COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
 
 
@@ -159,3 +163,68 @@ def check_zero(config: RunConfig) -> None:
             f"zero.hpz_partition_size={zero.hpz_partition_size} does not divide "
             f"hardware.ranks_per_node={config.hardware.ranks_per_node}"
         )
+
+
+def torch_obstacle(zero: ZeroConfig, *, ranks: int) -> str | None:
+    """What of a run plain torch cannot do, as key=value; None: nothing."""
+    for key in (
+        "offload_optimizer",
+        "offload_parameters",
+        "offload_reference",
+        "offload_reward",
+        "quantize_frozen_weights",
+    ):
+        if getattr(zero, key):
+            return f"zero.{key}=true"
+    if zero.hpz_partition_size > 1:
+        return f"zero.hpz_partition_size={zero.hpz_partition_size}"
+    if zero.extra:
+        return f"zero.extra={zero.extra}"
+    return f"hardware.nodes*hardware.ranks_per_node={ranks}" if ranks > 1 else None
+
+
+def check_engine(config: RunConfig) -> None:
+    """The engine can do what is asked; what depends on the precision shows when it is built."""
+    zero = config.zero
+    ranks = config.hardware.nodes * config.hardware.ranks_per_node
+    obstacle = torch_obstacle(zero, ranks=ranks)
+    if zero.engine is TrainingEngine.torch and obstacle is not None:
+        raise ConfigError(
+            f"zero.engine=torch with {obstacle}: it runs one rank without offloading; "
+            "use zero.engine=auto"
+        )
+    if zero.moments is Moments.bf16:
+        _check_half_moments(config, obstacle)
+
+
+def _check_half_moments(config: RunConfig, obstacle: str | None) -> None:
+    zero = config.zero
+    if zero.engine is TrainingEngine.deepspeed:
+        obstacle = "zero.engine=deepspeed"
+    if obstacle is not None:
+        raise ConfigError(
+            f"zero.moments=bf16 with {obstacle}: only zero.engine=torch keeps such moments; "
+            "use zero.moments=fp32, or leave that out"
+        )
+    for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage)):
+        if stage == 0:
+            raise ConfigError(
+                f"zero.moments=bf16 with zero.{key}=0: weights and moments are fp32 there; "
+                "use zero=stage1, which costs nothing on one rank, or zero.moments=fp32"
+            )
+    trained = {
+        Phase.sft: {"sft.beta2": config.sft.beta2},
+        Phase.reward: {"reward.beta2": config.reward.beta2},
+        Phase.dpo: {"dpo.beta2": config.dpo.beta2},
+        Phase.ppo: {
+            "ppo.beta2": config.ppo.beta2,
+            "ppo.critic_beta2": config.ppo.critic_beta2 or 0.0,
+        },
+    }
+    for phase in config.phase.order:
+        for key, beta2 in trained[phase].items():
+            if beta2 > ROUGH_BETA2:
+                raise ConfigError(
+                    f"{key}={beta2} with zero.moments=bf16: steps of the second moment would be "
+                    f"lost to rounding; use {key}={ROUGH_BETA2} or less, or zero.moments=fp32"
+                )

@@ -6,8 +6,9 @@ from torch import nn
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype, Moments, TrainingEngine
+from rlhf.config.feature_checks import torch_obstacle
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.ds_config import Role
+from rlhf.engine.ds_config import Role, has_half_weights, stage_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.errors import CapabilityError
@@ -31,37 +32,22 @@ def build_engine(
         CapabilityError: zero.engine=torch where it cannot, or zero.moments=bf16 elsewhere.
     """
     zero = settings.zero
-    obstacle = _obstacle(settings, ranks)
+    obstacle = torch_obstacle(zero, ranks=ranks.size)
+    if settings.dtype is Dtype.fp16:
+        obstacle = "hardware.dtype=fp16"
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise CapabilityError(
-            "zero.engine=torch: it runs one rank without offloading, in bf16 or fp32, and "
-            f"{obstacle}; use zero.engine=auto"
+            f"zero.engine=torch with {obstacle}: it runs one rank without offloading, in bf16 or "
+            "fp32; use zero.engine=auto"
         )
     is_torch = zero.engine is not TrainingEngine.deepspeed and obstacle is None
-    keeps_half_masters = is_torch and settings.dtype is Dtype.bf16 and zero.stage > 0
-    if zero.moments is Moments.bf16 and not keeps_half_masters:
+    if zero.moments is Moments.bf16 and not (
+        is_torch and has_half_weights(role, zero, settings.dtype)
+    ):
         raise CapabilityError(
-            "zero.moments=bf16: only zero.engine=torch keeps such moments, in a bf16 run with "
-            f"zero.stage=1 or more{f', and {obstacle}' if obstacle else ''}; use zero.moments=fp32"
+            f"zero.moments=bf16 with {obstacle or f'zero.engine={zero.engine}'} and hardware.dtype="
+            f"{settings.dtype} in the {role} at stage {stage_of(role, zero)}: only "
+            "zero.engine=torch keeps such moments, in bf16 from stage 1 on; use zero.moments=fp32"
         )
     engine = TorchEngine if is_torch else DeepSpeedEngine
     return engine(module, role=role, settings=settings, plan=plan, ranks=ranks, optimizer=optimizer)
-
-
-def _obstacle(settings: EngineSettings, ranks: Ranks) -> str | None:
-    """What of this run plain torch cannot do; None: nothing."""
-    zero = settings.zero
-    offloads = (
-        zero.offload_optimizer
-        or zero.offload_parameters
-        or zero.offload_reference
-        or zero.offload_reward
-    )
-    obstacles = {
-        f"there are {ranks.size} ranks": ranks.size > 1,
-        "hardware.dtype is fp16": settings.dtype is Dtype.fp16,
-        "zero.offload_* is set": offloads,
-        "zero.quantize_frozen_weights is set": zero.quantize_frozen_weights,
-        "zero.extra is set": bool(zero.extra),
-    }
-    return next((text for text, stands in obstacles.items() if stands), None)

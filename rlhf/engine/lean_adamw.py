@@ -67,8 +67,8 @@ class LeanAdamW:
         present = [gradient for gradient in gradients if gradient is not None]
         if self._kernel is not None:
             return float(sum(map(self._kernel.squares, present)) ** 0.5)
-        norms = torch._foreach_norm(present, 2, dtype=torch.float32)
-        return float(torch.stack(list(norms)).norm())
+        norms = torch._foreach_norm(present, 2, dtype=torch.float32) if present else ()
+        return float(torch.nn.utils.get_total_norm(norms))
 
     @torch.no_grad()
     def step(self, *, scale: float = 1.0) -> None:
@@ -92,7 +92,7 @@ class LeanAdamW:
                     split = KernelSplit(state.high, state.low, state.first, state.second)
                     self._kernel.step(split, gradient, numbers)
                 elif gradient is not None:
-                    _step_in_chunks(state, gradient.view(-1), numbers)
+                    _step_in_chunks(state, gradient.reshape(-1), numbers)
 
     def zero_grad(self) -> None:
         """Forget the gradients; the next ones take new memory, so nothing is filled with zeros."""

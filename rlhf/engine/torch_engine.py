@@ -80,6 +80,7 @@ class TorchEngine(RunningModule):
         self._accumulation = plan.accumulation
         self._micro_steps = self._steps = 0
         self._settings = optimizer
+        self._optimizer: LeanAdamW | WholeAdamW | None = None
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
         trained = {id(p) for p in module.parameters() if p.requires_grad}
@@ -91,7 +92,7 @@ class TorchEngine(RunningModule):
         groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps
         self._peaks = [group["lr"] for group in groups]
         moments = torch.bfloat16 if settings.zero.moments is Moments.bf16 else torch.float32
-        self._optimizer: LeanAdamW | WholeAdamW = (
+        self._optimizer = (
             LeanAdamW(groups, betas=betas, eps=eps, moments=moments)
             if has_half
             else WholeAdamW(groups, betas=betas, eps=eps)
@@ -122,23 +123,24 @@ class TorchEngine(RunningModule):
 
         With ``discard`` the gradients are dropped and no weight changes.
         """
-        is_due, settings = self.is_step_due, self._settings
+        is_due, settings, optimizer = self.is_step_due, self._settings, self._optimizer
         assert settings is not None, "a frozen model takes no steps"
+        assert optimizer is not None, "this engine is closed"
         self._micro_steps += 1
         if not is_due:
             return None
         share = settings.schedule(self._steps) * self.lr_scale
-        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = share * peak
-        grad_norm = self._optimizer.grad_norm()
+        grad_norm = optimizer.grad_norm()
         is_skipped = discard or not math.isfinite(grad_norm)
         if not is_skipped:
-            self._optimizer.step(scale=_clip_scale(grad_norm, settings.max_grad_norm))
+            optimizer.step(scale=_clip_scale(grad_norm, settings.max_grad_norm))
             self._steps += 1
             if self._average is not None:
                 self._average.update()
-        self._optimizer.zero_grad()
-        return StepReport(self._optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
+        optimizer.zero_grad()
+        return StepReport(optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
 
     @contextmanager
     def gathered(self, of: nn.Module) -> Iterator[None]:  # noqa: ARG002
@@ -152,8 +154,9 @@ class TorchEngine(RunningModule):
         return {n: t.detach().cpu().clone() for n, t in named.items() if n in persistent}
 
     def close(self) -> None:
-        """Forget the gradients; there is nothing else to free."""
+        """Forget gradients, masters, moments and average; the module can still be run."""
         self.module.zero_grad()
+        self._optimizer = self._average = None
 
 
 def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:

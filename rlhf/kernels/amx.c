@@ -4,14 +4,13 @@
  * how fast the weights, or the keys and values, can be read from memory: everything is read once, in
  * order. bf16 in and out, fp32 between.
  */
-#include <immintrin.h>
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef uint16_t bf16;
+#include "vectors.h"
+
 enum { TILE = 16, DEPTH = 32, BLOCKS = 4, CHUNK = TILE * BLOCKS };  /* outputs, inputs of a tile */
 enum { TILE_BYTES = 1024, AHEAD = 8192 };  /* bytes; AHEAD: how far the weights are fetched early */
 enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
@@ -45,22 +44,6 @@ void amx_pack(const bf16 *weight, int64_t outputs, int64_t inputs, bf16 *packed)
                     for (int pair = 0; pair < TILE; pair++) tile[pair * TILE + o] = pairs[pair];
                 }
             }
-}
-
-/* exp by 2^n * polynomial, relative error about 1e-7; 0 below the smallest normal number. */
-static inline __m512 exp512(__m512 x) {
-    x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.33f));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145752f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860677e-6f), r);
-    __m512 p = _mm512_set1_ps(1.0f / 720);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
 }
 
 static inline __m512 sigmoid512(__m512 x) {
@@ -99,15 +82,6 @@ static inline __m512 activated(__m512 x, int activation) {
     }
     default: return x;
     }
-}
-
-static inline __m512 load_bf16(const bf16 *from, __mmask16 mask) {
-    const __m256i half = _mm256_maskz_loadu_epi16(mask, from);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-static inline void store_bf16(bf16 *to, __m512 x, __mmask16 mask) {
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(x));
 }
 
 typedef struct {

@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.kernels.compiling import compiled
+from rlhf.kernels.compiling import compiled, has_cpu_flags
 
-NEEDED_FLAGS = {"amx_bf16", "avx512_bf16"}  # names in /proc/cpuinfo
 TILE, DEPTH, CHUNK = 16, 32, 64  # rows, inputs and outputs that a product takes at once
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]  # in the order of amx.c
 ALONE, PLUS, TIMES = range(3)
@@ -52,9 +50,7 @@ class _Attention(ctypes.Structure):
 @cache
 def kernels() -> Any | None:
     """The compiled kernels; None where this CPU has no AMX, or there is no C compiler for it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    library = compiled("amx") if NEEDED_FLAGS.issubset(flags) else None
+    library = compiled("amx") if has_cpu_flags("amx_bf16", "avx512_bf16") else None
     return library if library is not None and library.amx_enable() else None
 
 

@@ -27,10 +27,17 @@ def compiled(name: str) -> ctypes.CDLL | None:
     return None if library is None else ctypes.CDLL(str(library))
 
 
+def has_cpu_flags(*names: str) -> bool:
+    """True where /proc/cpuinfo names all these abilities."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and set(names).issubset(cpuinfo.read_text().split())
+
+
 def _library(compiler: str, source: Path) -> Path | None:
     """The shared library of ``source`` for this CPU; None where the compiler cannot make it."""
     target = _output([compiler, "-march=native", "-Q", "--help=target"])  # names the CPU
-    digest = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode() + target)
+    texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
+    digest = hashlib.sha256(b"".join(texts) + " ".join(FLAGS).encode() + target)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf"
     library = home / f"{source.stem}-{digest.hexdigest()[:16]}.so"
     if not library.exists():

@@ -50,9 +50,8 @@ def matmul_attention(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    tokens, scaling = query.shape[2], options.get("scaling")
-    is_whole = tokens == key.shape[2] and 1 < tokens <= LONGEST
-    if query.is_cuda or not is_whole or options.get("dropout", 0.0):
+    scaling = options.get("scaling")
+    if not _pays(module, query, key, value, options):
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
@@ -70,6 +69,20 @@ def matmul_attention(
             query.shape[-1] ** -0.5 if scaling is None else scaling,
         )
     return mixed_BNSD.transpose(1, 2).contiguous(), None
+
+
+def _pays(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> bool:
+    """True where matrix products can do it, and are faster than SDPA."""
+    tokens, is_causal = query.shape[2], options.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_whole = tokens == key.shape[2] and 1 < tokens <= LONGEST
+    is_alike = query.shape[-1] == value.shape[-1]
+    asks_more = any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    is_plain = is_causal and not options.get("dropout") and not asks_more
+    return query.is_cpu and is_whole and is_alike and is_plain
 
 
 def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:

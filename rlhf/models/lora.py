@@ -126,10 +126,8 @@ def effective_weight(linear: nn.Module) -> Tensor:
 
     Without adapters it is the layer's own weight, not a copy.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     weight: Tensor = linear.weight  # type: ignore[assignment]
-    if not isinstance(linear, BaseTunerLayer):
+    if not _is_adapted(linear):
         return weight
     layer: Any = linear
     a_RI, b_OR = (part[ADAPTER].weight.float() for part in (layer.lora_A, layer.lora_B))
@@ -192,11 +190,12 @@ def adapter_config(place: str, revision: str | None = None) -> Any | None:
     Raises:
         CheckpointError: it is no LoRA adapter, or does not name its base.
     """
-    from peft import PeftConfig
     from transformers.utils.peft_utils import find_adapter_config_file
 
     if find_adapter_config_file(place, revision=revision) is None:
         return None
+    from peft import PeftConfig
+
     config = PeftConfig.from_pretrained(place, revision=revision)
     if config.peft_type != "LORA" or not config.base_model_name_or_path:
         raise CheckpointError(
@@ -242,11 +241,14 @@ def _is_saved(model: PreTrainedModel, name: str) -> bool:
 
 
 def _adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     for name, layer in module.named_modules():
-        if isinstance(layer, BaseTunerLayer):
+        if _is_adapted(layer):
             yield name, layer
+
+
+def _is_adapted(layer: nn.Module) -> bool:
+    """By peft's name, so that a model without adapters does not load peft: 100 MB."""
+    return hasattr(layer, "lora_A")
 
 
 def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[str, nn.Module]:

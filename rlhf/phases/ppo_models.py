@@ -5,7 +5,7 @@ Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -25,12 +25,10 @@ from rlhf.rollout.experience import (
 )
 from rlhf.types import Engine, Model, SequenceBatch, StepReport
 
-
-class PolicyAndValues(NamedTuple):
-    """One differentiable pass over response tokens."""
-
-    policy: ResponseLogprobs | None  # None: the actor is frozen in this step
-    values_BT: Tensor | None  # None: there is no critic
+# A loss from what a model says of response tokens: to be divided already, and without side effects
+# on the model.
+PolicyLossOf = Callable[[ResponseLogprobs], Tensor]
+ValueLossOf = Callable[[Tensor], Tensor]  # of values (B, T)
 
 
 class Reports(NamedTuple):
@@ -43,7 +41,7 @@ class Reports(NamedTuple):
 
 
 class PpoModels(Protocol):
-    """The models of PPO behind the four things that it does with them."""
+    """The models of PPO behind the things that it does with them."""
 
     actor: Engine  # keeps the policy that answers prompts
     critic: Engine | None  # None: there is none, or it is a branch of the actor
@@ -51,14 +49,17 @@ class PpoModels(Protocol):
     def opinions(self, sequences: WholeSequences, *, with_policy: bool = True) -> Opinions:
         """Log-probabilities, values and scores, without gradients and dropout."""
 
-    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
-        """Policy and values, with gradients."""
+    def learn(
+        self,
+        sequences: WholeSequences,
+        *,
+        actor_loss: PolicyLossOf | None,
+        critic_loss: ValueLossOf,
+    ) -> None:
+        """Add the gradients of one micro-batch; without ``actor_loss`` the actor is frozen."""
 
     def language_logprobs(self, batch: SequenceBatch) -> Tensor:
         """The policy's log-probabilities (N,) of the kept tokens of whole sequences."""
-
-    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
-        """Add the gradients of one micro-batch."""
 
     def step(self) -> Reports:
         """Step the optimisers; all micro-batches must be in."""
@@ -124,25 +125,26 @@ class SeparateModels:
             scores_B = sequence_scores(self.reward, sequences)
         return Opinions(logprobs_BT, reference_BT, values_BT, scores_B)
 
-    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
-        """One pass through the models that learn."""
-        values_BT = None if self.critic is None else response_values(self.critic, sequences)
-        policy = None
-        if with_policy:
+    def learn(
+        self,
+        sequences: WholeSequences,
+        *,
+        actor_loss: PolicyLossOf | None,
+        critic_loss: ValueLossOf,
+    ) -> None:
+        """One model after the other, so that only one keeps its activations."""
+        self._learning = []
+        if self.critic is not None:
+            add_gradient(self.critic, critic_loss(response_values(self.critic, sequences)))
+            self._learning.append(self.critic)
+        if actor_loss is not None:
             policy = response_logprobs(self.actor, sequences, self._training)
-        return PolicyAndValues(policy, values_BT)
+            add_gradient(self.actor, actor_loss(policy))
+            self._learning.append(self.actor)
 
     def language_logprobs(self, batch: SequenceBatch) -> Tensor:
         """The actor's log-probabilities of the kept tokens."""
         return language_logprobs(self.actor, batch)
-
-    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
-        """Gradients of both losses, each to its own model."""
-        self._learning = []
-        for engine, loss in ((self.actor, actor_loss), (self.critic, critic_loss)):
-            if engine is not None and loss is not None:
-                add_gradient(engine, loss)
-                self._learning.append(engine)
 
     def step(self) -> Reports:
         """Step both, or neither where one overflows and they are aligned."""
@@ -193,23 +195,24 @@ class TrunkModels:
             scores_B,
         )
 
-    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
-        """One pass for both; a trunk always learns as a whole."""
-        assert with_policy, "a shared trunk has no steps for the critic alone"
+    def learn(
+        self,
+        sequences: WholeSequences,
+        *,
+        actor_loss: PolicyLossOf | None,
+        critic_loss: ValueLossOf,
+    ) -> None:
+        """One pass for both, forward and backward; a trunk always learns as a whole."""
+        assert actor_loss is not None, "a shared trunk has no steps for the critic alone"
         output = self.actor(sequences.ids_BS, sequences.picks, self._training)
-        values_BT = sequences.before_response(output.values_BS)
-        return PolicyAndValues(sequences.told(output.policy), values_BT)
+        loss = critic_loss(sequences.before_response(output.values_BS))
+        add_gradient(self.actor, loss + actor_loss(sequences.told(output.policy)))
 
     def language_logprobs(self, batch: SequenceBatch) -> Tensor:
         """The policy's log-probabilities of the kept tokens."""
         reading = Reading(with_entropy=False)
         logprobs_N: Tensor = self.actor(batch.ids_BS, Picks.of(batch), reading).policy.logprobs_N
         return logprobs_N
-
-    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
-        """One backward pass of the sum."""
-        losses = [loss for loss in (actor_loss, critic_loss) if loss is not None]
-        add_gradient(self.actor, torch.stack(losses).sum())
 
     def step(self) -> Reports:
         """One step of all trained layers and heads."""

@@ -10,31 +10,26 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
-from rlhf.algorithms.kl import KlController, guarded_lr_scale, kl_estimate
-from rlhf.algorithms.masking import masked_sum
-from rlhf.algorithms.ppo import policy_loss, value_loss
+from rlhf.algorithms.kl import KlController, guarded_lr_scale
 from rlhf.algorithms.streams import stream
 from rlhf.config.checks import exact_div
-from rlhf.config.choices import KlPlacement
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.errors import ConfigError
 from rlhf.phases.logprob_reuse import LogprobReuse, mismatch
+from rlhf.phases.ppo_losses import MicroBatchLoss
 from rlhf.phases.ppo_metrics import (
-    critic_metrics,
-    policy_metrics,
     printed,
     report_values,
     rollout_metrics,
 )
-from rlhf.phases.ppo_models import PolicyAndValues, Reports
+from rlhf.phases.ppo_models import Reports
 from rlhf.phases.ppo_targets import TargetMaker
 from rlhf.phases.ptx import PtxCorpus, learn_from_corpus
 from rlhf.phases.rlhf_engine import RLHFEngine
 from rlhf.rollout.experience import WholeSequences, by_length, collect, row_parts
-from rlhf.types import Mean, Metrics, PromptBatch, Rollout, merge_metrics, take_rows
+from rlhf.types import Metrics, PromptBatch, Rollout, merge_metrics, take_rows
 
 
 class PpoStats(NamedTuple):
@@ -128,67 +123,25 @@ class PPOTrainer:
         for part in row_parts(rows, engine.plan.micro):
             taken = take_rows(rollout, part)
             sequences = WholeSequences(taken.prompts, taken.responses)
-            output = engine.models.forward(sequences, with_policy=trains_actor)
-            actor, policy = self._actor_loss(taken, take_rows(advantages, part), output)
-            critic, value = self._critic_loss(taken, take_rows(advantages, part), output)
-            engine.models.backward(
-                None if actor is None else actor / num_kept,
-                None if critic is None else critic / num_kept,
+            loss = MicroBatchLoss(
+                self.config,
+                taken,
+                take_rows(advantages, part),
+                kl_ctl=self.kl.coefficient,
+                num_kept=num_kept,
             )
-            metrics = merge_metrics(metrics, policy | value)
+            engine.models.learn(
+                sequences,
+                actor_loss=loss.of_policy if trains_actor else None,
+                critic_loss=loss.of_values,
+            )
+            metrics = merge_metrics(metrics, loss.metrics)
         if trains_actor and self.corpus is not None and self.config.ptx_coef:
             metrics |= learn_from_corpus(
                 engine, self.corpus, update=self._updates_done, coefficient=self.config.ptx_coef
             )
         self._updates_done += 1
         return metrics, engine.models.step()
-
-    def _actor_loss(
-        self, rollout: Rollout, advantages: Advantages, output: PolicyAndValues
-    ) -> tuple[Tensor | None, Metrics]:
-        """The clipped surrogate, with KL and entropy where they are charged here."""
-        config, keep_BT = self.config, rollout.responses.keep_BT
-        if output.policy is None:
-            return None, {}
-        logprobs_BT, entropy_BT = output.policy
-        assert entropy_BT is not None
-        surrogate = policy_loss(
-            logprobs_BT,
-            rollout.logprobs_BT,
-            advantages.advantages_BT,
-            keep_BT,
-            cliprange=config.cliprange,
-            cliprange_high=config.cliprange_high,
-            dual_clip=config.dual_clip,
-        )
-        loss = surrogate.loss
-        metrics = policy_metrics(surrogate, Mean.of(entropy_BT, keep_BT))
-        metrics["logprob_change"] = Mean.of((logprobs_BT - rollout.logprobs_BT).abs(), keep_BT)
-        if config.kl_placement is KlPlacement.loss:
-            # 0 in dead cells before k3's exponential: an infinite slope there would give nan.
-            sides = (logprobs_BT, rollout.reference_logprobs_BT)
-            kept = (side_BT.masked_fill(~keep_BT, 0.0) for side_BT in sides)
-            kl_BT = kl_estimate(*kept, estimator=config.kl_estimator.value)
-            loss = loss + self.kl.coefficient * masked_sum(kl_BT, keep_BT)
-            metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * masked_sum(entropy_BT, keep_BT)
-        return loss, metrics
-
-    def _critic_loss(
-        self, rollout: Rollout, advantages: Advantages, output: PolicyAndValues
-    ) -> tuple[Tensor | None, Metrics]:
-        """The clipped squared error of the values."""
-        if output.values_BT is None:
-            return None, {}
-        error = value_loss(
-            output.values_BT,
-            rollout.values_BT,
-            advantages.returns_BT,
-            rollout.responses.keep_BT,
-            cliprange_value=self.config.cliprange_value,
-        )
-        return self.config.value_coef * error.loss, critic_metrics(error)
 
     def _mini_batches(self, rows_per_rank: int, mini_batch: int) -> list[list[int]]:
         """Rows of every update of a rollout: ``ppo_epochs`` shuffled passes."""

@@ -15,6 +15,19 @@ Compose = Callable[[list[str]], DictConfig]
 
 TRUNK = ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=2"]
 RLOO = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=4"]
+HALF = ["zero=stage1", "zero.moments=bf16"]
+OBSTACLES = [  # what plain torch cannot do
+    (["hardware.ranks_per_node=2"], "hardware.nodes*hardware.ranks_per_node=2"),
+    (["zero=stage1", "zero.offload_optimizer=true"], "zero.offload_optimizer=true"),
+    (["zero=stage3", "zero.offload_parameters=true"], "zero.offload_parameters=true"),
+    (["zero=stage3", "zero.offload_reference=true"], "zero.offload_reference=true"),
+    (["zero=stage3", "zero.offload_reward=true"], "zero.offload_reward=true"),
+    (["+zero.extra.prescale_gradients=true"], "zero.extra={'prescale_gradients': True}"),
+    (
+        ["zero=stage3", "zero.hpz_partition_size=2", "hardware.ranks_per_node=2"],
+        "zero.hpz_partition_size=2",
+    ),
+]
 OWN = ["model=opt_125m", "model@reward_model=opt_125m"]  # models that have learned something
 
 
@@ -127,6 +140,34 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["zero=stage3", "zero.hpz_partition_size=2"],
             ["zero.hpz_partition_size=2", "does not divide", "hardware.ranks_per_node=1"],
         ),
+        *(
+            (["zero.engine=torch", *obstacle], ["zero.engine=torch", named, "use zero.engine=auto"])
+            for obstacle, named in OBSTACLES
+        ),
+        *(
+            ([*HALF, *obstacle], ["zero.moments=bf16", named, "use zero.moments=fp32"])
+            for obstacle, named in OBSTACLES
+        ),
+        (
+            [*HALF, "zero.engine=deepspeed"],
+            ["zero.moments=bf16 with zero.engine=deepspeed", "use zero.moments=fp32"],
+        ),
+        (
+            ["zero=stage0", "zero.moments=bf16"],
+            ["zero.moments=bf16 with zero.stage=0", "use zero=stage1"],
+        ),
+        (
+            [*HALF, "zero.critic_stage=0"],
+            ["zero.moments=bf16 with zero.critic_stage=0", "or zero.moments=fp32"],
+        ),
+        *(
+            ([*HALF, f"{key}=0.995"], [f"{key}=0.995", "zero.moments=bf16", f"use {key}=0.99 or"])
+            for key in ("sft.beta2", "reward.beta2", "ppo.beta2", "ppo.critic_beta2")
+        ),
+        (
+            [*HALF, "phase.order=[sft,dpo]", "dpo.beta2=0.999"],
+            ["dpo.beta2=0.999", "zero.moments=bf16", "use dpo.beta2=0.99 or less"],
+        ),
     ],
 )
 def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> None:
@@ -153,6 +194,9 @@ def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> No
         ["zero=stage3", "zero.offload_parameters=true", "zero.offload_reward=true"],
         ["zero=stage2", "zero.critic_stage=3", "zero.offload_reward=true"],
         ["phase.order=[sft]", "ppo.steps=null"],  # PPO does not run
+        [*HALF, "zero.engine=torch", "sft.beta2=0.99"],
+        [*HALF, "dpo.beta2=0.999"],  # nor does DPO
+        ["zero=stage3_offload", "zero.engine=auto"],
     ],
 )
 def test_allowed(overrides: list[str], compose: Compose) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Device, Dtype
+from rlhf.config.choices import Device, Dtype, Moments, TrainingEngine
 from rlhf.config.schema import ZeroConfig
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.ds_config import Role
@@ -28,6 +28,8 @@ PLAIN = ZeroConfig(
     offload_reward=False,
     quantize_frozen_weights=False,
     hpz_partition_size=1,
+    engine=TrainingEngine.deepspeed,
+    moments=Moments.fp32,
     extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
 )
 CONSTANT = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Dtype
+from rlhf.config.choices import Dtype, Moments, TrainingEngine
 from rlhf.config.schema import ZeroConfig
 from rlhf.engine.ds_config import Role, deepspeed_config, has_half_weights, stage_of
 
@@ -33,6 +33,8 @@ CPU = {"device": "cpu"}
 
 def zero(**changes: Any) -> ZeroConfig:
     plain: dict[str, Any] = {
+        "engine": TrainingEngine.auto,
+        "moments": Moments.fp32,
         "stage": 0,
         "critic_stage": None,
         "offload_optimizer": False,

@@ -30,7 +30,7 @@ Compose = Callable[[list[str]], DictConfig]
 
 
 class PlannedEngine(TrainingEngine):
-    """Takes what DeepSpeedEngine takes."""
+    """Takes what build_engine takes."""
 
     def __init__(self, module: nn.Module, *, plan: Any, optimizer: Any = None, **_: Any) -> None:
         lr = 0.0 if optimizer is None else 0.05
@@ -76,7 +76,7 @@ def run_context(
     text = " ".join(part for record in TRAIN for part in record if part)
     save_models(folder, policy=text, reward=text)
     for module in (dpo, rlhf_engine):
-        monkeypatch.setattr(module, "DeepSpeedEngine", PlannedEngine)
+        monkeypatch.setattr(module, "build_engine", PlannedEngine)
     notes = Notes()
 
     def save(_: RunContext, export: Any, place: Path, *, what: str) -> None:

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
 
-from rlhf.phases.ppo_models import Reports, SeparateModels
-from rlhf.types import StepReport
-from tests.plain_engine import PlainEngine
-
-
-class Overflowing(PlainEngine):
-    """Overflows or not, and steps unless it is told to discard."""
-
-    is_step_due = True
-
-    def __init__(self, *, overflows: bool) -> None:
-        super().__init__(nn.Linear(1, 1))
-        self._overflows = overflows
-
-    def backward(self, loss: torch.Tensor) -> None: ...
-
-    def has_overflow(self) -> bool:
-        return self._overflows
-
-    def step(self, *, discard: bool = False) -> StepReport:
-        return StepReport(0.5, 2.0, is_skipped=discard or self._overflows)
+from rlhf.phases.ppo_models import Reports
+from rlhf.rollout.experience import WholeSequences
+from tests.phases.ppo_pieces import PARTS, separate_engine, some_rollout
 
 
 def stepped(*, actor: bool, critic: bool, aligned: bool) -> Reports:
-    engines = [Overflowing(overflows=overflows) for overflows in (actor, False, critic, False)]
-    models = SeparateModels(*engines, temperature=1.0, align_overflow=aligned)
-    models.backward(torch.zeros(()), torch.zeros(()))
+    models = separate_engine(overflows=(actor, critic), align_overflow=aligned).models
+    rollout = some_rollout()
+    sequences = WholeSequences(rollout.prompts, rollout.responses)
+    for _ in range(PARTS):
+        models.learn(
+            sequences,
+            actor_loss=lambda policy: policy.logprobs_BT.sum(),
+            critic_loss=lambda values_BT: values_BT.sum(),
+        )
     return models.step()
 
 

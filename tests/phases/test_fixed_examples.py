@@ -85,7 +85,7 @@ def run(
 ) -> Callable[..., SimpleNamespace]:
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
     for module in (sft, reward):
-        monkeypatch.setattr(module, "DeepSpeedEngine", SummingEngine)
+        monkeypatch.setattr(module, "build_engine", SummingEngine)
         monkeypatch.setattr(module, "exported", lambda *_, **__: None)
     monkeypatch.setattr(RunContext, "save", lambda *_, **__: None)
 

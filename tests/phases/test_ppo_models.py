@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf.data.collate import collate_sequences
 from rlhf.models.building import build_actor, build_scorer
@@ -16,11 +16,10 @@ from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.phases.ppo_models import AdapterOff, SeparateModels, TrunkModels
-from rlhf.rollout.experience import WholeSequences, language_logprobs
+from rlhf.rollout.experience import ResponseLogprobs, WholeSequences, language_logprobs
 from tests.models_on_disk import disturb
 from tests.phases.ppo_pieces import (
     LENGTHS,
-    MICRO,
     PROMPT_LENGTHS,
     TEMPERATURE,
     flat,
@@ -67,6 +66,19 @@ def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
     )
 
 
+def gain(policy: ResponseLogprobs) -> Tensor:
+    gain_BT = policy.logprobs_BT + 0.5 * policy.entropy_BT
+    return gain_BT[ROLLOUT.responses.keep_BT].sum()
+
+
+def squares(values_BT: Tensor) -> Tensor:
+    return values_BT[ROLLOUT.responses.keep_BT].square().sum()
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a pass for nothing")
+
+
 def assert_all_close(one: Any, other: Any) -> None:
     for first, second in zip(one, other, strict=True):
         torch.testing.assert_close(flat(first), flat(second), atol=1e-5, rtol=1e-5)
@@ -101,10 +113,7 @@ def test_a_pass_of_the_trunk_learns_what_separate_models_do(
     models = trunk_models(tokenizer, reward, entropy_gradient=True)
     twin = separate_twin(models, tokenizer)
     for each in (models, twin):
-        output = each.forward(SEQUENCES, with_policy=True)
-        keep_BT = ROLLOUT.responses.keep_BT
-        gain_BT = output.policy.logprobs_BT + 0.5 * output.policy.entropy_BT
-        each.backward(gain_BT[keep_BT].sum(), output.values_BT[keep_BT].square().sum())
+        each.learn(SEQUENCES, actor_loss=gain, critic_loss=squares)
         each.step()
     together = models.actor.gradients[0]
     apart = twin.actor.gradients[0]
@@ -142,24 +151,21 @@ def test_language_logprobs_are_those_of_each_sequence_alone(
 
 
 def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:
-    actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=MICRO)
+    actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1)
     models = SeparateModels(actor, actor, None, reward, temperature=TEMPERATURE)
     assert not models.opinions(SEQUENCES).values_BT.any()
-    assert models.forward(SEQUENCES, with_policy=True).values_BT is None
+    models.learn(SEQUENCES, actor_loss=gain, critic_loss=refuse)
+    reports = models.step()
+    assert reports.actor is not None
+    assert reports.critic is None
 
 
 def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a pass for nothing")
-
     actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1)
     actor.module.forward = refuse
     critic = TrainingEngine(build_scorer(source(), tokenizer, seed=2), accumulation=1)
     models = SeparateModels(actor, actor, critic, reward, temperature=TEMPERATURE)
-    output = models.forward(SEQUENCES, with_policy=False)
-    assert output.policy is None
-    assert output.values_BT is not None
-    models.backward(None, output.values_BT.sum())
+    models.learn(SEQUENCES, actor_loss=None, critic_loss=squares)
     assert models.step().actor is None
     assert len(critic.gradients) == 1
 
@@ -167,8 +173,7 @@ def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> 
 def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) -> None:
     models = trunk_models(tokenizer, reward)
     models.actor.overflows = True
-    output = models.forward(SEQUENCES, with_policy=True)
-    models.backward(output.policy.logprobs_BT.sum(), output.values_BT.sum())
+    models.learn(SEQUENCES, actor_loss=gain, critic_loss=squares)
     reports = models.step()
     assert reports.actor.is_skipped
     assert (reports.critic, reports.actor_overflowed, reports.critic_overflowed) == (

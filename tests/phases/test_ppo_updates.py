@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.freeze import to_run_config
-from rlhf.phases.ppo_models import PolicyAndValues, Reports
+from rlhf.phases.ppo_models import PolicyLossOf, Reports, ValueLossOf
 from rlhf.phases.ppo_trainer import PPOTrainer
 from rlhf.rollout.experience import ResponseLogprobs, WholeSequences
 from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
@@ -29,20 +28,21 @@ class Answers:
     def __init__(self, *, drift: float) -> None:
         self._drift = drift
         self.rows: list[list[int]] = []
-        self.losses: list[tuple[float | None, float | None]] = []
+        self.losses: list[tuple[float | None, float]] = []
         self.steps = 0
 
-    def forward(self, sequences: WholeSequences, *, with_policy: bool) -> PolicyAndValues:
+    def learn(
+        self,
+        sequences: WholeSequences,
+        *,
+        actor_loss: PolicyLossOf | None,
+        critic_loss: ValueLossOf,
+    ) -> None:
         shape = sequences.keep_BT.shape
         self.rows.append(sequences.ids_BS[:, 0].tolist())
-        logprobs_BT = torch.full(shape, -1.0 + self._drift, requires_grad=True)
-        policy = ResponseLogprobs(logprobs_BT, torch.full(shape, 0.5))
-        return PolicyAndValues(policy if with_policy else None, torch.full(shape, 2.0))
-
-    def backward(self, actor_loss: Tensor | None, critic_loss: Tensor | None) -> None:
-        self.losses.append(
-            tuple(None if loss is None else loss.item() for loss in (actor_loss, critic_loss))
-        )
+        policy = ResponseLogprobs(torch.full(shape, -1.0 + self._drift), torch.full(shape, 0.5))
+        actor = None if actor_loss is None else actor_loss(policy).item()
+        self.losses.append((actor, critic_loss(torch.full(shape, 2.0)).item()))
 
     def step(self) -> Reports:
         self.steps += 1

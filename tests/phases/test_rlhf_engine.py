@@ -32,8 +32,8 @@ class NotedEngine(PlainEngine):
 def built(
     compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., RLHFEngine]:
-    """An RLHFEngine over models on disk, DeepSpeed left out."""
-    monkeypatch.setattr(rlhf_engine, "DeepSpeedEngine", NotedEngine)
+    """An RLHFEngine over models on disk, without training engines."""
+    monkeypatch.setattr(rlhf_engine, "build_engine", NotedEngine)
     save_models(tmp_path, policy="some words", reward="some words")
 
     def engine(*overrides: str) -> RLHFEngine:

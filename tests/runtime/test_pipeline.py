@@ -81,17 +81,34 @@ def test_plain_transformers_loads_the_models(run_dir: Path) -> None:
     assert not [p for p in run_dir.rglob("*") if p.suffix in {".bin", ".pt", ".pkl", ".building"}]
 
 
-def test_the_same_command_gives_the_same_metrics(run_dir: Path, tmp_path: Path) -> None:
-    assert metrics(finished(tmp_path / "again")) == metrics(run_dir)
-    other_seed = metrics(finished(tmp_path / "other", "seed=2"))
-    assert other_seed != metrics(run_dir)
+@pytest.fixture(scope="module", params=["fast", "hf"])
+def rollout_run(
+    request: pytest.FixtureRequest, run_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """An override that names a way of generating, and a run that went so."""
+    override = f"rollout={request.param}"
+    if request.param == "fast":  # the default
+        return override, run_dir
+    return override, finished(tmp_path_factory.mktemp("hf") / "run", override)
+
+
+def test_the_same_command_gives_the_same_metrics(
+    rollout_run: tuple[str, Path], tmp_path: Path
+) -> None:
+    override, run_dir = rollout_run
+    assert metrics(finished(tmp_path / "again", override)) == metrics(run_dir)
+
+
+def test_another_seed_gives_other_metrics(run_dir: Path, tmp_path: Path) -> None:
+    assert metrics(finished(tmp_path / "other", "seed=2")) != metrics(run_dir)
 
 
 def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
-    run_dir: Path, tmp_path: Path
+    rollout_run: tuple[str, Path], tmp_path: Path
 ) -> None:
+    override, run_dir = rollout_run
     killed = tmp_path / "killed"
-    command = [sys.executable, ROOT / "launch.py", *SPECK, f"run_dir={killed}"]
+    command = [sys.executable, ROOT / "launch.py", *SPECK, override, f"run_dir={killed}"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     while not (killed / "sft" / "result.json").exists():
         assert process.poll() is None, "the run ended before it could be killed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,16 +37,20 @@ def first(run_dir: Path) -> dict[str, float]:
     }
 
 
+DEEPSPEED = "zero.engine=deepspeed"  # by default one rank runs in plain torch
 MICRO = [f"{phase}.micro_batch_size=4" for phase in ("sft", "reward", "ppo")]
 WAYS = {
     "micro-batches": ["zero=stage0", *MICRO],
     "stage1": ["zero=stage1"],
-    "stage2": ["zero=stage2"],
-    "stage3": ["zero=stage3", *SHARD_ALL],
+    "stage0, deepspeed": ["zero=stage0", DEEPSPEED],
+    "stage1, deepspeed": ["zero=stage1", DEEPSPEED],
+    "stage2, deepspeed": ["zero=stage2", DEEPSPEED],
+    "stage3, deepspeed": ["zero=stage3", DEEPSPEED, *SHARD_ALL],
     "stage0, 2 ranks": ["zero=stage0", "hardware.ranks_per_node=2"],
     "stage1, 2 ranks": ["zero=stage1", "hardware.ranks_per_node=2"],
     "stage2, 2 ranks, micro-batches": ["zero=stage2", "hardware.ranks_per_node=2", *MICRO],
     "stage3, 2 ranks": ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL],
+    "stage3, 2 ranks, hf": ["zero=stage3", "hardware.ranks_per_node=2", "rollout=hf", *SHARD_ALL],
 }
 
 
@@ -56,11 +61,38 @@ def test_first_losses_are_equal(way: str, plain: Path, tmp_path: Path) -> None:
     assert (run / "ppo" / "actor" / "model.safetensors").exists()
 
 
+def first_responses(run_dir: Path) -> list[tuple[str, str]]:
+    """Prompts and responses of PPO's first step that were kept as samples."""
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    return [(each["prompt"], each["response"]) for each in samples if each["step"] == 1]
+
+
+@pytest.mark.parametrize("gather", ["always", "never"])
+def test_ranks_with_sharded_weights_give_the_responses_of_one(
+    gather: str, plain: Path, tmp_path: Path
+) -> None:
+    ranks = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL]
+    how = [f"rollout.gather_weights={gather}", "rollout=fast"]
+    run = finished(tmp_path / "run", *ranks, *how, *WHOLE_ROLLOUT)
+    assert first(run) == pytest.approx(first(plain), rel=2e-5, abs=1e-5)
+    assert len(first_responses(plain)) > 1
+    assert len({response for _, response in first_responses(plain)}) > 1
+    assert first_responses(run) == first_responses(plain)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "stage"), [("bf16", 0), ("bf16", 1), ("bf16", 3), ("fp16", 1), ("fp16", 2)]
+    ("dtype", "stage", "engine"),
+    [
+        *(("bf16", stage, engine) for stage in (0, 1, 3) for engine in ("torch", "deepspeed")),
+        ("fp16", 1, "auto"),
+        ("fp16", 2, "auto"),
+    ],
 )
-def test_half_precision_follows_fp32(dtype: str, stage: int, plain: Path, tmp_path: Path) -> None:
-    run = finished(tmp_path / "run", f"zero=stage{stage}", f"hardware.dtype={dtype}")
+def test_half_precision_follows_fp32(
+    dtype: str, stage: int, engine: str, plain: Path, tmp_path: Path
+) -> None:
+    how = [f"hardware.dtype={dtype}", f"zero.engine={engine}"]
+    run = finished(tmp_path / "run", f"zero=stage{stage}", *how)
     lines = [line for line in metrics(run) if "sft/loss" in line]
     expected = [line for line in metrics(plain) if "sft/loss" in line]
     for got, reference in zip(lines, expected, strict=True):

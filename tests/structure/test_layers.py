@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "types": {"errors"},
     "config": {"errors"},  # not types, which imports torch
-    "algorithms": {"errors", "types"},
+    "algorithms": {"errors", "types", "kernels"},
     "kernels": set(),
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {"errors", "config"},  # not types and algorithms, which import torch

@@ -1,0 +1,60 @@
+"""Log-probabilities from bf16 logits on a CPU: one pass where torch takes five.
+
+Shapes: N = tokens, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.kernels.compiling import compiled, has_cpu_flags
+
+
+@cache
+def logprob_kernel() -> LogprobKernel | None:
+    """The kernel; None where this CPU has no such registers, or there is no C compiler for it."""
+    library = compiled("logprobs") if has_cpu_flags("avx512_bf16") else None
+    return None if library is None else LogprobKernel(library)
+
+
+class LogprobKernel:
+    """The compiled functions; logits are contiguous bf16 tensors on the CPU."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def read(
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor]
+    ) -> None:
+        """Log-probabilities of ``ids`` under softmax(scale * logits), and entropies, into ``outs``.
+
+        Both are fp32 vectors (N,).
+        """
+        self._library.logprobs_read(
+            *self._common(logits_NV, ids_N, scale),
+            *(ctypes.c_void_p(row_N.data_ptr()) for row_N in outs),
+        )
+
+    def slope_(self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, slopes_N: Tensor) -> Tensor:
+        """Logits become the gradient by them of sum(slopes * log-probabilities), in place."""
+        slopes_N = slopes_N.float().contiguous()
+        self._library.logprobs_slope(
+            *self._common(logits_NV, ids_N, scale), ctypes.c_void_p(slopes_N.data_ptr())
+        )
+        return logits_NV
+
+    def _common(self, logits_NV: Tensor, ids_N: Tensor, scale: float) -> tuple[Any, ...]:
+        assert logits_NV.is_contiguous()
+        assert logits_NV.dtype is torch.bfloat16
+        assert ids_N.is_contiguous()
+        return (
+            ctypes.c_void_p(logits_NV.data_ptr()),
+            ctypes.c_void_p(ids_N.data_ptr()),
+            *(ctypes.c_int64(size) for size in logits_NV.shape),
+            ctypes.c_float(scale),
+        )
