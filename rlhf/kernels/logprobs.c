@@ -65,3 +65,60 @@ void logprobs_slope(bf16 *logits, const int64_t *ids, int64_t rows, int64_t size
         store_bf16(own + ids[row], _mm512_set1_ps(slope * (1.0f - expf(drawn))), 1);
     }
 }
+
+/* Tokens at which the cumulative softmax of rows of logits passes the draws, and their log-probs.
+ *
+ * A row that is barred cannot draw `end`, though that counts in the log-probability of the others.
+ */
+void logprobs_draw(bf16 *logits, const double *draws, const uint8_t *barred, int64_t rows,
+                   int64_t size, float scale, int64_t end, int64_t *tokens, float *logprobs) {
+    enum { BLOCK = 1024, LEAST = 0xff80 }; /* LEAST: minus infinity */
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        bf16 *own = logits + row * size;
+        const int is_barred = barred && barred[row];
+        const float end_logit = is_barred ? _mm512_cvtss_f32(load_bf16(own + end, 1)) * scale : 0;
+        const bf16 end_before = is_barred ? own[end] : 0;
+        if (is_barred) own[end] = LEAST;
+        const __m512 factor = _mm512_set1_ps(scale), none = _mm512_set1_ps(-INFINITY);
+        __m512 top = none;
+        for (int64_t i = 0; i < size; i += LANES) {
+            const __mmask16 mask = lanes(size - i);
+            top = _mm512_mask_max_ps(top, mask, top, load_bf16(own + i, mask));
+        }
+        const float largest = _mm512_reduce_max_ps(top) * scale;
+        const __m512 shift = _mm512_set1_ps(largest);
+        const int64_t blocks = (size + BLOCK - 1) / BLOCK;
+        double ends[blocks], total = 0;
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t last = size < (block + 1) * BLOCK ? size : (block + 1) * BLOCK;
+            __m512 sum = _mm512_setzero_ps();
+            for (int64_t i = block * BLOCK; i < last; i += LANES) {
+                const __mmask16 mask = lanes(last - i);
+                const __m512 x = _mm512_fmsub_ps(load_bf16(own + i, mask), factor, shift);
+                sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(mask, exp512(x)));
+            }
+            ends[block] = total += _mm512_reduce_add_ps(sum);
+        }
+        const double target = draws[row] * total;
+        int64_t block = 0, token = -1;
+        while (block < blocks - 1 && ends[block] <= target) block++;
+        double passed = block ? ends[block - 1] : 0;
+        const int64_t last = size < (block + 1) * BLOCK ? size : (block + 1) * BLOCK;
+        for (int64_t i = block * BLOCK; i < last; i++) {
+            const float x = _mm512_cvtss_f32(load_bf16(own + i, 1)) * scale - largest;
+            const float p = x < -87.33f ? 0 : expf(x);
+            if (p > 0) token = i; /* rounding may leave the target a little beyond the last one */
+            if ((passed += p) > target && p > 0) break;
+        }
+        const float drawn = _mm512_cvtss_f32(load_bf16(own + token, 1)) * scale;
+        float log_sum = largest + logf((float)total);
+        if (is_barred) {
+            const float high = fmaxf(log_sum, end_logit), low = fminf(log_sum, end_logit);
+            log_sum = high + log1pf(expf(low - high));
+            own[end] = end_before;
+        }
+        tokens[row] = token;
+        logprobs[row] = drawn - log_sum;
+    }
+}

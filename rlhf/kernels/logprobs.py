@@ -48,6 +48,29 @@ class LogprobKernel:
         )
         return logits_NV
 
+    def draw(
+        self,
+        logits_NV: Tensor,
+        draws_N: Tensor,
+        *,
+        scale: float,
+        barred_N: Tensor | None,
+        end_id: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens (N,) by inverse CDF, and their log-probabilities; ``barred`` rows skip an end."""
+        tokens_N = torch.empty(len(logits_NV), dtype=torch.int64)
+        logprobs_N = torch.empty(len(logits_NV))
+        draws_N = draws_N.double().contiguous()
+        barred = None if barred_N is None else barred_N.contiguous().data_ptr()
+        self._library.logprobs_draw(
+            *(ctypes.c_void_p(at) for at in (logits_NV.data_ptr(), draws_N.data_ptr(), barred)),
+            *(ctypes.c_int64(size) for size in logits_NV.shape),
+            ctypes.c_float(scale),
+            ctypes.c_int64(end_id),
+            *(ctypes.c_void_p(out_N.data_ptr()) for out_N in (tokens_N, logprobs_N)),
+        )
+        return tokens_N, logprobs_N
+
     def _common(self, logits_NV: Tensor, ids_N: Tensor, scale: float) -> tuple[Any, ...]:
         assert logits_NV.is_contiguous()
         assert logits_NV.dtype is torch.bfloat16

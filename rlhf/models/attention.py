@@ -98,7 +98,7 @@ def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scaling * q k^T + bias) v, and its gradient from the kept shares."""
+    """softmax(scaling * q k^T + bias) v; the shares are made again for the gradient."""
 
     @staticmethod
     def forward(
@@ -106,17 +106,17 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         """The mixed values (B, N, S, D)."""
         query_MSD, key_MSD, value_MSD = (x.flatten(0, 1) for x in (query, key, value))
-        scores_MSS = torch.baddbmm(bias_MSS, query_MSD, key_MSD.transpose(1, 2), alpha=scaling)
-        shares_MSS = scores_MSS.softmax(dim=-1)
-        ctx.save_for_backward(query_MSD, key_MSD, value_MSD, shares_MSS)
+        ctx.save_for_backward(query_MSD, key_MSD, value_MSD, bias_MSS)
         ctx.scaling = scaling
+        shares_MSS = _shares(query_MSD, key_MSD, bias_MSS, scaling)
         return torch.bmm(shares_MSS, value_MSD).view(query.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value."""
-        query_MSD, key_MSD, value_MSD, shares_MSS = ctx.saved_tensors
+        query_MSD, key_MSD, value_MSD, bias_MSS = ctx.saved_tensors
+        shares_MSS = _shares(query_MSD, key_MSD, bias_MSS, ctx.scaling)
         gradient_MSD = gradient.reshape(query_MSD.shape)
         of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
         of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
@@ -127,3 +127,9 @@ class _Attention(torch.autograd.Function):
         of_key_MSD = torch.bmm(of_scores_MSS.transpose(1, 2), query_MSD).mul_(ctx.scaling)
         parts = (of_query_MSD, of_key_MSD, of_value_MSD)
         return *(part.view(gradient.shape) for part in parts), None, None
+
+
+def _shares(query_MSD: Tensor, key_MSD: Tensor, bias_MSS: Tensor, scaling: float) -> Tensor:
+    """softmax(scaling * q k^T + bias) (M, S, S)."""
+    scores_MSS = torch.baddbmm(bias_MSS, query_MSD, key_MSD.transpose(1, 2), alpha=scaling)
+    return scores_MSS.softmax(dim=-1)

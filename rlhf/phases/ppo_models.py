@@ -112,6 +112,7 @@ class SeparateModels:
         self._training = Reading(temperature, entropy_gradient=entropy_gradient)
         self._align_overflow = align_overflow
         self._learning: list[Engine] = []  # those with gradients for the step to come
+        self._reports = Reports(None, None)
 
     def opinions(self, sequences: WholeSequences, *, with_policy: bool = True) -> Opinions:
         """What each model thinks of the responses."""
@@ -135,8 +136,11 @@ class SeparateModels:
         """One model after the other, so that only one keeps its activations."""
         self._learning = []
         if self.critic is not None:
+            is_last = self.critic.is_step_due
             add_gradient(self.critic, critic_loss(response_values(self.critic, sequences)))
             self._learning.append(self.critic)
+            if is_last and not self._align_overflow:
+                self._step(self.critic)  # so that its gradients are gone before the actor's come
         if actor_loss is not None:
             policy = response_logprobs(self.actor, sequences, self._training)
             add_gradient(self.actor, actor_loss(policy))
@@ -150,14 +154,19 @@ class SeparateModels:
         """Step both, or neither where one overflows and they are aligned."""
         overflows = [engine.has_overflow() for engine in self._learning]
         discards = self._align_overflow and any(overflows)
-        reports = Reports(None, None)
-        for engine, overflow in zip(self._learning, overflows, strict=True):
-            report = engine.step(discard=discards and not overflow)
-            if engine is self.actor:
-                reports = reports._replace(actor=report, actor_overflowed=overflow)
-            else:
-                reports = reports._replace(critic=report, critic_overflowed=overflow)
+        for engine, overflow in list(zip(self._learning, overflows, strict=True)):
+            self._step(engine, discard=discards and not overflow)
+        reports, self._reports = self._reports, Reports(None, None)
         return reports
+
+    def _step(self, engine: Engine, *, discard: bool = False) -> None:
+        overflow = engine.has_overflow()
+        report = engine.step(discard=discard)
+        self._learning.remove(engine)
+        if engine is self.actor:
+            self._reports = self._reports._replace(actor=report, actor_overflowed=overflow)
+        else:
+            self._reports = self._reports._replace(critic=report, critic_overflowed=overflow)
 
     def _logprobs(self, model: Model, sequences: WholeSequences) -> Tensor:
         with model.evaluating():

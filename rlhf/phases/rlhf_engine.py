@@ -10,7 +10,7 @@ import torch
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import seed_for, stream
 from rlhf.config.checks import BatchPlan, phase_plans, ptx_plan, rollout_plan
-from rlhf.config.choices import AdvantageEstimator, LoraRole, Phase
+from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase
 from rlhf.config.schema import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.tokens import Encoder
@@ -139,7 +139,7 @@ class RLHFEngine:
             self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
             self.reward,
             temperature=config.rollout.temperature,
-            align_overflow=config.ppo.align_overflow,
+            align_overflow=config.ppo.align_overflow and self.settings.dtype is Dtype.fp16,
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
+
 CHUNK = 64  # tokens of the vocabulary whose probabilities are first summed in fp32
 NUCLEUS = 256  # tokens that hold the share of top-p nearly always, so that not all need sorting
 
@@ -44,6 +46,11 @@ def draw_tokens(
     whatever else is in the batch. Rows that are ``barred`` cannot draw ``end_id``. The log-probs
     are those of ``token_logprobs``: before top-k, top-p and the bar.
     """
+    kernel = _kernel_for(logits_BV, sampling)
+    if kernel is not None:
+        scale, end = 1 / sampling.temperature, -1 if end_id is None else end_id
+        drawn = kernel.draw(logits_BV, draws_B, scale=scale, barred_N=barred_B, end_id=end)
+        return Drawn(*drawn)
     logits_BV = logits_BV.float()
     if sampling.temperature != 1.0:
         logits_BV = logits_BV / sampling.temperature
@@ -126,3 +133,10 @@ def _slice_of(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
     """Which slice, of those that end at ``ends``, holds the target; never beyond the last."""
     places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
     return places_B1.clamp(max=ends_BN.shape[1] - 1)  # not a number is nowhere
+
+
+def _kernel_for(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
+    """What draws from the whole distribution in one pass; None where it cannot, or is not asked."""
+    is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
+    is_half_on_cpu = logits_BV.is_cpu and logits_BV.dtype is torch.bfloat16
+    return logprob_kernel() if is_plain and is_half_on_cpu else None

@@ -287,7 +287,6 @@ def test_table(load: Any) -> None:
 
 
 def test_pictures(load: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `benchmarks` is not installed")
     parts = {"generate": 1.0, "score": 2.0, "train": 3.0, "iteration": 6.5}
     speed = {
         "shape": "tiny",

@@ -1,0 +1,94 @@
+"""The kernel for log-probabilities and draws, against torch in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
+
+SHAPES = [(1, 1), (3, 15), (5, 16), (7, 61), (4, 1024), (6, 3001)]
+
+
+@pytest.fixture
+def kernel() -> LogprobKernel:
+    found = logprob_kernel()
+    if found is None:
+        pytest.skip("this CPU has no AVX-512 for bf16, or there is no C compiler")
+    return found
+
+
+def some_logits(rows: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows * size)
+    logits_NV = (4 * torch.randn(rows, size, generator=generator)).bfloat16()
+    return logits_NV, torch.randint(0, size, (rows,), generator=generator)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logprobs_and_entropies(
+    kernel: LogprobKernel, shape: tuple[int, int], scale: float
+) -> None:
+    logits_NV, ids_N = some_logits(*shape)
+    outs = (torch.empty(shape[0]), torch.empty(shape[0]))
+    kernel.read(logits_NV, ids_N, scale=scale, outs=outs)
+    logs_NV = (logits_NV.double() * scale).log_softmax(-1)
+    expected_N = logs_NV.gather(1, ids_N[:, None])[:, 0]
+    torch.testing.assert_close(outs[0].double(), expected_N, atol=2e-5, rtol=1e-6)
+    entropy_N = -(logs_NV.exp() * logs_NV).sum(-1)
+    torch.testing.assert_close(outs[1].double(), entropy_N, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_slope_by_the_logits(
+    kernel: LogprobKernel, shape: tuple[int, int], scale: float
+) -> None:
+    logits_NV, ids_N = some_logits(*shape)
+    slopes_N = torch.linspace(-2, 3, shape[0])
+    plain_NV = logits_NV.double().requires_grad_()
+    logs_NV = (plain_NV * scale).log_softmax(-1)
+    (logs_NV.gather(1, ids_N[:, None])[:, 0] * slopes_N).sum().backward()
+    assert plain_NV.grad is not None
+    slope_NV = kernel.slope_(logits_NV.clone(), ids_N, scale=scale, slopes_N=slopes_N)
+    torch.testing.assert_close(slope_NV.double(), plain_NV.grad, atol=1e-6, rtol=8e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+@pytest.mark.parametrize("size", [1, 15, 61, 1024, 3001])
+def test_tokens_are_where_their_draws_fall(kernel: LogprobKernel, size: int, scale: float) -> None:
+    count = 500
+    logits_V = some_logits(1, size)[0][0]
+    draws_N = torch.rand(count, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    logits_NV = logits_V.expand(count, -1).contiguous()
+    tokens_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=scale, barred_N=None, end_id=-1)
+    logs_V = (logits_V.double() * scale).log_softmax(-1)
+    ends_V = logs_V.exp().cumsum(-1)
+    starts_V = torch.cat([torch.zeros(1), ends_V[:-1]])
+    slack = 1e-6  # of sums in fp32
+    assert (starts_V[tokens_N] - slack <= draws_N).all()
+    assert (draws_N <= ends_V[tokens_N] + slack).all()
+    torch.testing.assert_close(logprobs_N.double(), logs_V[tokens_N], atol=2e-5, rtol=1e-6)
+    assert size < 61 or len(set(tokens_N.tolist())) > 5
+
+
+def test_barred_rows_cannot_end_and_its_share_counts_still(kernel: LogprobKernel) -> None:
+    size, end, count = 61, 7, 400
+    logits_V = some_logits(1, size)[0][0]
+    logits_V[end] = 12.0  # nearly certain
+    barred_N = torch.arange(count) % 2 == 0
+    draws_N = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits_NV = logits_V.expand(count, -1).contiguous()
+    tokens_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=barred_N, end_id=end)
+    assert not (tokens_N[barred_N] == end).any()
+    assert (tokens_N[~barred_N] == end).float().mean() > 0.8
+    logs_V = logits_V.double().log_softmax(-1)
+    torch.testing.assert_close(logprobs_N.double(), logs_V[tokens_N], atol=2e-5, rtol=1e-6)
+
+
+def test_the_ends_of_the_range_are_drawn(kernel: LogprobKernel) -> None:
+    logits_NV = torch.tensor([[-200.0, 1.0, -200.0], [-200.0, 1.0, -200.0]]).bfloat16()
+    draws_N = torch.tensor([0.0, 1.0 - 1e-16], dtype=torch.float64)
+    tokens_N, _ = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
+    assert tokens_N.tolist() == [1, 1]
