@@ -134,16 +134,8 @@ class Backend(StrEnum):
     hf = "hf"
 
 
-class ReuseLogprobs(StrEnum):
-    """Whether PPO learns from the log-probabilities that the rollout measured as it sampled."""
-
-    auto = "auto"
-    always = "always"
-    never = "never"
-
-
-class GatherWeights(StrEnum):
-    """Whether rollouts gather the weights that ZeRO-3 shards."""
+class When(StrEnum):
+    """Whether something is done; auto: where it pays."""
 
     auto = "auto"
     always = "always"

@@ -13,8 +13,8 @@ from rlhf.config.choices import (
     ModelInit,
     Moments,
     Phase,
-    ReuseLogprobs,
     TrainingEngine,
+    When,
 )
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.config.schema import RunConfig, ZeroConfig
@@ -98,7 +98,7 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
 def check_rollout(config: RunConfig) -> None:
     """Log-probabilities that PPO is to take from the rollout are measured there."""
     rollout = config.rollout
-    if rollout.reuse_logprobs is ReuseLogprobs.always and rollout.backend is Backend.hf:
+    if rollout.reuse_logprobs is When.always and rollout.backend is Backend.hf:
         raise ConfigError(
             "rollout.reuse_logprobs=always with rollout.backend=hf: generate measures no "
             "log-probabilities; use rollout.backend=fast, or rollout.reuse_logprobs=auto"

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from rlhf.config.choices import (
     AdvantageEstimator,
     Backend,
-    GatherWeights,
     KlEstimator,
     KlPlacement,
     LrSchedule,
-    ReuseLogprobs,
     ScaleReward,
+    When,
 )
 
 
@@ -159,11 +158,11 @@ class RolloutConfig:
     """Texts that end a response as the end token does; they stay in it."""
     max_rows: int | None
     """Responses that a rank decodes at once, others wait for a place; null: all of its share."""
-    reuse_logprobs: ReuseLogprobs
+    reuse_logprobs: When
     """auto: while they agree with those of training; backend fast only."""
     max_logprob_mismatch: float
     """Mean difference per token, in nats, up to which auto takes the rollout's log-probs."""
-    gather_weights: GatherWeights
+    gather_weights: When
     """ZeRO-3's shards: gathered once per rollout, or layer by layer; auto: once where they fit."""
     cuda_graphs: bool
     """Replay decode steps as CUDA graphs; on a GPU with backend fast."""

@@ -5,7 +5,7 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
-from rlhf.config.choices import ReuseLogprobs
+from rlhf.config.choices import When
 from rlhf.config.ppo_schema import RolloutConfig
 from rlhf.errors import ConfigError
 from rlhf.types import Mean, Metric, Metrics, Responses, Rollout
@@ -32,13 +32,13 @@ class LogprobReuse:
             ConfigError: always, and the backend measures nothing.
         """
         config = self._config
-        if responses.logprobs_BT is None and config.reuse_logprobs is ReuseLogprobs.always:
+        if responses.logprobs_BT is None and config.reuse_logprobs is When.always:
             raise ConfigError(
                 f"rollout.reuse_logprobs=always: rollout.backend={config.backend} measures no "
                 "log-probabilities; use rollout.reuse_logprobs=auto"
             )
-        if config.reuse_logprobs is not ReuseLogprobs.auto:
-            return config.reuse_logprobs is ReuseLogprobs.always
+        if config.reuse_logprobs is not When.auto:
+            return config.reuse_logprobs is When.always
         if responses.logprobs_BT is None or self._has_dropout or self._mismatch is None:
             return False
         return self._mismatch <= config.max_logprob_mismatch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlhf.config.choices import GatherWeights
+from rlhf.config.choices import When
 from rlhf.rollout.decoders.decoder import Decoder
 from rlhf.rollout.decoders.families import Parts, parts_of
 from rlhf.rollout.decoders.family import FamilyDecoder
@@ -31,7 +31,7 @@ class FastSettings:
 
     dtype: torch.dtype
     max_rows: int | None
-    gather_weights: GatherWeights
+    gather_weights: When
     cuda_graphs: bool
 
 
@@ -112,12 +112,12 @@ class FastRollout:
         match self._settings.gather_weights:
             case _ if not actor.is_sharded:
                 return False
-            case GatherWeights.auto:
+            case When.auto:
                 needed = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
                 lacks = needed * self._settings.dtype.itemsize > free_bytes(self._ranks.device) / 2
                 return not self._any_rank(lacks)
             case choice:
-                return choice is GatherWeights.always
+                return choice is When.always
 
     def _any_rank(self, here: bool) -> bool:
         return bool(self._ranks.max(torch.tensor(int(here), device=self._ranks.device)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Backend, ReuseLogprobs
+from rlhf.config.choices import Backend, When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.building import ModelSource, build_actor, build_scorer
 from rlhf.models.policy import Policy
@@ -24,7 +24,7 @@ PROMPT_LENGTHS = [2, 4, 3, 1]
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
 ROLLOUT_CONFIG = SimpleNamespace(
-    backend=Backend.fast, reuse_logprobs=ReuseLogprobs.auto, max_logprob_mismatch=0.05
+    backend=Backend.fast, reuse_logprobs=When.auto, max_logprob_mismatch=0.05
 )
 ARCHITECTURE = {
     "model_type": "llama",

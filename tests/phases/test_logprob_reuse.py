@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.config.choices import Backend, ReuseLogprobs
+from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
 from rlhf.errors import ConfigError
 from rlhf.phases.logprob_reuse import MISMATCH, LogprobReuse
@@ -25,7 +25,7 @@ ERROR = 0.01  # of every log-probability that the rollout measured
 
 def settings(mode: str, *, limit: float = 0.05) -> Any:
     return SimpleNamespace(
-        backend=Backend.hf, reuse_logprobs=ReuseLogprobs(mode), max_logprob_mismatch=limit
+        backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.config.choices import GatherWeights
+from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.building import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec, effective_weight
@@ -63,9 +63,7 @@ def fast(
 ) -> FastRollout:
     return FastRollout(
         sampling,
-        FastSettings(
-            dtype=dtype, max_rows=max_rows, gather_weights=GatherWeights.auto, cuda_graphs=True
-        ),
+        FastSettings(dtype=dtype, max_rows=max_rows, gather_weights=When.auto, cuda_graphs=True),
         end_id=END,
         pad_id=0,
         stop=StopTexts(TOKENIZER, stop or []),
@@ -225,7 +223,7 @@ def test_sharded_weights_are_gathered_once_or_layer_by_layer(choice: str, times:
     actor, prompts = Sharded(actor_of(ARCHITECTURE).module), prompts_of([3, 8])
     backend = fast(settings())
     backend._settings = FastSettings(
-        dtype=torch.float32, max_rows=None, gather_weights=GatherWeights(choice), cuda_graphs=True
+        dtype=torch.float32, max_rows=None, gather_weights=When(choice), cuda_graphs=True
     )
     responses = backend.generate(actor, prompts)
     assert len(actor.gathered_modules) == times
