@@ -81,10 +81,14 @@ def batch_sweep(shape: str, tokens: int) -> Iterator[Point]:
 
 
 def padding_sweep(shape: str, tokens: int) -> Iterator[Point]:
-    """Prompts of up to four times ``tokens``, of equal length and more and more mixed."""
+    """Prompts of up to four times ``tokens``, of equal length and more and more mixed.
+
+    In micro-batches of 4: rows of like length are run together.
+    """
     for at in (0.0, 0.25, 0.5):
         work = Work(prompt_tokens=4 * tokens, response_tokens=tokens, padding=at)
-        yield Point(sweep="padding", at=at, shape=shape, work=work)
+        overrides = ["ppo.micro_batch_size=4"]
+        yield Point(sweep="padding", at=at, shape=shape, work=work, overrides=overrides)
 
 
 def size_sweep(shape: str, tokens: int) -> Iterator[Point]:

@@ -188,7 +188,7 @@ static void softmax(float *scores, int64_t seen) {
 
 /* Each row's newest key and value go to its position; its heads read all up to there. */
 void amx_attend(const Attention *a) {
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(dynamic, 4) /* rows differ in length */
     for (int64_t row = 0; row < a->rows; row++)
         for (int64_t kv = 0; kv < a->kv_heads; kv++) {
             const int64_t seen = a->positions[row] + 1, group = a->heads / a->kv_heads;
