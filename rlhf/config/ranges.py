@@ -81,6 +81,8 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
             "seed",
             "model.vocab_size",
             "reward_model.vocab_size",
+            "model.gradient_checkpointing",
+            "reward_model.gradient_checkpointing",
             "sft.warmup_steps",
             "sft.weight_decay",
             "sft.max_grad_norm",

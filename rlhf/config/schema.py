@@ -55,8 +55,11 @@ class ModelConfig:
     """Fields of the HF config, ``model_type`` first; used where the weights are random."""
     dropout: float
     """Dropout while the sft phase trains model, and the reward phase reward_model."""
-    gradient_checkpointing: bool
-    """Compute activations again in the backward pass instead of keeping them: slower, smaller."""
+    gradient_checkpointing: bool | int
+    """Compute activations again in the backward pass instead of keeping them: slower, smaller.
+
+    A number is that of the first layers that do so.
+    """
     attention: str | None
     """matmul (this project's; sdpa on a GPU), eager, sdpa, flash_attention_2; null: matmul."""
     trust_remote_code: bool

@@ -30,7 +30,7 @@ class ModelSource:
     architecture: dict[str, Any] | None = None
     attention: str | None = None
     dropout: float = 0.0
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | int = False  # a number: of the first layers
     trust_remote_code: bool = False
 
     @classmethod
@@ -54,7 +54,7 @@ class ModelSource:
         folder: Path,
         *,
         base: ModelConfig,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | int = False,
         dropout: float = 0.0,
     ) -> ModelSource:
         """A model that an earlier phase of the run made from ``base``."""
@@ -187,7 +187,7 @@ def _build(
         use_matmul_attention(model)
     _set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
-        _checkpoint_gradients(model, key=source.key)
+        _checkpoint_gradients(model, source.gradient_checkpointing, key=source.key)
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -254,7 +254,7 @@ def _over_its_base(
         ) from error
 
 
-def _checkpoint_gradients(model: PreTrainedModel, *, key: str) -> None:
+def _checkpoint_gradients(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
     # transformers 5.23 renamed it; earlier ones know the old name alone.
     enable = getattr(model, "activation_checkpointing_enable", None)
     try:
@@ -264,6 +264,10 @@ def _checkpoint_gradients(model: PreTrainedModel, *, key: str) -> None:
             f"{key}: {type(model).__name__} has no gradient checkpointing ({error}); "
             "set gradient_checkpointing=false"
         ) from error
+    if layers is not True:
+        checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
+            layer.gradient_checkpointing = False
     # transformers makes the embeddings' output require gradients, which the older, reentrant way
     # needs: here it would run the backward pass through the frozen blocks of a shared trunk too.
     model.disable_input_require_grads()

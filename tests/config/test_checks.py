@@ -27,7 +27,7 @@ from rlhf.errors import ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
 
-NUMBERS = {int, float, int | None, float | None}
+NUMBERS = {int, float, int | None, float | None, bool | int}
 TRAINED = ["phase=ppo", "reward_model.init=pretrained", "reward_model.path=folder"]
 
 

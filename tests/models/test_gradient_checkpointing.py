@@ -130,3 +130,14 @@ def test_a_model_without_it_is_refused(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
     with pytest.raises(CapabilityError, match="set gradient_checkpointing=false"):
         build_actor(source_of("llama", gradient_checkpointing=True), tokenizer, seed=1)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_number_is_that_of_the_first_layers(family, layers, tokenizer) -> None:
+    source = source_of(family, gradient_checkpointing=layers)
+    model = build_actor(source, tokenizer, seed=1).train()
+    calls = count_attention(model)
+    model(input_ids=IDS, use_cache=False).logits.sum().backward()
+    again = 2 if layers is True else layers
+    assert sorted(calls.values()) == sorted(1 + (place < again) for place in range(2))
