@@ -10,15 +10,20 @@ enum { LANES = 16 };
 
 static inline __mmask16 lanes(int64_t left) { return left >= LANES ? 0xffff : (1u << left) - 1; }
 
-/* The logarithm of the sum of exponentials of a row, and the mean of its logits under softmax. */
-static void reduce(const bf16 *logits, int64_t size, float scale, float *log_sum, float *mean) {
-    const __m512 factor = _mm512_set1_ps(scale), none = _mm512_set1_ps(-INFINITY);
-    __m512 top = none, total = _mm512_setzero_ps(), weighted = _mm512_setzero_ps();
+static float largest_of(const bf16 *logits, int64_t size) {
+    __m512 top = _mm512_set1_ps(-INFINITY);
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
         top = _mm512_mask_max_ps(top, mask, top, load_bf16(logits + i, mask));
     }
-    const float largest = _mm512_reduce_max_ps(top) * scale;
+    return _mm512_reduce_max_ps(top);
+}
+
+/* The logarithm of the sum of exponentials of a row, and the mean of its logits under softmax. */
+static void reduce(const bf16 *logits, int64_t size, float scale, float *log_sum, float *mean) {
+    const __m512 factor = _mm512_set1_ps(scale);
+    __m512 total = _mm512_setzero_ps(), weighted = _mm512_setzero_ps();
+    const float largest = largest_of(logits, size) * scale;
     const __m512 shift = _mm512_set1_ps(largest);
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
@@ -80,14 +85,8 @@ void logprobs_draw(bf16 *logits, const double *draws, const uint8_t *barred, int
         const float end_logit = is_barred ? _mm512_cvtss_f32(load_bf16(own + end, 1)) * scale : 0;
         const bf16 end_before = is_barred ? own[end] : 0;
         if (is_barred) own[end] = LEAST;
-        const __m512 factor = _mm512_set1_ps(scale), none = _mm512_set1_ps(-INFINITY);
-        __m512 top = none;
-        for (int64_t i = 0; i < size; i += LANES) {
-            const __mmask16 mask = lanes(size - i);
-            top = _mm512_mask_max_ps(top, mask, top, load_bf16(own + i, mask));
-        }
-        const float largest = _mm512_reduce_max_ps(top) * scale;
-        const __m512 shift = _mm512_set1_ps(largest);
+        const float largest = largest_of(own, size) * scale;
+        const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(largest);
         const int64_t blocks = (size + BLOCK - 1) / BLOCK;
         double ends[blocks], total = 0;
         for (int64_t block = 0; block < blocks; block++) {
@@ -101,8 +100,9 @@ void logprobs_draw(bf16 *logits, const double *draws, const uint8_t *barred, int
             ends[block] = total += _mm512_reduce_add_ps(sum);
         }
         const double target = draws[row] * total;
-        int64_t block = 0, token = -1;
+        int64_t block = 0;
         while (block < blocks - 1 && ends[block] <= target) block++;
+        int64_t token = block * BLOCK; /* stays where a logit is not a number: a token all the same */
         double passed = block ? ends[block - 1] : 0;
         const int64_t last = size < (block + 1) * BLOCK ? size : (block + 1) * BLOCK;
         for (int64_t i = block * BLOCK; i < last; i++) {

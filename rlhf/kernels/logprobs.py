@@ -61,7 +61,8 @@ class LogprobKernel:
         tokens_N = torch.empty(len(logits_NV), dtype=torch.int64)
         logprobs_N = torch.empty(len(logits_NV))
         draws_N = draws_N.double().contiguous()
-        barred = None if barred_N is None else barred_N.contiguous().data_ptr()
+        barred_N = None if barred_N is None else barred_N.contiguous()  # kept for the call
+        barred = None if barred_N is None else barred_N.data_ptr()
         self._library.logprobs_draw(
             *(ctypes.c_void_p(at) for at in (logits_NV.data_ptr(), draws_N.data_ptr(), barred)),
             *(ctypes.c_int64(size) for size in logits_NV.shape),

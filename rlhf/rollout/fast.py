@@ -68,7 +68,7 @@ class FastRollout:
         tokens = max(len(request.prompt) + request.limit for request in requests)
         rows = min(self._settings.max_rows or len(requests), len(requests))
         with actor.evaluating() as module:
-            model = next(part for part in module.modules() if hasattr(part, "generate"))
+            model = getattr(module, "pretrained", module)
             parts = parts_of(model, tokens=tokens)
             gathers = parts is not None and self._gathers(actor, model)
             is_layerwise = actor.is_sharded and not gathers

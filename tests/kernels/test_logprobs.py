@@ -92,3 +92,12 @@ def test_the_ends_of_the_range_are_drawn(kernel: LogprobKernel) -> None:
     draws_N = torch.tensor([0.0, 1.0 - 1e-16], dtype=torch.float64)
     tokens_N, _ = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
     assert tokens_N.tolist() == [1, 1]
+
+
+def test_not_a_number_draws_a_token_all_the_same(kernel: LogprobKernel) -> None:
+    """As torch's own way does: whoever looks at the log-probability sees it."""
+    logits_NV = torch.full((2, 2000), torch.nan).bfloat16()
+    draws_N = torch.tensor([0.1, 0.9], dtype=torch.float64)
+    tokens_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
+    assert ((tokens_N >= 0) & (tokens_N < 2000)).all()
+    assert logprobs_N.isnan().all()
