@@ -10,11 +10,12 @@ import torch
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema import ModelConfig
-from rlhf.errors import CapabilityError, CheckpointError, ConfigError
+from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
 from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import explain_load_failure
+from rlhf.models.training import checkpoint_gradients, set_dropout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -66,20 +67,6 @@ class ModelSource:
             gradient_checkpointing=gradient_checkpointing,
             trust_remote_code=base.trust_remote_code,
         )
-
-
-# The names under which model families keep their dropout probabilities.
-DROPOUT_FIELDS = (
-    "dropout",
-    "attention_dropout",
-    "hidden_dropout",
-    "activation_dropout",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "classifier_dropout",
-    "layerdrop",
-)
 
 
 def build_actor(
@@ -185,9 +172,9 @@ def _build(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
-    _set_dropout(model, source.dropout)
+    set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
-        _checkpoint_gradients(model, source.gradient_checkpointing, key=source.key)
+        checkpoint_gradients(model, source.gradient_checkpointing, key=source.key)
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -252,38 +239,6 @@ def _over_its_base(
             f"{source.key}={path}: the adapter does not fit its base {place} ({error}); "
             "name in adapter_config.json the base that it was trained on"
         ) from error
-
-
-def _checkpoint_gradients(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
-    # transformers 5.23 renamed it; earlier ones know the old name alone.
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    try:
-        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
-    except ValueError as error:
-        raise CapabilityError(
-            f"{key}: {type(model).__name__} has no gradient checkpointing ({error}); "
-            "set gradient_checkpointing=false"
-        ) from error
-    if layers is not True:
-        checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
-        for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
-            layer.gradient_checkpointing = False
-    # transformers makes the embeddings' output require gradients, which the older, reentrant way
-    # needs: here it would run the backward pass through the frozen blocks of a shared trunk too.
-    model.disable_input_require_grads()
-
-
-def _set_dropout(model: PreTrainedModel, probability: float) -> None:
-    """Set every dropout of the model, in its config and in the modules already built."""
-    for name in DROPOUT_FIELDS:
-        if isinstance(model.config.to_dict().get(name), float):
-            setattr(model.config, name, probability)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = probability
-        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
-            if isinstance(module.__dict__.get(name), float):
-                setattr(module, name, probability)
 
 
 def require_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
