@@ -4,9 +4,9 @@
 
 Each sweep changes one thing: the length of the responses, the batch, the share of the prompts'
 columns that is padding, the size of the models. The sweep ``tokens`` answers 64 prompts, 16 rows at
-once, twice: with responses of mixed length, from next to nothing to the maximum and a quarter of it
-in the mean, and with as many tokens in responses of equal length. ``rollout=fast`` alone takes such
-limits. All points take turns; each turn is a new process with two iterations that are not counted.
+once, three times: with responses of mixed length, from next to nothing to the maximum and a quarter
+of it in the mean; with as many tokens in responses of equal length; and with the maximum in all of
+them. ``rollout=fast`` alone takes such limits. All points take turns; each turn is a new process with two iterations that are not counted.
 """
 
 from __future__ import annotations
@@ -99,12 +99,13 @@ def size_sweep(shape: str, tokens: int) -> Iterator[Point]:
 
 
 def token_sweep(shape: str, tokens: int, sequences: int = SEQUENCES) -> Iterator[Point]:
-    """The same number of tokens in responses of mixed and of equal length."""
+    """Responses of mixed and of equal length: of as many tokens together, and of the maximum."""
     longest = LONGEST * tokens
     mixed = mixed_lengths(sequences, longest)
     work = Work(sequences=sequences, prompt_tokens=tokens, response_tokens=longest)
     overrides = [f"rollout.max_rows={ROWS_AT_ONCE}", f"ppo.micro_batch_size={ROWS_AT_ONCE}"]
-    for at, limits in (("mixed", mixed), ("equal", [tokens] * sequences)):
+    equal = {"equal": [tokens] * sequences, "longest": [longest] * sequences}
+    for at, limits in {"mixed": mixed, **equal}.items():
         yield Point(
             sweep="tokens", at=at, shape=shape, work=work, overrides=overrides, limits=limits
         )
@@ -152,13 +153,9 @@ def row(point: Point, samples: Samples) -> dict[str, Any]:
 
 
 def token_ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Mixed over equal lengths: tokens per second of generation, seconds of the other parts."""
-    found = {each["at"]: each for each in rows if each["sweep"] == "tokens"}
-    if not found:
-        return {}
-    mixed, equal = found["mixed"], found["equal"]
-    names = ("tokens_per_second", "score", "train", "tokens")
-    return {name: mixed[name] / equal[name] for name in names}
+    """Tokens per second of generation with mixed lengths, over those with equal ones."""
+    rates = {each["at"]: each["tokens_per_second"] for each in rows if each["sweep"] == "tokens"}
+    return {at: rates["mixed"] / rate for at, rate in rates.items() if at != "mixed"}
 
 
 def main() -> None:
@@ -188,8 +185,8 @@ def main() -> None:
     text = table(HEADER, [[f"{r['sweep']}, {r['at']}", *(r[key] for key in keys)] for r in rows])
     ratios = token_ratios(rows)
     if ratios:
-        words = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-        text += f"\n\nMixed lengths over equal lengths: {words}."
+        words = ", ".join(f"{ratio:.2f} ({name})" for name, ratio in ratios.items())
+        text += f"\n\nTokens per second, mixed over equal lengths: {words}."
     finish(options, text, {"rows": rows, "mixed_over_equal": ratios})
 
 

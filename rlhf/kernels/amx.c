@@ -169,6 +169,10 @@ static float dot(const bf16 *a, const bf16 *b, int64_t size) {
     return _mm512_reduce_add_ps(sum);
 }
 
+static void fetch(const bf16 *from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + at, _MM_HINT_T0);
+}
+
 /* Scores of `seen` keys become their shares, all under one largest score. */
 static void softmax(float *scores, int64_t seen) {
     __m512 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
@@ -201,8 +205,10 @@ void amx_attend(const Attention *a) {
                    bytes);
             for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
                 const bf16 *query = a->query + row * a->query_row + head * a->query_head;
-                for (int64_t i = 0; i < seen; i++)
+                for (int64_t i = 0; i < seen; i++) {
+                    fetch(values + i * a->size, bytes);
                     scores[i] = a->scale * dot(query, keys + i * a->size, a->size);
+                }
                 softmax(scores, seen);
                 for (int64_t d = 0; d < a->size; d += 64) {
                     const int64_t lanes = a->size - d;

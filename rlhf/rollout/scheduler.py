@@ -35,6 +35,11 @@ class Request:
         """Where its newest token stands."""
         return len(self.prompt) + len(self.ids) - 1
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether nothing follows."""
+        return self.has_ended or len(self.ids) == self.limit
+
 
 class Scheduler:
     """Drives a decoder until every request is answered.
@@ -103,7 +108,8 @@ class Scheduler:
             ids_BP[row, : len(prompt)] = torch.tensor(prompt)
         logits_BV = self._decoder.prefill(ids_BP.to(device), lengths, first_row=first)
         for request in copies:
-            self._decoder.copy_row(first + rows[request.prompt], len(self._active))
+            source, target = first + rows[request.prompt], len(self._active)
+            self._decoder.copy_row(source, target, columns=len(request.prompt))
             self._active.append(request)
         sources = [*range(len(rows)), *(rows[request.prompt] for request in copies)]
         return logits_BV[torch.tensor(sources, device=device)] if copies else logits_BV
@@ -129,15 +135,12 @@ class Scheduler:
 
     def _leave(self) -> None:
         """Take out requests that are answered; the last row moves into the gap."""
-        row = 0
-        while row < len(self._active):
-            request = self._active[row]
-            if not request.has_ended and len(request.ids) < request.limit:
-                row += 1
-                continue
-            last = self._active.pop()
-            if last is not request:
-                self._decoder.copy_row(len(self._active), row)
+        for row in range(len(self._active)):
+            while self._active and self._active[-1].is_answered:
+                self._active.pop()
+            if row < len(self._active) and self._active[row].is_answered:
+                last = self._active.pop()
+                self._decoder.copy_row(len(self._active), row, columns=last.position)
                 self._active[row] = last
 
 

@@ -105,7 +105,8 @@ class Rows:
     def copy_last(self) -> None:
         """One more row, with what the last one remembers."""
         num_rows = len(self.sequences)
-        self.decoder.copy_row(num_rows - 1, num_rows)
+        columns = len(self.sequences[-1])
+        self.decoder.copy_row(num_rows - 1, num_rows, columns=columns)
         self.sequences.append(list(self.sequences[-1]))
         self.logits.append(self.logits[-1])
 
@@ -113,7 +114,7 @@ class Rows:
         """A row leaves; the last one takes its place."""
         last = len(self.sequences) - 1
         if row < last:
-            self.decoder.copy_row(last, row)
+            self.decoder.copy_row(last, row, columns=len(self.sequences[last]))
         self.sequences[row], self.logits[row] = self.sequences[last], self.logits[last]
         del self.sequences[last], self.logits[last]
 

@@ -37,7 +37,8 @@ class TableDecoder:
             row.append(token)
         return self._logits(used)
 
-    def copy_row(self, source: int, target: int) -> None:
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        assert columns == len(self.rows[source]), "not all that the row remembers is copied"
         self.rows[target] = list(self.rows[source])
 
     def _logits(self, rows: list[list[int]]) -> Tensor:

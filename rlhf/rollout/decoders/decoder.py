@@ -22,8 +22,8 @@ class Decoder(Protocol):
         Returns the logits (B, V) after it.
         """
 
-    def copy_row(self, source: int, target: int) -> None:
-        """Make row ``target`` remember what row ``source`` does.
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Make row ``target`` remember what row ``source`` does, which is ``columns`` tokens.
 
         For the ends of rows (the last row takes the place of one that left) and for several
         responses to one prompt.

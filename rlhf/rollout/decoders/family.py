@@ -106,9 +106,9 @@ class FamilyDecoder:
 
         return self._step(ids_B, positions_B, attend)
 
-    def copy_row(self, source: int, target: int) -> None:
-        """Make row ``target`` remember what row ``source`` does."""
-        self._memory[:, :, target] = self._memory[:, :, source]
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Make row ``target`` remember the ``columns`` tokens of row ``source``."""
+        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
 
     def _step(self, ids_B: Tensor, positions_B: Tensor, attend: Attend) -> Tensor:
         x_B1H = self._embed(ids_B[:, None], positions_B[:, None])

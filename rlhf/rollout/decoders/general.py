@@ -74,9 +74,9 @@ class GeneralDecoder:
         lengths = [position + 1 for position in positions]
         return self._logits(ids_B[:, None], positions_B[:, None], lengths)
 
-    def copy_row(self, source: int, target: int) -> None:
-        """Make row ``target`` remember what row ``source`` does."""
-        self._memory.copy_row(source, target)
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Make row ``target`` remember the ``columns`` tokens of row ``source``."""
+        self._memory.copy_row(source, target, columns)
 
     def _logits(self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]) -> Tensor:
         """Logits (B, V) of the only token of each row whose output the model computes."""
@@ -125,12 +125,12 @@ class RowMemory:
         self._lengths[: len(positions)] = [position + 1 for position in positions]
         self._past, self._positions_B = max(positions), positions_B
 
-    def copy_row(self, source: int, target: int) -> None:
-        """Copy what row ``source`` has to row ``target``."""
-        length = self._lengths[target] = self._lengths[source]
+    def copy_row(self, source: int, target: int, columns: int) -> None:
+        """Copy the ``columns`` tokens that row ``source`` has to row ``target``."""
+        self._lengths[target] = columns
         for layer in self._layers.values():
             for memory_RNCD in layer:
-                memory_RNCD[target, :, :length] = memory_RNCD[source, :, :length]
+                memory_RNCD[target, :, :columns] = memory_RNCD[source, :, :columns]
 
     def update(
         self, keys_BNSD: Tensor, values_BNSD: Tensor, layer_idx: int, *_: Any, **__: Any

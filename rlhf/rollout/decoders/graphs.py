@@ -50,9 +50,9 @@ class GraphedDecoder:
         graph.replay()
         return logits_BV[:used]
 
-    def copy_row(self, source: int, target: int) -> None:
-        """Make row ``target`` remember what row ``source`` does."""
-        self._decoder.copy_row(source, target)
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Make row ``target`` remember the ``columns`` tokens of row ``source``."""
+        self._decoder.copy_row(source, target, columns=columns)
 
     def _captured(self, rows: int, columns: int) -> _Graph:
         device = torch.device("cuda", torch.cuda.current_device())
