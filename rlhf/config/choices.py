@@ -132,6 +132,7 @@ class Backend(StrEnum):
 
     fast = "fast"
     hf = "hf"
+    hybrid_engine = "hybrid_engine"
 
 
 class When(StrEnum):
@@ -155,6 +156,14 @@ class Moments(StrEnum):
 
     fp32 = "fp32"
     bf16 = "bf16"
+
+
+class PlanMode(StrEnum):
+    """What the plan of memory, time and cost is for."""
+
+    check = "check"
+    only = "only"
+    off = "off"
 
 
 class WandbMode(StrEnum):

@@ -16,11 +16,12 @@ from rlhf.config.choices import (
     TrainingEngine,
     When,
 )
+from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.ppo_schema import PpoConfig
-from rlhf.config.schema import RunConfig, ZeroConfig
+from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
 
-SHARDED_WEIGHTS = 3  # the ZeRO stage that shards the weights too
 ROUGH_BETA2 = 0.99  # beyond, a step changes a second moment by less than bf16 rounds
 COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
 

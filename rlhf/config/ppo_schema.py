@@ -135,11 +135,29 @@ class PpoConfig:
 
 
 @dataclass(kw_only=True)
+class HybridEngineConfig:
+    """DeepSpeed's Hybrid Engine, with backend hybrid_engine (docs/hybrid_engine.md)."""
+
+    max_out_tokens: int | None
+    """Tokens of prompt and response that its cache holds; null: the maxima of both together."""
+    inference_tp_size: int
+    """Ranks that share one copy of the weights while they generate; above 1 at stage 3 only."""
+    release_inference_cache: bool
+    """Free its cache after each rollout: slower, smaller."""
+    pin_parameters: bool
+    """Keep its buffers for inference in place between rollouts."""
+    tp_gather_partition_size: int
+    """Layers that are gathered together at stage 3."""
+    enable_cuda_graph: bool
+    """Replay its kernels as CUDA graphs; not at stage 3."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     """How responses are sampled."""
 
     backend: Backend
-    """fast: this project's decode loop; hf: Hugging Face's generate."""
+    """fast: this project's decode loop; hf: Hugging Face's generate; hybrid_engine: DeepSpeed's."""
     max_prompt_tokens: int
     """Longer prompts are left out and counted."""
     max_response_tokens: int
@@ -166,3 +184,4 @@ class RolloutConfig:
     """ZeRO-3's shards: gathered once per rollout, or layer by layer; auto: once where they fit."""
     cuda_graphs: bool
     """Replay decode steps as CUDA graphs; on a GPU with backend fast."""
+    hybrid_engine: HybridEngineConfig

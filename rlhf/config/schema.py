@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import (
-    Device,
-    Dtype,
     LoraExport,
     LoraRole,
     ModelInit,
-    Moments,
     Phase,
+    PlanMode,
     Source,
     Template,
-    TrainingEngine,
     WandbMode,
 )
+from rlhf.config.machine_schema import HardwareConfig, LauncherConfig, ZeroConfig
 from rlhf.config.ppo_schema import PpoConfig, RolloutConfig
 from rlhf.config.training_schema import DpoConfig, RewardConfig, SftConfig
 
@@ -64,52 +62,6 @@ class ModelConfig:
     """matmul (this project's; sdpa on a GPU), eager, sdpa, flash_attention_2; null: matmul."""
     trust_remote_code: bool
     """Run the model's own Python code. Only for repositories you have read."""
-
-
-@dataclass(kw_only=True)
-class HardwareConfig:
-    """The machine: how many ranks, on what, in which precision."""
-
-    device: Device
-    """cpu or cuda."""
-    nodes: int
-    """Machines."""
-    ranks_per_node: int
-    """Processes on each node; on GPUs one per GPU."""
-    dtype: Dtype
-    """auto: on a CPU bf16 where it has AMX, else fp32; on a GPU bf16 where it can, else fp16."""
-    max_micro_batch_size: int
-    """Sequences that one rank runs at once, where a phase does not say."""
-    keep_freed_memory: bool
-    """Keep freed memory in the process: faster on a CPU, where it is not short."""
-
-
-@dataclass(kw_only=True)
-class ZeroConfig:
-    """How DeepSpeed shards the trained models."""
-
-    engine: TrainingEngine
-    """auto: plain torch on one rank, where there is nothing to shard; else deepspeed."""
-    moments: Moments
-    """AdamW's moments; bf16 halves them (engine torch only)."""
-    stage: int
-    """0: nothing; 1: optimiser states; 2: and gradients; 3: and parameters."""
-    critic_stage: int | None
-    """Stage of critic and reward model in PPO; null: the same."""
-    offload_optimizer: bool
-    """Keep optimiser states and fp32 masters in the host's memory."""
-    offload_parameters: bool
-    """Keep the shards of trained weights in the host's memory; stage 3."""
-    offload_reference: bool
-    """Keep the reference's shards in the host's memory; stage 3."""
-    offload_reward: bool
-    """Keep the reward model's shards in the host's memory; stage 3."""
-    quantize_frozen_weights: bool
-    """Gather frozen weights as int8 (MixZ++); stage 3 with LoRA, on GPUs."""
-    hpz_partition_size: int
-    """GPUs that share a second copy of the weights (ZeRO++ hpZ), those of a node; 1: none."""
-    extra: dict[str, Any]
-    """Merged last into every DeepSpeed config; for experts."""
 
 
 @dataclass(kw_only=True)
@@ -234,11 +186,14 @@ class RunConfig:
     """Directory of a stopped run to go on with."""
     experiment: str | None
     """The recipe that was chosen, if any."""
+    plan: PlanMode
+    """check: refuse what cannot fit; only: print memory, time and cost, and stop; off: no plan."""
     phase: PhaseConfig
     model: ModelConfig
     reward_model: ModelConfig
     hardware: HardwareConfig
     zero: ZeroConfig
+    launcher: LauncherConfig
     lora: LoraConfig
     sft: SftConfig
     reward: RewardConfig

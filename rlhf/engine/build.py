@@ -7,8 +7,8 @@ from torch import nn
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype, Moments, TrainingEngine
 from rlhf.config.feature_checks import torch_obstacle
+from rlhf.config.roles import Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.ds_config import Role, has_half_weights, stage_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.errors import CapabilityError

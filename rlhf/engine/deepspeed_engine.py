@@ -12,13 +12,8 @@ from torch import Tensor, nn
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.engine.ds_config import (
-    SHARDED_PARAMETERS,
-    Role,
-    deepspeed_config,
-    has_half_weights,
-    stage_of,
-)
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
+from rlhf.engine.ds_config import deepspeed_config
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.running import RunningModule
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
@@ -50,7 +45,7 @@ class DeepSpeedEngine(RunningModule):
         self._may_overflow = settings.dtype is Dtype.fp16
         self._measures_norm = stage > 0
         self._num_parts = plan.accumulation * ranks.size
-        self.is_sharded = stage == SHARDED_PARAMETERS
+        self.is_sharded = stage == SHARDED_WEIGHTS
         config = deepspeed_config(
             role,
             zero=settings.zero,

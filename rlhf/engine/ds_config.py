@@ -3,55 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from enum import StrEnum
 from typing import Any
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.config.schema import ZeroConfig
-
-SHARDED_PARAMETERS = 3  # the ZeRO stage that shards the weights too
-
-
-class Role(StrEnum):
-    """What a model does in a run; a frozen model has no optimiser."""
-
-    sft = "sft"
-    actor = "actor"
-    critic = "critic"
-    reward_training = "reward_training"
-    reference = "reference"
-    reward = "reward"
-
-    @property
-    def is_frozen(self) -> bool:
-        """True where the model is only read."""
-        return self in (Role.reference, Role.reward)
-
-
-def stage_of(role: Role, zero: ZeroConfig) -> int:
-    """ZeRO stage of a model: a frozen one has only parameters to shard, so it takes 3 or 0."""
-    stage = _stage_asked(role, zero)
-    return 0 if role.is_frozen and stage != SHARDED_PARAMETERS else stage
-
-
-def _stage_asked(role: Role, zero: ZeroConfig) -> int:
-    """The stage of the model's family: reward model and critic may have their own."""
-    if role in (Role.critic, Role.reward) and zero.critic_stage is not None:
-        return zero.critic_stage
-    return zero.stage
-
-
-def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
-    """True where weights are kept in half precision, beside fp32 masters in the sharded optimiser.
-
-    A frozen model takes the precision of the weights that are trained in its family.
-
-    Stage 0 has no such optimiser: there bf16 computes by autocast on fp32 weights, which are their
-    own masters. (DeepSpeed 0.19.8 would wrap a client optimiser at stage 0 in its unfused fp16
-    optimiser, whose steps differ from those of every other stage.)
-    """
-    return dtype in (Dtype.fp16, Dtype.bf16) and _stage_asked(role, zero) > 0
+from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 
 
 def deepspeed_config(
@@ -85,7 +42,7 @@ def _zero_section(role: Role, zero: ZeroConfig) -> dict[str, Any]:
         section |= {"overlap_comm": True, "contiguous_gradients": True}
         if zero.offload_optimizer:
             section["offload_optimizer"] = {"device": "cpu"}
-    if stage != SHARDED_PARAMETERS:
+    if stage != SHARDED_WEIGHTS:
         return section
     offloads = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
     if offloads.get(role, zero.offload_parameters):

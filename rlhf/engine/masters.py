@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.engine.ds_config import SHARDED_PARAMETERS
+from rlhf.config.roles import SHARDED_WEIGHTS
 
 
 class Split(NamedTuple):
@@ -69,7 +69,7 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
     optimizer = engine.optimizer
     if stage == 0:
         return Masters(_trained(engine.module), lambda: None)
-    if stage == SHARDED_PARAMETERS:
+    if stage == SHARDED_WEIGHTS:
         flat = optimizer.fp32_partitioned_groups_flat
         return Masters(flat, lambda: _publish_sharded(optimizer))
     return Masters(optimizer.single_partition_of_fp32_groups, optimizer.update_lp_params)

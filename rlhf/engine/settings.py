@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from rlhf.config.choices import Dtype
-from rlhf.config.schema import ZeroConfig
+from rlhf.config.machine_schema import ZeroConfig
 from rlhf.errors import CapabilityError
 from rlhf.types import Schedule
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype, Moments
-from rlhf.engine.ds_config import Role, has_half_weights
+from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.lean_adamw import LeanAdamW
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.engine.running import RunningModule

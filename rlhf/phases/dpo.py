@@ -18,10 +18,10 @@ from rlhf.algorithms.reward import wilson_interval
 from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import phase_plans
 from rlhf.config.choices import LoraRole, Phase
+from rlhf.config.roles import Role
 from rlhf.data.collate import collate_pairs
 from rlhf.data.tokens import TokenData
 from rlhf.engine.build import AnyEngine, build_engine
-from rlhf.engine.ds_config import Role
 from rlhf.models.building import require_positions
 from rlhf.phases.adapters import adapter_lr
 from rlhf.phases.context import (

@@ -20,10 +20,10 @@ from rlhf.algorithms.reward import (
 from rlhf.config import choices
 from rlhf.config.checks import phase_plans
 from rlhf.config.choices import LoraRole, ModelInit, Phase
+from rlhf.config.roles import Role
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.build import build_engine
-from rlhf.engine.ds_config import Role
 from rlhf.models.building import ModelSource, build_scorer, require_positions
 from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import (

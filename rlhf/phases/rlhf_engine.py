@@ -11,11 +11,11 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import seed_for, stream
 from rlhf.config.checks import BatchPlan, phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase
+from rlhf.config.roles import Role
 from rlhf.config.schema import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.tokens import Encoder
 from rlhf.engine.build import AnyEngine, build_engine
-from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import ConfigError

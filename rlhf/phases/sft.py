@@ -12,9 +12,9 @@ from rlhf.algorithms.sft import SftLoss, sft_loss
 from rlhf.algorithms.streams import Shuffle
 from rlhf.config.checks import phase_plans
 from rlhf.config.choices import LoraRole, LossOn, Phase
+from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.build import build_engine
-from rlhf.engine.ds_config import Role
 from rlhf.models.building import ModelSource, build_actor, require_positions
 from rlhf.models.policy import Policy
 from rlhf.phases.adapters import adapter_lr, lora_spec

@@ -11,9 +11,9 @@ import torch
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Device, Dtype, Moments, TrainingEngine
-from rlhf.config.schema import ZeroConfig
+from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.types import Ranks

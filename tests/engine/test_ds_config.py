@@ -8,8 +8,9 @@ import pytest
 
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype, Moments, TrainingEngine
-from rlhf.config.schema import ZeroConfig
-from rlhf.engine.ds_config import Role, deepspeed_config, has_half_weights, stage_of
+from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.roles import Role, has_half_weights, stage_of
+from rlhf.engine.ds_config import deepspeed_config
 
 PLAN = BatchPlan(per_rank=32, micro=8, accumulation=4)
 SILENT = 2**31

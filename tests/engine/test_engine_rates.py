@@ -8,8 +8,8 @@ import torch
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import CapabilityError

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Device, Dtype, Moments, TrainingEngine
+from rlhf.config.roles import Role
 from rlhf.engine.build import build_engine
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.ds_config import Role
 from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine

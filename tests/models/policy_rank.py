@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf.algorithms.logprobs import Picks, Reading
 from rlhf.config.choices import Device
-from rlhf.engine.ds_config import Role
+from rlhf.config.roles import Role
 from rlhf.engine.machine import current_ranks
 from rlhf.models.building import build_actor
 from rlhf.models.policy import Policy

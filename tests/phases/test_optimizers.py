@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
-from rlhf.engine.ds_config import Role
+from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import optimizer_settings

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
-from rlhf.engine.ds_config import Role
+from rlhf.config.roles import Role
 from rlhf.phases import rlhf_engine
 from rlhf.phases.ppo_models import AdapterOff
 from rlhf.phases.rlhf_engine import RLHFEngine
