@@ -16,6 +16,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
         (
             "hardware.nodes",
             "hardware.ranks_per_node",
+            "hardware.batch_size",
             "hardware.max_micro_batch_size",
             "hardware.memory_gib",
             "hardware.host_memory_gib",

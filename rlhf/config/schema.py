@@ -129,7 +129,7 @@ class DataConfig:
     split: list[float]
     """Proportions of the SFT, reward (and DPO), and PPO phases."""
     size: int
-    """Examples to generate (synthetic only)."""
+    """Examples to generate (synthetic); elsewhere those that plans count on, 0: a file's lines."""
     subset: str | None
     """Hub data set's configuration name."""
     revision: str | None

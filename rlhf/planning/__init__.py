@@ -1,0 +1,1 @@
+"""Memory, time and cost of a configuration, before anything starts; pure arithmetic."""

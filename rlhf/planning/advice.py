@@ -1,0 +1,117 @@
+"""What would make a run fit that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rlhf.config.choices import Device, LoraRole, Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema import RunConfig
+from rlhf.errors import ConfigError
+from rlhf.planning.machine import GIB
+from rlhf.planning.models import models_of
+from rlhf.planning.plan import Plan, plan_run
+
+CHECKPOINTING = "model.gradient_checkpointing=true"
+ADAPTER_RANK = 16  # of lora=default and lora=all
+MOST_NODES = 128  # beyond, more nodes are not proposed
+
+
+def advice(plan: Plan) -> list[str]:
+    """Overrides that would make the run fit, with what it then takes; the smallest change first."""
+    found = [text for words, config in _changes(plan.asked) if (text := _fits(words, config))]
+    return found or [
+        text for words, config in _together(plan.asked) if (text := _fits(words, config))
+    ]
+
+
+def _changes(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """One change after another: its overrides, and the configuration with it."""
+    auto = _auto(config)
+    prefix = "" if config.zero.auto else "zero=auto "
+    if prefix:
+        yield prefix.strip(), auto
+    for phase in config.phase.order:
+        settings = getattr(config, phase.value)
+        if (settings.micro_batch_size or 1) > 1:
+            smaller = replace(settings, micro_batch_size=1)
+            yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
+    if config.model.gradient_checkpointing is not True:
+        yield f"{prefix}{CHECKPOINTING}", _checkpointing(auto)
+    if _may_take_adapters(config):
+        yield f"{prefix}{_lora(config)}", _adapters(auto)
+    if config.hardware.device is Device.cuda:
+        yield from _more_nodes(auto, prefix)
+
+
+def _together(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
+    """All that one machine can do."""
+    if _may_take_adapters(config):
+        words = f"zero=auto {CHECKPOINTING} {_lora(config)}"
+        yield words, _adapters(_checkpointing(_auto(config)))
+
+
+def _auto(config: RunConfig) -> RunConfig:
+    return replace(config, zero=replace(config.zero, auto=True))
+
+
+def _checkpointing(config: RunConfig) -> RunConfig:
+    return replace(config, model=replace(config.model, gradient_checkpointing=True))
+
+
+def _may_take_adapters(config: RunConfig) -> bool:
+    return not config.lora.rank and not config.ppo.shared_trunk
+
+
+def _lora(config: RunConfig) -> str:
+    """The option with adapters in every phase that runs."""
+    return "lora=all" if {Phase.sft, Phase.reward} & set(config.phase.order) else "lora=default"
+
+
+def _adapters(config: RunConfig) -> RunConfig:
+    is_all = _lora(config) == "lora=all"
+    roles = list(LoraRole) if is_all else [LoraRole.actor, LoraRole.critic]
+    return replace(config, lora=replace(config.lora, rank=ADAPTER_RANK, roles=roles))
+
+
+def _more_nodes(config: RunConfig, prefix: str) -> Iterator[tuple[str, RunConfig]]:
+    """Twice as many nodes, and again, up to the first that fits."""
+    nodes = 2 * config.hardware.nodes
+    while nodes <= MOST_NODES:
+        larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
+        words = f"{prefix}hardware.nodes={nodes}"
+        if _fits(words, larger):
+            yield words, larger
+            return
+        nodes *= 2
+
+
+def _fits(words: str, config: RunConfig) -> str | None:
+    """``words`` with what it takes; None where it does not fit or is not admitted."""
+    try:
+        plan = plan_run(config)
+    except ConfigError:
+        return None
+    if not plan.fits:
+        return None
+    most = max(phase.bytes for phase in plan.phases)
+    return f"{words} ({describe(plan)}, {most / GIB:.1f} GiB)"
+
+
+def describe(plan: Plan) -> str:
+    """The ZeRO setting of a plan in words."""
+    zero = plan.zero
+    words = [f"stage {zero.stage}"]
+    if plan.stages.get(Role.critic, zero.stage) != zero.stage:
+        words.append(f"critic {zero.critic_stage}")
+    roles = {model.role for phase in plan.phases for model in models_of(plan.config, phase.phase)}
+    offloaded = {
+        "optimiser": zero.offload_optimizer,
+        "weights": zero.offload_parameters,
+        "reference": zero.offload_reference and "reference" in roles,
+        "reward model": zero.offload_reward and "reward" in roles,
+        "moving average": zero.offload_ema,
+    }
+    names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
+    return ", ".join([*words, f"{' and '.join(names)} offloaded"] if names else words)

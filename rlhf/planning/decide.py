@@ -1,0 +1,75 @@
+"""From a composed configuration to the one that runs, and the plan that it follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from rlhf.config.checks import validate
+from rlhf.config.choices import Backend, Phase, PlanMode, When
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.config.schema import RunConfig
+from rlhf.errors import ConfigError
+from rlhf.planning.advice import advice
+from rlhf.planning.models import UnknownModelError
+from rlhf.planning.plan import Plan, plan_run
+
+
+class Decision(NamedTuple):
+    """The configuration to run, and its plan; ``note`` says why there is none."""
+
+    config: RunConfig
+    plan: Plan | None
+    note: str | None = None
+
+
+def decide(config: RunConfig) -> Decision:
+    """Plan a run and write into its configuration what the plan has chosen.
+
+    Raises:
+        ConfigError: with plan=check nothing fits; with plan=only there is nothing to tell.
+    """
+    if config.plan is PlanMode.off:
+        return Decision(config, None)
+    try:
+        plan = plan_run(config)
+    except UnknownModelError as error:
+        if config.plan is PlanMode.only:
+            raise ConfigError(
+                f"plan=only: {error}; name model and reward_model by their sizes, as in "
+                "model=opt_13b, or by a folder with a config.json"
+            ) from error
+        return Decision(config, None, f"no plan of memory and time: {error}")
+    if config.plan is PlanMode.check and not plan.fits:
+        ways = advice(plan)
+        known = f"what fits: {'; '.join(ways)}" if ways else "no change that the planner knows fits"
+        raise ConfigError(
+            f"{plan.reason}; {known}. plan=only shows the parts, plan=off starts it all the same"
+        )
+    decided = chosen(plan)
+    validate(decided)
+    return Decision(decided, plan)
+
+
+def chosen(plan: Plan) -> RunConfig:
+    """The plan's configuration with its micro-batches, rows and way to gather weights."""
+    config = plan.config
+    for phase in plan.phases:
+        name = phase.phase.value
+        settings = getattr(config, name)
+        if settings.micro_batch_size is None:
+            settings = replace(settings, micro_batch_size=phase.micro_batch)
+            config = replace(config, **{name: settings})
+        if phase.phase is not Phase.ppo:
+            continue
+        rollout = config.rollout
+        share = config.ppo.rollout_batch_size // plan.machine.ranks
+        if rollout.max_rows is None and phase.rows is not None and phase.rows < share:
+            rollout = replace(rollout, max_rows=phase.rows)
+        is_sharded = stage_of(Role.actor, plan.zero) == SHARDED_WEIGHTS
+        is_open = rollout.gather_weights is When.auto and rollout.backend is Backend.fast
+        if is_sharded and is_open:
+            choice = When.always if phase.gathers else When.never
+            rollout = replace(rollout, gather_weights=choice)
+        config = replace(config, rollout=rollout)
+    return config

@@ -1,0 +1,50 @@
+"""How many steps a phase takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rlhf.config.choices import SPLIT_PHASES, Phase, Source
+from rlhf.config.schema import DataConfig, RunConfig
+
+COUNTED = (".jsonl", ".csv")  # files of one example a line
+LARGEST = 2**30  # bytes of a file whose lines are counted
+
+
+def steps_of(config: RunConfig, phase: Phase) -> int | None:
+    """Optimiser steps of a phase, rounds of PPO; None where the examples cannot be counted."""
+    examples = examples_of(config.data, phase)
+    if phase is Phase.ppo:
+        ppo = config.ppo
+        if ppo.epochs is None or examples is None:
+            return ppo.steps
+        per_step = ppo.rollout_batch_size // ppo.responses_per_prompt
+        steps = max(1, math.floor(ppo.epochs * examples / per_step))
+        return steps if ppo.steps is None else min(steps, ppo.steps)
+    if examples is None:
+        return None
+    settings = getattr(config, phase.value)
+    return max(1, math.floor(float(settings.epochs) * examples / int(settings.batch_size)))
+
+
+def examples_of(data: DataConfig, phase: Phase) -> int | None:
+    """Training examples of a phase: its share of data.size, or of the lines of a local file."""
+    total = data.size or _lines(data)
+    if total is None:
+        return None
+    part = Phase.reward if phase is Phase.dpo else phase
+    share = data.split[SPLIT_PHASES.index(part)] / sum(data.split)
+    # The known hub sets have held-out splits of their own.
+    held_out = data.eval_share if data.source is not Source.hub and data.eval_path is None else 0.0
+    return int(total * share * (1 - held_out))
+
+
+def _lines(data: DataConfig) -> int | None:
+    path = Path(data.path).expanduser() if isinstance(data.path, str) else None
+    if path is None or path.suffix not in COUNTED or not path.is_file():
+        return None
+    if path.stat().st_size > LARGEST:
+        return None
+    with path.open("rb") as file:
+        return sum(1 for _ in file)

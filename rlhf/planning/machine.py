@@ -1,0 +1,83 @@
+"""The machine of a plan: what a configuration says of it, in bytes and seconds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.config.machine_schema import HardwareConfig
+
+GIB = 2**30
+GB = 10**9
+HOST_MEMORY_BANDWIDTH = 150 * GB  # of a node, bytes per second: two sockets with DDR4, an estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Bytes, bytes per second and operations per second of one rank, unless a name says node."""
+
+    ranks: int
+    nodes: int
+    is_gpu: bool
+    dtype: Dtype
+    memory: float
+    host_memory_of_node: float
+    operations: float
+    bandwidth: float
+    link: float
+    network_of_node: float
+    host_link: float
+    nvme_of_node: float
+    price_per_hour: float | None
+    """US dollars for all nodes."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of one node."""
+        return self.ranks // self.nodes
+
+
+def machine_of(hardware: HardwareConfig) -> Machine:
+    """What ``hardware`` describes; what it leaves out is that of this machine."""
+    is_gpu = hardware.device is Device.cuda
+    dtype = _dtype(hardware)
+    memory = hardware.memory_gib * GIB if hardware.memory_gib else _memory_here()
+    host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _memory_here()
+    tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
+    # The ranks of a CPU share its cores and its bandwidth.
+    share = 1 if is_gpu else hardware.ranks_per_node
+    price = hardware.price_per_hour
+    return Machine(
+        ranks=hardware.nodes * hardware.ranks_per_node,
+        nodes=hardware.nodes,
+        is_gpu=is_gpu,
+        dtype=dtype,
+        memory=memory / share,
+        host_memory_of_node=host,
+        operations=tflops * 1e12 / share,
+        bandwidth=hardware.memory_bandwidth_gb * GB / share,
+        link=hardware.link_bandwidth_gb * GB,
+        network_of_node=hardware.network_bandwidth_gb * GB,
+        host_link=hardware.host_bandwidth_gb * GB,
+        nvme_of_node=hardware.nvme_bandwidth_gb * GB,
+        price_per_hour=None if price is None else price * hardware.nodes,
+    )
+
+
+def _dtype(hardware: HardwareConfig) -> Dtype:
+    """What auto will be: on a GPU bf16; on a CPU bf16 where it has AMX."""
+    if hardware.dtype is not Dtype.auto:
+        return hardware.dtype
+    cpu = Path("/proc/cpuinfo")
+    has_amx = cpu.exists() and "amx_bf16" in cpu.read_text()
+    return Dtype.bf16 if hardware.device is Device.cuda or has_amx else Dtype.fp32
+
+
+def _memory_here() -> int:
+    """Bytes of this machine's memory, or of what this container may use of it."""
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return here if text == "max" else min(here, int(text))

@@ -1,0 +1,132 @@
+"""Which models each phase of a run holds, and how much of them learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema import ModelConfig, RunConfig
+from rlhf.planning.shapes import ModelShape, shape_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """One model in one phase. Counted are weights, not bytes."""
+
+    role: Role
+    shape: ModelShape
+    is_scorer: bool
+    trained: int
+    """Weights that learn, adapters included."""
+    adapters: int
+    """Weights of its adapters."""
+    checkpointed: int
+    """Layers whose activations are computed again."""
+    has_ema: bool = False
+
+    @property
+    def weights(self) -> int:
+        """All weights."""
+        shape = self.shape
+        return (shape.scorer_weights if self.is_scorer else shape.weights) + self.adapters
+
+
+class UnknownModelError(Exception):
+    """A model whose shape the planner cannot tell; its text says which key names it."""
+
+
+def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
+    """The models of ``phase``, those that learn first.
+
+    Raises:
+        UnknownModelError: the shape of one is not known.
+    """
+    policy, scorer = ("model", config.model), reward_model_of(config)
+    match phase:
+        case Phase.sft:
+            return (_use(config, policy, Role.sft, LoraRole.sft),)
+        case Phase.reward:
+            return (_use(config, scorer, Role.reward_training, LoraRole.reward),)
+        case Phase.dpo:
+            actor = _use(config, policy, Role.actor, LoraRole.actor)
+            return (actor, *_reference(config, actor))
+        case Phase.ppo if config.ppo.shared_trunk:
+            return (_trunk(config, policy), _use(config, scorer, Role.reward, None))
+        case _:
+            actor = _use(config, policy, Role.actor, LoraRole.actor)
+            critic = _use(config, scorer, Role.critic, LoraRole.critic)
+            has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
+            learning = (actor, critic) if has_critic else (actor,)
+            reward = _use(config, scorer, Role.reward, None)
+            return (*learning, *_reference(config, actor), reward)
+
+
+def reward_model_of(config: RunConfig) -> tuple[str, ModelConfig]:
+    """Key and value of the model that reward model and critic start from."""
+    if config.reward_model.init is ModelInit.sft:
+        return "model", config.model
+    return "reward_model", config.reward_model
+
+
+def _use(
+    config: RunConfig, model: tuple[str, ModelConfig], role: Role, lora_role: LoraRole | None
+) -> ModelUse:
+    key, source = model
+    shape = shape_of(source)
+    if shape is None:
+        kind = source.architecture.get("model_type")
+        raise UnknownModelError(
+            f"{key}.architecture has model_type={kind}, which the planner does not know"
+            if kind
+            else f"{key}.path={source.path} has no config.json here and {key}.architecture is empty"
+        )
+    is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
+    weights = shape.scorer_weights if is_scorer else shape.weights
+    lora = config.lora
+    has_adapters = bool(lora.rank) and lora_role in lora.roles
+    rank = lora.critic_rank if lora_role is LoraRole.critic and lora.critic_rank else lora.rank
+    adapters = shape.adapter_weights(rank) if has_adapters else 0
+    trained = 0 if role.is_frozen else weights
+    if has_adapters:
+        rest = weights - shape.multiplied if lora.train_rest else 0
+        head = shape.embedding if is_scorer and not lora.train_rest else 0
+        trained = adapters + rest + head
+    own = config.reward_model if is_scorer else config.model
+    checkpointing = own.gradient_checkpointing
+    has_ema = bool(config.ppo.ema_beta) and Phase.ppo in config.phase.order
+    layers = shape.layers if checkpointing is True else min(int(checkpointing), shape.layers)
+    return ModelUse(
+        role=role,
+        shape=shape,
+        is_scorer=is_scorer,
+        trained=trained,
+        adapters=adapters,
+        checkpointed=0 if role.is_frozen else layers,
+        has_ema=role is Role.actor and has_ema,
+    )
+
+
+def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
+    """A frozen copy; none where the actor without its adapters is the reference."""
+    if actor.adapters and not config.lora.train_rest:
+        return ()
+    return (_use(config, ("model", config.model), Role.reference, None),)
+
+
+def _trunk(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
+    """Actor, critic and reference as branches of one model: their own layers are added to it."""
+    ppo = config.ppo
+    use = _use(config, policy, Role.actor, None)
+    shape = use.shape
+    learning = min(ppo.num_layers_unfrozen or 0, shape.layers) * shape.layer
+    value = ppo.num_value_layers * shape.layer + shape.hidden
+    return ModelUse(
+        role=Role.actor,
+        shape=shape,
+        is_scorer=False,
+        trained=learning + value,
+        adapters=learning + value,  # the frozen copy of the top, and the critic's own layers
+        checkpointed=use.checkpointed,
+        has_ema=use.has_ema,
+    )

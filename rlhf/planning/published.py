@@ -1,0 +1,287 @@
+"""The planner beside the tables of DeepSpeed-Chat's announcement.
+
+``python -m rlhf.planning.published`` renews the tables of ``docs/planner.md``.
+https://github.com/deepspeedai/DeepSpeed/tree/master/blogs/deepspeed-chat
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlhf.config.choices import Phase
+from rlhf.config.composing import composed
+from rlhf.config.schema import RunConfig
+from rlhf.planning.machine import GIB
+from rlhf.planning.plan import EFFICIENCY, Plan, plan_run
+
+TABLE_MARK = "<!-- Made by `python -m rlhf.planning.published` from here to the end. -->\n"
+DAY, MINUTE, SECOND = 24.0, 1 / 60, 1 / 3600  # hours
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What a table says of one run: hours of the phases, None where they do not fit, and dollars."""
+
+    table: int
+    experiment: str
+    hours: dict[Phase, float] | None
+    dollars: float | None = None
+
+
+def _ppo(table: int, experiment: str, hours: float, dollars: float | None = None) -> Cell:
+    name = f"table{table}_{experiment}"
+    return Cell(table=table, experiment=name, hours={Phase.ppo: hours}, dollars=dollars)
+
+
+CELLS = (
+    _ppo(1, "opt_6.7b_8xa100_40g", 5.7),
+    _ppo(1, "opt_13b_8xa100_40g", 10.8),
+    _ppo(1, "opt_30b_8xa100_40g", 1.85 * DAY),
+    Cell(table=1, experiment="table1_opt_66b_8xa100_40g", hours=None),
+    _ppo(1, "opt_6.7b_8xa100_80g", 4.1, 132),
+    _ppo(1, "opt_13b_8xa100_80g", 9, 290),
+    _ppo(1, "opt_30b_8xa100_80g", 18, 580),
+    _ppo(1, "opt_66b_8xa100_80g", 2.1 * DAY, 1620),
+    _ppo(2, "opt_13b", 1.25, 320),
+    _ppo(2, "opt_30b", 4, 1024),
+    _ppo(2, "opt_66b", 7.5, 1920),
+    _ppo(2, "opt_175b", 20, 5120),
+    Cell(
+        table=4,
+        experiment="table4",
+        hours={Phase.sft: 2.5, Phase.reward: 0.25, Phase.ppo: 10.8},
+    ),
+    Cell(
+        table=5,
+        experiment="table5",
+        hours={Phase.sft: 82 * MINUTE, Phase.reward: 5 * MINUTE, Phase.ppo: 7.5},
+    ),
+    Cell(
+        table=6,
+        experiment="table6",
+        hours={Phase.sft: 2900 * SECOND, Phase.reward: 670 * SECOND, Phase.ppo: 1.2},
+    ),
+)
+FITTED = 1  # the table that the efficiencies are fitted to
+
+# Table 3: the largest model on one GPU.
+LARGEST = {
+    "v100_32g": "opt_2.7b",
+    "a6000_48g": "opt_6.7b",
+    "a100_40g": "opt_6.7b",
+    "a100_80g": "opt_13b",
+}
+SIZES = ("opt_1.3b", "opt_2.7b", "opt_6.7b", "opt_13b", "opt_30b", "opt_66b")
+OPTIONS = {
+    "all weights": ("lora=none", "model.gradient_checkpointing=false"),
+    "all weights, recomputed activations": ("lora=none",),
+    "adapters, recomputed activations": (),
+}
+
+# Figure 7: GPUs, and the run whose nodes grow. A GPU of 13B holds all weights while it generates.
+SCALED = {
+    "OPT-13B": ("table1_opt_13b_8xa100_40g", "rollout.hybrid_engine.inference_tp_size=1"),
+    "OPT-66B": ("table1_opt_66b_8xa100_80g",),
+}
+NODES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One published time beside the planner's."""
+
+    cell: Cell
+    phase: Phase
+    published: float
+    predicted: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published."""
+        return self.predicted / self.published
+
+
+def predictions(conf: Path) -> list[Prediction]:
+    """Hours of every phase that the tables name."""
+    found = []
+    for cell in CELLS:
+        if cell.hours is None:
+            continue
+        plan = plan_run(composed(conf, f"experiment={cell.experiment}"))
+        found += [
+            Prediction(
+                cell=cell,
+                phase=phase.phase,
+                published=cell.hours[phase.phase],
+                predicted=phase.seconds / 3600,
+            )
+            for phase in plan.phases
+        ]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Largest:
+    """The largest model that fits a GPU, the first option that made it fit, and its plan."""
+
+    hardware: str
+    size: str
+    option: str
+    plan: Plan
+
+
+def largest(conf: Path, hardware: str, *more: str) -> Largest:
+    """The largest OPT that ``experiment=table3`` fits, with ``more`` overrides."""
+    found = None
+    for size in SIZES:
+        for option, overrides in OPTIONS.items():
+            words = ("experiment=table3", f"hardware={hardware}", f"model={size}")
+            plan = plan_run(composed(conf, *words, *overrides, *more))
+            if plan.fits:
+                found = Largest(hardware=hardware, size=size, option=option, plan=plan)
+                break
+    assert found is not None, "OPT-1.3B fits the smallest of them"
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A run on so many GPUs; ``speedup`` is over its smallest number."""
+
+    model: str
+    gpus: int
+    plan: Plan
+    speedup: float
+
+    @property
+    def per_gpu(self) -> float:
+        """Speedup over that of proportion: above 1 is superlinear."""
+        return self.speedup / (self.gpus / 8)
+
+
+def scaling(conf: Path) -> Iterator[Scale]:
+    """The runs of figure 7, at most 1,024 sequences a step."""
+    for model, (experiment, *overrides) in SCALED.items():
+        config = composed(conf, f"experiment={experiment}", *overrides)
+        plans = {nodes: plan_run(_on(config, nodes)) for nodes in NODES}
+        for nodes, plan in plans.items():
+            speedup = plans[NODES[0]].seconds / plan.seconds
+            yield Scale(model=model, gpus=plan.machine.ranks, plan=plan, speedup=speedup)
+
+
+def _on(config: RunConfig, nodes: int) -> RunConfig:
+    return replace(config, hardware=replace(config.hardware, nodes=nodes))
+
+
+def page(conf: Path) -> str:
+    """All tables."""
+    return "\n".join(
+        (
+            "## What the machines reach\n",
+            *_efficiencies(),
+            "\n## Tables 1 and 2: step 3, and its price\n",
+            *_runs(conf, tables=(1, 2)),
+            "\n## Tables 4 to 6: all three steps\n",
+            *_steps(predictions(conf)),
+            "\n## Table 3: the largest model on one GPU\n",
+            *_largest(conf),
+            "\n## Figure 7: more GPUs\n",
+            *_scaling(conf),
+            "",
+        )
+    )
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def _efficiencies() -> list[str]:
+    devices = list(EFFICIENCY)
+    names = vars(EFFICIENCY[devices[0]])
+    rows = [
+        [name.replace("_", " "), *(f"{vars(EFFICIENCY[device])[name]:g}" for device in devices)]
+        for name in names
+    ]
+    return _table(["of the peak, or seconds", *(device.value for device in devices)], rows)
+
+
+def _runs(conf: Path, *, tables: tuple[int, ...]) -> list[str]:
+    rows = []
+    for cell in CELLS:
+        if cell.table not in tables:
+            continue
+        plan = plan_run(composed(conf, f"experiment={cell.experiment}"))
+        name = f"`experiment={cell.experiment}`"
+        if cell.hours is None:
+            told = "refused" if not plan.fits else "fits"
+            rows.append([name, "does not fit", told, "", "", "", "", ""])
+            continue
+        hours, predicted = cell.hours[Phase.ppo], plan.seconds / 3600
+        phase = plan.phases[0]
+        price = ["", "", ""]
+        if cell.dollars is not None and plan.price is not None:
+            ratio = plan.price / cell.dollars
+            price = [f"{cell.dollars:,.0f}", f"{plan.price:,.0f}", f"{ratio:.2f}"]
+        ratio = predicted / hours
+        batch = f"{phase.micro_batch}, {phase.rows}"
+        rows.append([name, f"{hours:.2f}", f"{predicted:.2f}", f"{ratio:.2f}", *price, batch])
+    header = ["run", "hours, published", "predicted", "ratio", "$, published", "predicted", "ratio"]
+    return _table([*header, "micro-batch, rows"], rows)
+
+
+def _steps(found: Sequence[Prediction]) -> list[str]:
+    rows = [
+        [
+            f"`experiment={each.cell.experiment}`",
+            each.phase.value,
+            f"{each.published:.2f}",
+            f"{each.predicted:.2f}",
+            f"{each.ratio:.2f}",
+        ]
+        for each in found
+        if each.cell.table > 2  # noqa: PLR2004
+    ]
+    return _table(["run", "phase", "hours, published", "predicted", "ratio"], rows)
+
+
+def _largest(conf: Path) -> list[str]:
+    rows = []
+    for hardware, size in LARGEST.items():
+        found = largest(conf, hardware)
+        free = largest(conf, hardware, "zero=auto", "zero.auto=true")
+        limit, most = found.plan.limit / GIB, found.plan.phases[0].bytes / GIB
+        told = f"{most:.1f} of {limit:.1f}"
+        rows.append([hardware, size, found.size, found.option, told, free.size])
+    header = ["GPU", "published", "predicted", "what made it fit", "GiB", "with offloading"]
+    return _table(header, rows)
+
+
+def _scaling(conf: Path) -> list[str]:
+    rows = [
+        [
+            scale.model,
+            f"{scale.gpus:,}",
+            f"{scale.plan.seconds / 3600:.2f}",
+            f"{scale.speedup:.2f}",
+            f"{scale.per_gpu:.2f}",
+            f"{scale.plan.phases[0].rows}, {1024 // scale.gpus}",
+        ]
+        for scale in scaling(conf)
+    ]
+    header = ["model", "GPUs", "hours", "speedup over 8", "over proportion", "rows, share of a GPU"]
+    return _table(header, rows)
+
+
+def renew_page(path: Path, conf: Path) -> None:
+    """Write the tables into ``path``, below its mark; what stands above is kept."""
+    introduction, mark, _ = path.read_text(encoding="utf-8").partition(TABLE_MARK)
+    if not mark:
+        raise ValueError(f"{path} has no line {TABLE_MARK!r} to write the tables below")
+    path.write_text(introduction + mark + "\n" + page(conf), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    renew_page(Path("docs/planner.md"), Path("conf"))

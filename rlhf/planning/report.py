@@ -1,0 +1,139 @@
+"""A plan as a table for people and as plan.json for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.planning.advice import advice, describe
+from rlhf.planning.machine import GB, GIB
+from rlhf.planning.phases import PhasePlan
+from rlhf.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAN = "plan.json"
+PARTS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "ema",
+    "activations",
+    "logits",
+    "kv_cache",
+    "gathered_weights",
+    "buffers",
+    "process",
+)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The content of plan.json: memory in GiB (2^30 bytes) of one rank, time in hours."""
+    zero, machine = plan.zero, plan.machine
+    found: dict[str, Any] = {"fits": plan.fits}
+    if plan.reason is not None:
+        found |= {"reason": plan.reason, "what_fits": advice(plan)}
+    offloaded = [
+        name.removeprefix("offload_")
+        for name in vars(zero)
+        if name.startswith("offload_") and getattr(zero, name)
+    ]
+    return found | {
+        "zero": plan.stages,
+        "offloaded": offloaded,
+        "micro_batch": {phase.phase.value: phase.micro_batch for phase in plan.phases},
+        "rows": next((phase.rows for phase in plan.phases if phase.rows), None),
+        "hours": plan.hours,
+        "price_usd": plan.price,
+        "ranks": machine.ranks,
+        "memory_gib_limit": plan.limit / GIB,
+        "host_memory_gib_per_node": _host(plan) / GIB,
+        "disk_gb": plan.disk / GB,
+        "phases": {phase.phase.value: _phase_json(phase) for phase in plan.phases},
+    }
+
+
+def _phase_json(phase: PhasePlan) -> dict[str, Any]:
+    return {
+        "hours": None if phase.steps is None else phase.seconds / 3600,
+        "steps": phase.steps,
+        "step_seconds": phase.step_seconds,
+        "memory_gib_per_rank": phase.bytes / GIB,
+        "moment": phase.moment,
+        "memory": {part: phase.parts[part] / GIB for part in PARTS if phase.parts[part]},
+    }
+
+
+def _host(plan: Plan) -> int:
+    """Bytes that are offloaded in one node."""
+    return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
+
+
+def write(plan: Plan, run_dir: Path) -> None:
+    """Write plan.json."""
+    (run_dir / PLAN).write_text(json.dumps(as_json(plan), indent=2) + "\n")
+
+
+def summary(plan: Plan) -> str:
+    """One line: setting, memory, time, price."""
+    most = max(phase.bytes for phase in plan.phases)
+    number = plan.machine.ranks
+    ranks = "one rank" if number == 1 else f"each of {number} ranks"
+    words = [
+        describe(plan),
+        f"{most / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
+        _time(plan.hours),
+    ]
+    if plan.price is not None:
+        words.append(f"${plan.price:,.2f}")
+    return ", ".join(words) if plan.fits else f"does not fit: {plan.reason}"
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print what each phase takes, part by part."""
+    from rich.table import Table
+
+    hardware = plan.config.hardware
+    nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
+    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, ZeRO {describe(plan)}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("")
+    for phase in plan.phases:
+        table.add_column(phase.phase.value, justify="right")
+    for part in PARTS:
+        if any(phase.parts[part] for phase in plan.phases):
+            sizes = (phase.parts[part] / GIB for phase in plan.phases)
+            table.add_row(part.replace("_", " "), *(f"{s:.2f}" if s else "" for s in sizes))
+    table.add_section()
+    table.add_row("GiB of a rank", *(f"{phase.bytes / GIB:.2f}" for phase in plan.phases))
+    table.add_row("when", *(phase.moment for phase in plan.phases))
+    table.add_row("GiB offloaded", *(f"{phase.host / GIB:.2f}" for phase in plan.phases))
+    table.add_section()
+    table.add_row("micro-batch", *(str(phase.micro_batch) for phase in plan.phases))
+    table.add_row("rows", *(str(phase.rows or "") for phase in plan.phases))
+    table.add_row("steps", *(str(phase.steps or "?") for phase in plan.phases))
+    for part in ("generate", "score", "train"):
+        if any(part in phase.step_seconds for phase in plan.phases):
+            seconds = (phase.step_seconds.get(part) for phase in plan.phases)
+            cells = ("" if value is None else f"{value:.2f}" for value in seconds)
+            table.add_row(f"{part}, s a step", *cells)
+    hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
+    table.add_row("time", *(_time(value) for value in hours))
+    console.print(table)
+    disk = f"models on disk: {plan.disk / GB:.1f} GB"
+    if plan.fits:
+        console.print(f"fits: {summary(plan)}; {disk}")
+        return
+    console.print(f"does not fit: {plan.reason}")
+    for way in advice(plan):
+        console.print(f"what fits: {way}")
+
+
+def _time(hours: float | None) -> str:
+    if hours is None:
+        return "unknown time"
+    if hours < 1:
+        return f"{60 * hours:.1f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"  # noqa: PLR2004

@@ -1,0 +1,249 @@
+"""The numbers of weights of a model, from the fields of its Hugging Face config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.schema import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A decoder. ``matrices`` are the (inputs, outputs) of one layer's linear layers."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    is_gated: bool
+    wide_copies: int
+    """What of each number of the wide part is kept for the backward pass."""
+    vocab: int
+    matrices: tuple[tuple[int, int], ...]
+    layer_vectors: int
+    """Biases and norms of one layer."""
+    outside: int
+    """Weights outside the layers: embeddings, final norm, projections; not an untied head."""
+    head: int
+    """Weights of a head that is not tied to the embedding."""
+    embedding: int
+    """Width of the embedding, and of what the head reads."""
+    has_rms_norms: bool = False
+    """RMSNorm instead of LayerNorm."""
+    norms_heads: bool = False
+    """Norms on queries and keys."""
+    keeps_scores: bool = False
+    """Attention only by transformers' plain code, which keeps its (tokens, tokens) shares."""
+
+    @property
+    def layer(self) -> int:
+        """Weights of one layer."""
+        return sum(i * o for i, o in self.matrices) + self.layer_vectors
+
+    @property
+    def weights(self) -> int:
+        """Weights of the language model."""
+        return self.layers * self.layer + self.outside + self.head
+
+    @property
+    def scorer_weights(self) -> int:
+        """Weights of the same with a head of one output: a reward model or critic."""
+        return self.layers * self.layer + self.outside + self.embedding
+
+    @property
+    def multiplied(self) -> int:
+        """Weights of the layers that every token is multiplied with."""
+        return self.layers * sum(i * o for i, o in self.matrices)
+
+    def adapter_weights(self, rank: int) -> int:
+        """Weights of LoRA adapters of this rank on every linear layer of the blocks."""
+        return self.layers * rank * sum(i + o for i, o in self.matrices)
+
+    @property
+    def kv_per_token(self) -> int:
+        """Numbers that one token leaves in the key-value memory."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+def shape_of(model: ModelConfig) -> ModelShape | None:
+    """The shape of a model: from ``architecture``, or its folder's config.json; None: not known."""
+    fields = dict(model.architecture)
+    if not fields and model.path is not None:
+        fields = _config_file(model)
+    if not fields.get("model_type"):
+        return None
+    fields.setdefault("vocab_size", model.vocab_size)
+    family = FAMILIES.get(fields["model_type"])
+    return None if family is None else family(fields)
+
+
+def _config_file(model: ModelConfig) -> dict[str, Any]:
+    """config.json of a folder, or of what the hub's cache holds of a hub id."""
+    path = Path(str(model.path)).expanduser() / "config.json"
+    if not path.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
+        except ValueError:  # not the form of a hub id
+            return {}
+        if not isinstance(found, str):
+            return {}
+        path = Path(found)
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _opt(c: Mapping[str, Any]) -> ModelShape:
+    hidden, ffn, layers = c["hidden_size"], c["ffn_dim"], c["num_hidden_layers"]
+    embedding = c.get("word_embed_proj_dim") or hidden
+    outside = c["vocab_size"] * embedding + (c.get("max_position_embeddings", 2048) + 2) * hidden
+    if embedding != hidden:
+        outside += 2 * embedding * hidden
+    if c.get("do_layer_norm_before", True) and not c.get("_remove_final_layer_norm", False):
+        outside += 2 * hidden
+    heads = c["num_attention_heads"]
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=ffn,
+        is_gated=False,
+        wide_copies=1 if c.get("activation_function", "relu") == "relu" else 2,
+        vocab=c["vocab_size"],
+        matrices=((hidden, hidden),) * 4 + ((hidden, ffn), (ffn, hidden)),
+        layer_vectors=9 * hidden + ffn,
+        outside=outside,
+        head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * embedding,
+        embedding=embedding,
+    )
+
+
+def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False) -> ModelShape:
+    """Llama, Mistral; Qwen2 has ``biases`` on queries, keys and values, Qwen3 norms on heads."""
+    hidden, ffn = c["hidden_size"], c["intermediate_size"]
+    heads = c["num_attention_heads"]
+    kv_heads = c.get("num_key_value_heads") or heads
+    head_dim = c.get("head_dim") or hidden // heads
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    vectors = 2 * hidden + biases * (queries + 2 * keys) + 2 * head_dim * normed_heads
+    if c.get("attention_bias"):
+        vectors += queries + 2 * keys + hidden
+    return ModelShape(
+        layers=c["num_hidden_layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        is_gated=True,
+        wide_copies=4,
+        vocab=c["vocab_size"],
+        matrices=(
+            (hidden, queries),
+            (hidden, keys),
+            (hidden, keys),
+            (queries, hidden),
+            (hidden, ffn),
+            (hidden, ffn),
+            (ffn, hidden),
+        ),
+        layer_vectors=vectors,
+        outside=c["vocab_size"] * hidden + hidden,
+        head=0 if c.get("tie_word_embeddings", False) else c["vocab_size"] * hidden,
+        embedding=hidden,
+        has_rms_norms=True,
+        norms_heads=normed_heads,
+    )
+
+
+def _fused(
+    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, outside: int, head: int
+) -> ModelShape:
+    """GPT-2, GPT-NeoX and BLOOM: one matrix for queries, keys and values; biases everywhere."""
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=ffn,
+        is_gated=False,
+        vocab=vocab,
+        matrices=((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)),
+        layer_vectors=9 * hidden + ffn,
+        outside=outside,
+        head=head,
+        embedding=hidden,
+    )
+
+
+def _gpt_neox(c: Mapping[str, Any]) -> ModelShape:
+    hidden, vocab = c["hidden_size"], c["vocab_size"]
+    return _fused(
+        layers=c["num_hidden_layers"],
+        hidden=hidden,
+        heads=c["num_attention_heads"],
+        ffn=c["intermediate_size"],
+        vocab=vocab,
+        outside=vocab * hidden + 2 * hidden,
+        head=0 if c.get("tie_word_embeddings", False) else vocab * hidden,
+    )
+
+
+def _bloom(c: Mapping[str, Any]) -> ModelShape:
+    hidden = c["hidden_size"]
+    return _fused(
+        layers=c.get("n_layer") or c["num_hidden_layers"],
+        hidden=hidden,
+        heads=c.get("n_head") or c["num_attention_heads"],
+        ffn=4 * hidden,
+        vocab=c["vocab_size"],
+        outside=c["vocab_size"] * hidden + 4 * hidden,
+        head=0,
+    )
+
+
+def _gpt2(c: Mapping[str, Any]) -> ModelShape:
+    hidden = c["n_embd"]
+    return _fused(
+        layers=c["n_layer"],
+        hidden=hidden,
+        heads=c["n_head"],
+        ffn=c.get("n_inner") or 4 * hidden,
+        vocab=c["vocab_size"],
+        outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
+        head=0,
+    )
+
+
+def _qwen2(c: Mapping[str, Any]) -> ModelShape:
+    return _llama(c, biases=1)
+
+
+def _qwen3(c: Mapping[str, Any]) -> ModelShape:
+    return _llama(c, normed_heads=True)
+
+
+# model_type of the HF config -> how its fields are read
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
+    "opt": _opt,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gpt_neox": _gpt_neox,
+    "bloom": _bloom,
+    "gpt2": _gpt2,
+}
