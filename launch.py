@@ -11,21 +11,35 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from rlhf.config.freeze import freeze, load_frozen, refuse_changes, to_run_config
+from rlhf.config.choices import PlanMode
+from rlhf.config.freeze import (
+    freeze,
+    load_frozen,
+    refuse_changes,
+    to_run_config,
+    with_free_keys,
+)
 from rlhf.config.names import explain
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema import RunConfig
-from rlhf.errors import RlhfError
-from rlhf.runtime.distributed import started_rank, with_started_ranks
+from rlhf.errors import ConfigError, RlhfError
+from rlhf.planning.decide import decide
+from rlhf.planning.plan import Plan
+from rlhf.planning.report import summary, tables, write_plan
+from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
+from rlhf.runtime.distributed import check_started, follows, started_rank, with_started_ranks
+from rlhf.tracking.console import build_console
 
 USER_ERROR = 2
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
+# Hydra admits no file of ours under the plugin's own name; ours asks for the nodes of hardware.
+PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(cfg: DictConfig) -> float:
+def main(cfg: DictConfig) -> float | None:
     """Run one job and return its objective to Hydra's sweeper."""
     try:
         return run(cfg)
@@ -35,16 +49,30 @@ def main(cfg: DictConfig) -> float:
         raise SystemExit(complain(error)) from error
 
 
-def run(cfg: DictConfig) -> float:
+def run(cfg: DictConfig) -> float | None:
     """Start the run that ``cfg`` describes, or go on with the one that it names."""
     is_new = cfg.get("resume") is None
-    config, run_dir = new_run(cfg) if is_new else stopped_run(cfg)
+    if OmegaConf.select(cfg, "launcher.dry_run") is True:
+        show_commands(to_run_config(cfg) if is_new else load_stopped(cfg)[0])
+        return None
+    run_dir: Path | None = None
+    plan = None
+    if follows():
+        config = to_run_config(cfg) if is_new else load_stopped(cfg)[0]
+    elif is_new:
+        config, run_dir, plan = new_run(cfg)
+    else:
+        config, run_dir = stopped_run(cfg)
+    if config.plan is PlanMode.only:
+        return show_plan(config, plan)
 
     from rlhf.runtime import launcher  # here, because a wrong configuration ends before it
 
     try:
-        return launcher.start(config, run_dir)
+        return launcher.start(config, run_dir, script_name(Path(__file__)))
     except KeyboardInterrupt:
+        if run_dir is None:
+            raise
         print(f"interrupted; python launch.py resume={run_dir} goes on with it", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
@@ -56,24 +84,67 @@ def join() -> None:
     launcher.join()
 
 
-def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
-    """Check ``cfg`` and write it to a directory of its own."""
-    config = with_started_ranks(to_run_config(cfg))
+def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
+    """Check and plan ``cfg``, and write it to a directory of its own."""
+    asked = to_run_config(cfg)
+    if asked.plan is not PlanMode.only:  # which asks for no ranks
+        asked = with_started_ranks(asked)
+    config, plan, note = decide(asked)
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
     run_dir = make_run_dir(config, job_dir=job_dir, now=datetime.now())
     freeze(config, run_dir)
-    return config, run_dir
+    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    if note is not None:
+        console.say(note)
+    if plan is not None:
+        write_plan(plan, run_dir)
+    if plan is not None and config.plan is PlanMode.check:
+        console.say(f"plan: {summary(plan)}")
+    return config, run_dir, plan
+
+
+def show_plan(config: RunConfig, plan: Plan | None) -> float | None:
+    """Print memory, time and cost, in a sweep in one line; returns the hours."""
+    plan = plan or decide(config).plan
+    assert plan is not None, "plan=only has a plan, or was refused"
+    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    if HydraConfig.get().mode is RunMode.MULTIRUN:
+        words = [word for word in HydraConfig.get().overrides.task if word != "plan=only"]
+        console.say(f"{' '.join(words)}: {summary(plan)}")
+    else:
+        console.show(*tables(plan))
+    return plan.hours
 
 
 def stopped_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
-    """Read the frozen configuration of the run to go on with; nothing in it may change."""
+    """Take up the run to go on with."""
+    config, run_dir = load_stopped(cfg)
+    freeze(config, run_dir)
+    return config, run_dir
+
+
+def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
+    """Read the run to go on with: what it computes stays, how it is started may change."""
     # Resolved, because runs/latest may point to another run before this one ends.
     run_dir = Path(str(cfg.resume)).expanduser().resolve()
-    config = load_frozen(run_dir)
-    refuse_changes(config, cfg, HydraConfig.get().overrides.task)
+    frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
+    refuse_changes(frozen, cfg, overrides)
+    config = with_free_keys(frozen, cfg, overrides)
+    check_started(config)
     return config, run_dir
+
+
+def show_commands(config: RunConfig) -> None:
+    """Print the command that would start the ranks, one for each node where users type it there."""
+    if started_rank() is not None:
+        raise ConfigError("launcher.dry_run=true: the ranks have been started; leave this out")
+    arguments = [o for o in HydraConfig.get().overrides.task if "launcher.dry_run" not in o]
+    program = Program(sys.executable, script_name(Path(__file__)), arguments)
+    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    for command in launch_commands(config, program, os.environ):
+        console.say(in_shell(command))
 
 
 def without_local_rank(arguments: Sequence[str]) -> list[str]:
@@ -82,8 +153,12 @@ def without_local_rank(arguments: Sequence[str]) -> list[str]:
 
 
 def complain(error: RlhfError) -> int:
-    """Tell the user what to mend; returns the exit code."""
+    """Tell the user, and ranks that wait for this one, what to mend; returns the exit code."""
     print(f"error: {error}", file=sys.stderr)
+    if started_rank() == 0:
+        from rlhf.runtime import launcher
+
+        launcher.refuse(str(error))
     return USER_ERROR
 
 
@@ -93,7 +168,7 @@ def launch() -> int:
     # libgomp reads it when torch loads. Its own default spins for milliseconds: no faster on an
     # idle machine, and much slower beside a busy neighbour.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    sys.argv[1:] = without_local_rank(sys.argv[1:])
+    sys.argv[1:] = [PRESETS.get(word, word) for word in without_local_rank(sys.argv[1:])]
     try:
         if started_rank() in {None, 0}:
             main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,8 +65,9 @@ def test_info_works(what: str, tmp_path: Path) -> None:
         ("-m ppo.cliprang=0.1,0.2", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
         (
             "zero=stage9",
-            "unknown option zero=stage9; options: stage0, stage1, stage2, stage2_offload, stage3, "
-            "stage3_offload",
+            "unknown option zero=stage9; options: auto, stage0, stage1, stage2, stage2_offload, "
+            "stage3, stage3_mixzpp, stage3_nvme, stage3_offload, stage3_zeropp; did you mean "
+            "stage3?",
         ),
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options"),
         ("foo", "cannot read foo: missing EQUAL"),
@@ -98,16 +100,36 @@ def test_mistake_in_one_job_of_a_sweep(tmp_path: Path) -> None:
 def test_resume_refuses_a_change(tmp_path: Path) -> None:
     config = launch("--cfg job --resolve", tmp_path).stdout
     (tmp_path / "config.yaml").write_text(config)
-    run = launch("resume=. zero=stage2", tmp_path)
+    run = launch("resume=. zero.stage=2", tmp_path)
     assert run.returncode == 2
-    assert "error: zero=stage2: the run was started with zero.stage=1" in run.stderr
+    assert "error: zero.stage=2: the run was started with zero.stage=1" in run.stderr
+
+
+def test_resume_may_be_started_in_another_way(tmp_path: Path) -> None:
+    config = launch("--cfg job --resolve hardware.ranks_per_node=2", tmp_path).stdout
+    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "hosts").write_text("a slots=2\n")
+    run = launch("resume=. launcher.hostfile=hosts launcher.dry_run=true", tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "deepspeed.launcher.runner --hostfile=hosts" in run.stdout
+    assert run.stdout.endswith("launch.py resume=. launcher.hostfile=hosts\n")
+    assert (tmp_path / "config.yaml").read_text() == config, "a dry run changes nothing"
+
+
+def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    run = launch("launcher.dry_run=true", tmp_path, env=rank)
+    message = "error: launcher.dry_run=true: the ranks have been started; leave this out\n"
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
 
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
         ("ppo.cliprange_", ["ppo.cliprange_high=", "ppo.cliprange_value="]),
-        ("zero=stage3", ["zero=stage3", "zero=stage3_offload"]),
+        ("zero=stage2", ["zero=stage2", "zero=stage2_offload"]),
     ],
 )
 def test_tab_completes(typed: str, offered: list[str], tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
@@ -19,6 +20,7 @@ from rlhf.config.schema import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
 
 FROZEN = "config.yaml"
+FREE = ("launcher.", "plan.")  # these, and what is below, change nothing of what is computed
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
@@ -64,21 +66,40 @@ def load_run(run_dir: Path) -> RunConfig:
 
 
 def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse overrides, composed into ``cfg``, that would change a run that goes on."""
+    """Refuse overrides, composed into ``cfg``, that would change what the run computes."""
     kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(_typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        node = override.package or override.key_or_group
         changed = [
             leaf
-            for leaf in kept | asked
-            if f"{leaf}.".startswith(f"{node}.") and kept.get(leaf) != asked.get(leaf)
+            for leaf in _below(override, kept | asked)
+            if kept.get(leaf) != asked.get(leaf) and not f"{leaf}.".startswith(FREE)
         ]
-        if changed and node != "resume":
+        if changed and _node(override) != "resume":
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
                 f"{changed[0]}={_shown(kept.get(changed[0]))} and goes on with it; "
                 "leave this out, or start a new run without resume"
             )
+
+
+def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
+    """The run that goes on, with what ``overrides`` say of how it is started."""
+    config, asked = OmegaConf.structured(frozen), _leaves(_typed(cfg))
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        for leaf in _below(override, asked):
+            if f"{leaf}.".startswith(FREE):
+                OmegaConf.update(config, leaf, asked[leaf])
+    return to_run_config(config)
+
+
+def _node(override: Override) -> str:
+    """The group or key that an override sets."""
+    return override.package or override.key_or_group
+
+
+def _below(override: Override, leaves: Iterable[str]) -> list[str]:
+    """Those of ``leaves`` that an override sets."""
+    return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_node(override)}.")]
 
 
 def _typed(cfg: DictConfig) -> DictConfig:

@@ -6,7 +6,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.config.freeze import FROZEN
+from rlhf.config.freeze import FROZEN, load_frozen
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
 
@@ -15,16 +15,24 @@ LATEST = RUNS / "latest"
 
 
 def make_run_dir(config: RunConfig, *, job_dir: Path | None, now: datetime) -> Path:
-    """Make the directory of a new run; ``job_dir`` is the one that a sweep has for it."""
+    """Make the directory of a new run; ``job_dir`` is the one that a sweep has for it.
+
+    A job that was stopped and put into the queue again finds its run there, and goes on with it.
+    """
     if config.run_dir is not None:
         run_dir = _claim(Path(config.run_dir).expanduser())
     elif job_dir is not None:
-        run_dir = _claim(job_dir)
+        run_dir = job_dir if _holds(job_dir, config) else _claim(job_dir)
     else:
         run_dir = _make_unique(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
     if run_dir.resolve().is_relative_to(RUNS.resolve()):
         _point_latest_to(run_dir)
     return run_dir
+
+
+def _holds(path: Path, config: RunConfig) -> bool:
+    """Whether ``path`` is the directory of this very run."""
+    return (path / FROZEN).exists() and load_frozen(path) == config
 
 
 def _claim(path: Path) -> Path:

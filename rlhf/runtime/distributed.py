@@ -6,17 +6,24 @@ Nothing here imports torch before a rank really starts, so that asking for help 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from rlhf.config.checks import validate
+from rlhf.config.checks import num_ranks, validate
 from rlhf.config.choices import Device
 from rlhf.config.schema import RunConfig
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, RlhfError
+from rlhf.runtime.commands import Way, launch_way, slurm_task
 
-# Long enough for one rank to prepare while the others wait; a rank that died ends the job anyway.
-PROCESS_GROUP_TIMEOUT = timedelta(hours=4)
+RUN_DIR_KEY = "rlhf/run_dir"
+REFUSAL_KEY = "rlhf/refusal"
+# For a rank whose collective broke: the time in which it must hear which rank broke it.
+CAUSE_S = 3.0
+# For rank 0, which ends before the run began: the time in which the others must hear of it.
+HEARD_S = 30.0
 
 
 def started_rank() -> int | None:
@@ -30,9 +37,10 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     """The configuration with the numbers of nodes and ranks that were really started.
 
     Raises:
-        ConfigError: the batch sizes do not divide over them.
+        ConfigError: the batch sizes do not divide over them, or nothing says how to start them.
     """
     if started_rank() is None:
+        check_started(config)
         return config
     world = int(os.environ["WORLD_SIZE"])
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world)
@@ -44,33 +52,119 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     return config
 
 
-class Meeting:
-    """The store through which started ranks find each other, before any of them has a device."""
+def ignores_job_signals() -> bool:
+    """Whether the processes of a SLURM job all get the signals that are meant for its tasks."""
+    return "SLURM_PROCID" in os.environ
 
-    def __init__(self) -> None:
+
+def check_started(config: RunConfig) -> None:
+    """The ranks were started, or can be from here.
+
+    Raises:
+        ConfigError: the user must do it, or nothing says on which nodes.
+    """
+    if started_rank() is None and launch_way(config, os.environ) is Way.by_hand:
+        raise ConfigError(
+            f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
+            f"{config.launcher.master_addr}: torchrun starts the ranks, on every node; "
+            "launcher.dry_run=true prints the commands"
+        )
+
+
+def follows() -> bool:
+    """Whether this process starts ranks of a run that another node composes and freezes."""
+    task = slurm_task(os.environ)
+    return started_rank() is None and task is not None and task.number > 0
+
+
+class Meeting:
+    """Where started ranks find each other, before any of them has a device, and stay in touch.
+
+    ``on_loss`` is called when another rank ends before its time, from a thread of its own.
+
+    Raises:
+        RlhfError: the others did not come, or rank 0 refused the run.
+    """
+
+    def __init__(self, on_loss: Callable[[str], None]) -> None:
+        from torch.distributed import DistError
         from torch.distributed.rendezvous import rendezvous
 
-        self._store, self._rank, self._size = next(rendezvous("env://"))
+        self._on_loss = on_loss
+        try:
+            self._store, self._rank, self._size = next(rendezvous("env://"))
+        except DistError as error:
+            raise RlhfError(f"the ranks did not meet at {_meeting_point()}: {error}") from error
 
-    def tell(self, run_dir: Path) -> None:
-        """Tell the other ranks where the run is; rank 0 does."""
-        self._store.set("rlhf/run_dir", str(run_dir.resolve()))
+    def agree(self, run_dir: Path | None) -> Path:
+        """Where the run is; rank 0 knows and tells. From here on the ranks watch each other."""
+        from torch.distributed import DistError
 
-    def hear(self) -> Path:
-        """Where the run is; waits for rank 0."""
-        return Path(self._store.get("rlhf/run_dir").decode())
+        from rlhf.runtime.watch import Watch
 
-    def start(self, device: Device) -> None:
+        if self._rank == 0:
+            assert run_dir is not None
+            self._store.set(RUN_DIR_KEY, str(run_dir.resolve()))
+        try:
+            told = self._store.get(RUN_DIR_KEY).decode()
+            if not told:
+                refusal = self._store.get(REFUSAL_KEY).decode()
+                self._store.add(f"{REFUSAL_KEY}/heard", 1)
+                raise RlhfError(f"rank 0 refused the run: {refusal}")
+            master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            self._watch = Watch(self._store, self._rank, master=master, on_loss=self._on_loss)
+        except (DistError, OSError) as error:
+            raise RlhfError(
+                f"rank 0 ended before the run began; its error is on {_meeting_point()}"
+            ) from error
+        return Path(told)
+
+    def refuse(self, reason: str) -> None:
+        """Rank 0: tell the others, in the place of the run, why there will be none."""
+        self._store.set(REFUSAL_KEY, reason)
+        self._store.set(RUN_DIR_KEY, "")
+        patience = time.monotonic() + HEARD_S  # the store may end with this process
+        while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
+            if time.monotonic() > patience:
+                return
+            time.sleep(0.1)
+
+    def start(self, config: RunConfig) -> None:
         """Start the process group of all ranks."""
         import torch
 
+        if self._size != num_ranks(config):
+            raise ConfigError(
+                f"{self._size} ranks were started, and the run has hardware.nodes="
+                f"{config.hardware.nodes} x hardware.ranks_per_node="
+                f"{config.hardware.ranks_per_node}; start as many"
+            )
         torch.distributed.init_process_group(
-            "nccl" if device is Device.cuda else "gloo",
+            "nccl" if config.hardware.device is Device.cuda else "gloo",
             store=self._store,
             rank=self._rank,
             world_size=self._size,
-            timeout=PROCESS_GROUP_TIMEOUT,
+            timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
+
+    def fail(self, reason: str) -> None:
+        """Tell the others that this rank ends, and why."""
+        self._watch.fail(reason)
+
+    def await_cause(self) -> None:
+        """Give way to the news that another rank has ended, which breaks collectives here."""
+        time.sleep(CAUSE_S)
+
+    def done(self) -> None:
+        """Tell the others that this rank has nothing more to do, and leave the group."""
+        import torch
+
+        self._watch.done()
+        torch.distributed.destroy_process_group()
+
+
+def _meeting_point() -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
 def cores_of_rank(config: RunConfig) -> int:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import logging
 import platform
-import signal
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +22,12 @@ from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic import GoldJudge
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
-from rlhf.errors import RlhfError
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
 from rlhf.phases.context import RunContext
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo import run_ppo
 from rlhf.phases.reward import run_reward
+from rlhf.phases.rollout_checks import require_rollouts
 from rlhf.phases.sft import run_sft
 from rlhf.runtime.distributed import Meeting, cores_of_rank
 from rlhf.runtime.memory import keep_freed_memory
@@ -49,8 +46,6 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.ppo: run_ppo,
     Phase.dpo: run_dpo,
 }
-FAILURE = "failure.json"
-USER_ERROR = 2
 
 
 def run(run_dir: Path, meeting: Meeting | None = None) -> float:
@@ -63,7 +58,7 @@ def run(run_dir: Path, meeting: Meeting | None = None) -> float:
     torch.set_num_threads(cores_of_rank(config))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
     if meeting is not None:
-        meeting.start(config.hardware.device)
+        meeting.start(config)
     ranks = current_ranks(config.hardware.device)
     console = build_console(is_main=ranks.is_main, log_every=config.tracking.log_every)
     if config.hardware.keep_freed_memory and not keeps_memory:
@@ -94,6 +89,7 @@ def build_context(
 
     What a stopped attempt has told of these phases is dropped, since they run anew.
     """
+    require_rollouts(config)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
     console.say(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
@@ -202,33 +198,3 @@ def quieten_libraries() -> None:
     logging.getLogger().setLevel(logging.WARNING)
     # deepspeed 0.19.8 under torch 2.13 uses the older names of two collectives.
     warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)
-
-
-def clear_failure(run_dir: Path) -> None:
-    """Forget the failure of an earlier attempt."""
-    (run_dir / FAILURE).unlink(missing_ok=True)
-
-
-def read_failure(run_dir: Path) -> str | None:
-    """What a spawned rank refused; None when no rank refused anything."""
-    path = run_dir / FAILURE
-    return str(json.loads(path.read_text())["message"]) if path.exists() else None
-
-
-def main() -> int:
-    """Be one spawned rank of the run directory given as the only argument."""
-    run_dir = Path(sys.argv[1])
-    # Ctrl-C ends a rank at once, whatever it waits for: unwinding would let the other ranks notice
-    # first and complain. What is on disk is whole at any moment.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        run(run_dir, Meeting())
-    except RlhfError as error:
-        write_json(run_dir / FAILURE, {"message": str(error)})
-        return USER_ERROR
-    torch.distributed.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

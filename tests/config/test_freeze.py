@@ -10,7 +10,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import Dtype, KlEstimator, Phase
-from rlhf.config.freeze import FROZEN, freeze, load_frozen, refuse_changes, to_run_config
+from rlhf.config.freeze import (
+    FROZEN,
+    freeze,
+    load_frozen,
+    refuse_changes,
+    to_run_config,
+    with_free_keys,
+)
 from rlhf.config.schema import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
 
@@ -142,11 +149,26 @@ def test_resume_accepts_what_the_run_has(overrides: list[str], compose: Compose)
     refuse_changes(frozen, compose(overrides), overrides)
 
 
+def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
+    frozen = to_run_config(
+        compose(["launcher.timeout_minutes=5", "launcher.master_port=7", "ppo.steps=3"])
+    )
+    overrides = ["resume=runs/latest", "launcher.master_port=8", "launcher.hostfile=h", "plan=off"]
+    cfg = compose(overrides)
+    refuse_changes(frozen, cfg, overrides)
+    config = with_free_keys(frozen, cfg, overrides)
+    assert (config.launcher.master_port, config.launcher.hostfile) == (8, "h")
+    assert config.plan == to_run_config(compose(["plan=off"])).plan != frozen.plan
+    assert config.launcher.timeout_minutes == 5, "what is not named stays"
+    assert config.ppo == frozen.ppo
+    assert with_free_keys(frozen, compose([]), []) == frozen
+
+
 @pytest.mark.parametrize(
     ("change", "kept"),
     [
         ("ppo.steps=4", "ppo.steps=3"),
-        ("zero=stage2", "zero.stage=1"),
+        ("zero.stage=2", "zero.stage=1"),
         ("model@reward_model=tiny", "reward_model.init=sft"),
         ("experiment=adaptive_kl", "experiment=smoke"),
         ("+model.architecture.rope_theta=10", "model.architecture.rope_theta=null"),

@@ -82,6 +82,14 @@ def test_directory_of_a_run_is_refused(config: MakeConfig) -> None:
         make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW)
 
 
+def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path) -> None:
+    job_dir = make_run_dir(config(), job_dir=tmp_path / "0", now=NOW)
+    freeze(config(), job_dir)
+    assert make_run_dir(config(), job_dir=job_dir, now=NOW) == job_dir
+    with pytest.raises(ConfigError, match="already holds a run"):
+        make_run_dir(config("seed=2"), job_dir=job_dir, now=NOW)
+
+
 @pytest.mark.parametrize("overrides", [["run_dir=runs/a/b"], []])
 def test_directory_that_cannot_be_made_is_refused(overrides: list[str], config: MakeConfig) -> None:
     Path("runs").write_text("a file")

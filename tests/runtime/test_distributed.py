@@ -11,9 +11,8 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import CapabilityError, ConfigError
-from rlhf.runtime import launcher
-from rlhf.runtime.distributed import started_rank, with_started_ranks
+from rlhf.errors import ConfigError
+from rlhf.runtime.distributed import follows, started_rank, with_started_ranks
 from tests.runs import ROOT, SPECK, launch, metrics
 
 Compose = Callable[[list[str]], DictConfig]
@@ -49,13 +48,33 @@ def test_batches_must_divide_over_the_started_ranks(
         with_started_ranks(to_run_config(compose([])))
 
 
-def test_other_nodes_are_not_started_from_here(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_ranks_that_are_typed_by_hand_are_not_started(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    overrides = ["hardware.nodes=2", "launcher.master_addr=10.0.0.1"]
     monkeypatch.delenv("RANK", raising=False)
-    config = to_run_config(compose(["hardware.nodes=2"]))
-    with pytest.raises(CapabilityError, match="with torchrun or deepspeed on every node"):
-        launcher.start(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"torchrun starts the ranks, .* launcher\.dry_run=true"):
+        with_started_ranks(to_run_config(compose(overrides)))
+    be_rank(monkeypatch, rank=0, world=2, per_node=1)
+    assert with_started_ranks(to_run_config(compose(overrides))).hardware.nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("rank", "task", "expected"),
+    [(None, None, False), (None, "0", False), (None, "1", True), ("2", "1", False)],
+)
+def test_the_tasks_after_the_first_follow(
+    rank: str | None, task: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"RANK": rank, "SLURM_PROCID": task}
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    for name, value in {"WORLD_SIZE": "4", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a"}.items():
+        monkeypatch.setenv(name, value)
+    assert follows() is expected
 
 
 LAUNCHERS = {
@@ -81,6 +100,30 @@ def test_ranks_started_by_another_launcher_join_one_run(name: str, tmp_path: Pat
     assert run.stdout.count("sft on 2 x cpu") == 1, "one run, told once"
     assert "ranks_per_node: 2" in (run_dir / "config.yaml").read_text()
     assert metrics(run_dir)[-1]["sft/eval_perplexity"] > 0
+
+
+REFUSED = {  # before there is a run, and in it
+    "seed=-1": "seed=-1: it must be 0 or more",
+    "sft.batch_size=512": "sft.batch_size=512",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_the_first_rank_refuses_is_told_to_all(override: str, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", *LAUNCHERS["torchrun"]]
+    # Exit codes of the ranks are torchrun's to report; that it must end them would show as well.
+    run = subprocess.run(
+        [*torchrun, str(ROOT / "launch.py"), *SPECK, "phase=sft", override],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode != 0
+    (first, *_) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert REFUSED[override] in first
 
 
 @pytest.mark.slow

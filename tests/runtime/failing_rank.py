@@ -1,0 +1,30 @@
+"""Started by torchrun in test_launcher.py: rank 1 breaks while rank 0 waits in a collective."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from rlhf.runtime import launcher, worker
+from rlhf.runtime.distributed import Meeting
+
+
+def broken_run(run_dir: Path, meeting: Meeting) -> float:
+    """In the place of worker.run."""
+    torch.distributed.init_process_group("gloo")
+    if os.environ["RANK"] == "1":
+        raise ValueError("this rank is broken")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as DeepSpeed does while it tries compilers
+    torch.distributed.barrier()
+    sys.stdout.write("passed")
+    return 0.0
+
+
+worker.run = broken_run  # type: ignore[assignment]
+if os.environ["RANK"] == "0":
+    launcher.be_rank(Path(sys.argv[1]), launcher.complainer())
+else:
+    launcher.join()

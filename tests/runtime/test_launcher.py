@@ -1,0 +1,242 @@
+"""Starting ranks for real, in each way, and what becomes of those that are left when one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.errors import ConfigError
+from rlhf.runtime import launcher
+from rlhf.runtime.rank import Failure, Kind, read_failure, write_failure
+from tests.runs import ROOT, SPECK, metrics
+
+Compose = Callable[[list[str]], DictConfig]
+HOST = socket.gethostname()
+FAILING_RANK = Path(__file__).with_name("failing_rank.py")
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a command with more environment variables; what still runs ends with the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def started(command: Sequence[object], **environment: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=tmp_path,
+            env=os.environ | {name: str(value) for name, value in environment.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield started
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def wait_for(path: Path, seconds: float = 120) -> None:
+    patience = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < patience, f"{path} does not come"
+        time.sleep(0.1)
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_nodes_that_nobody_names_are_refused(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    config = to_run_config(compose(["hardware.nodes=2"]))
+    with pytest.raises(ConfigError, match=r"nothing says which nodes; use launcher\.hostfile="):
+        launcher.start(config, tmp_path, "launch.py")
+
+
+def test_the_first_failure_stays(tmp_path: Path) -> None:
+    path = tmp_path / "failure.json"
+    assert read_failure(path) is None
+    write_failure(path, Failure(Kind.refused, "first"))
+    write_failure(path, Failure(Kind.lost, "second"))
+    assert read_failure(path) == Failure(Kind.refused, "first")
+    assert [each.name for each in tmp_path.iterdir()] == ["failure.json"]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    more = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2", f"run_dir={run_dir}"]
+    process = start([sys.executable, ROOT / "launch.py", *SPECK, *more])
+    wait_for(run_dir / "metrics.jsonl")
+    ranks = [c for c in children(process.pid) if "rlhf.runtime.rank" in words_of(c)]
+    os.kill(ranks[1], signal.SIGKILL)
+    said, complaint = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert f"torch.distributed.run --standalone --nproc-per-node=2 {ROOT}/launch.py resume=" in said
+    (line,) = [each for each in complaint.splitlines() if each.startswith("error: ")]
+    assert re.fullmatch(
+        rf"error: rank 1 on {HOST} was ended by SIGKILL; "
+        rf"python launch.py resume={run_dir} goes on with the run",
+        line,
+    )
+
+
+def words_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+@pytest.mark.slow
+def test_the_failing_rank_speaks_first(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node=2", FAILING_RANK, tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode != 0
+    message = f"error: rank 1 on {HOST} failed: ValueError: this rank is broken\n"
+    assert message in run.stderr
+    before = run.stderr.partition(message)[0]
+    assert before.count("ValueError: this rank is broken") == 1
+    assert "Connection closed by peer" not in run.stderr, "rank 0's collective is no news"
+    assert "passed" not in run.stdout
+
+
+def slurm_tasks(start: Start, *overrides: str) -> list[subprocess.Popen[str]]:
+    """Two tasks of a SLURM job, which has this machine as its nodes."""
+    command = [sys.executable, ROOT / "launch.py", *SPECK, "hardware.nodes=2", *overrides]
+    port = free_port()
+    return [
+        start(
+            [*command, f"launcher.master_port={port}"],
+            SLURM_PROCID=number,
+            SLURM_NTASKS=2,
+            SLURM_NNODES=2,
+            SLURM_JOB_NODELIST="localhost",
+        )
+        for number in (0, 1)
+    ]
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_slurm_job_are_one_run(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    tasks = slurm_tasks(start, "phase=sft", f"run_dir={run_dir}")
+    ends = [(*task.communicate(timeout=240), task.returncode) for task in tasks]
+    assert [code for *_, code in ends] == [0, 0], ends
+    assert ends[0][0].count("sft on 2 x cpu") == 1
+    assert "--nnodes=2 --node-rank=0 --nproc-per-node=1 --master-addr=localhost" in ends[0][0]
+    assert not re.search("starting|sft|error", ends[1][0] + ends[1][1]), "told once"
+    assert metrics(run_dir)[-1]["sft/eval_perplexity"] > 0
+
+
+@pytest.mark.slow
+def test_every_slurm_task_tells_what_ended_its_ranks(start: Start) -> None:
+    tasks = slurm_tasks(start, "sft.batch_size=512")
+    complaints = [task.communicate(timeout=240)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [2, 2]
+    for complaint in complaints:
+        assert complaint.count("error: ") == 1
+        assert "sft.batch_size=512" in complaint
+        assert "Traceback" not in complaint
+
+
+@pytest.mark.slow
+def test_a_killed_slurm_task_ends_the_other(start: Start, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    tasks = slurm_tasks(start, "phase=sft", "sft.epochs=9999", f"run_dir={run_dir}")
+    wait_for(run_dir / "metrics.jsonl")
+    tasks[1].kill()
+    _, complaint = tasks[0].communicate(timeout=30)
+    tasks[1].communicate()
+    assert tasks[0].returncode == 2
+    assert complaint == f"error: the launcher of rank 1 on {HOST} was killed\n"
+
+
+# What the DeepSpeed launcher calls to reach other machines; here all of them are this one.
+SSH = "#!/bin/sh\nexit 0\n"
+PDSH = """#!/bin/sh
+hosts=$(echo "$5" | tr , ' ')
+shift 5
+number=0
+code=0
+for host in $hosts; do
+  sh -c "$(echo "$*" | sed "s/%n/$number/")" &
+  jobs="$jobs $!"
+  number=$((number + 1))
+done
+for job in $jobs; do wait "$job" || code=$?; done
+exit $code
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["sft.batch_size=512"]], ids=["works", "refused"])
+def test_the_nodes_of_a_hostfile_are_one_run(more: list[str], start: Start, tmp_path: Path) -> None:
+    for name, text in {"ssh": SSH, "pdsh": PDSH}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
+    run_dir = tmp_path / "run"
+    nodes = ["hardware.nodes=2", "launcher.hostfile=hosts", "launcher.master_addr=localhost"]
+    place = [f"launcher.master_port={free_port()}", f"run_dir={run_dir}", "name='a b'"]
+    command = [sys.executable, ROOT / "launch.py", *SPECK, "phase=sft", *nodes, *place, *more]
+    process = start(command, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    said, complaint = process.communicate(timeout=180)
+    assert (process.returncode == 0) is (not more), said + complaint
+    assert "--hostfile=hosts --master_addr=localhost" in said
+    if not more:
+        assert said.count("sft on 2 x cpu") == 1, "one run, told once"
+        assert metrics(run_dir)[-1]["sft/eval_perplexity"] > 0
+    else:
+        assert "error: " in complaint
+        assert "sft.batch_size=512" in complaint
+
+
+@pytest.mark.slow
+def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    arguments = ["-m", "hydra/launcher=submitit_local", *SPECK, "sft.epochs=3"]
+    job = tmp_path / "sweep" / "0"
+    process = start(
+        [sys.executable, ROOT / "launch.py", *arguments, f"hydra.sweep.dir={job.parent}"]
+    )
+    wait_for(job / "sft" / "result.json")
+    (controller,) = children(process.pid)
+    (task,) = children(controller)
+    os.kill(task, signal.SIGUSR2)  # as SLURM does some time before it takes the nodes away
+    _, complaint = process.communicate(timeout=180)
+    assert process.returncode == 0, complaint
+    (log,) = job.parent.glob(".submitit/*/*_log.out")
+    assert log.read_text().count("sft, reward, ppo on 1 x cpu") == 2
+    assert log.read_text().count("sft: 216 examples") == 1, "what was done stays"
+    assert (job / "result.json").exists()

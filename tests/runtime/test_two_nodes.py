@@ -1,0 +1,176 @@
+"""Two nodes for real: two network namespaces of this machine, joined by a virtual link."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.runs import SPECK, finished, launch, metrics
+
+pytestmark = pytest.mark.slow
+
+ZERO3 = ["zero=stage3", "+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]
+ENDS_WITHIN_S = 30
+
+
+class Node(NamedTuple):
+    """A network namespace."""
+
+    namespace: str
+    link: str
+    address: str
+    core: int
+    """The one core that its rank computes on, as each of two ranks on one node of two does."""
+
+    def start(self, command: list[str], cwd: Path) -> subprocess.Popen[str]:
+        """Start ``command`` on this node."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, "taskset", "-c", str(self.core), *command],
+            cwd=cwd,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": self.link},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    """Two nodes with a link between them; their names are this process's own."""
+    number = os.getpid()
+    cores = sorted(os.sched_getaffinity(0))
+    pair = [
+        Node(
+            namespace=f"rlhf-{number}-{i}",
+            link=f"rlhf{number % 100000}.{i}",
+            address=f"10.{number % 250}.77.{i + 1}",
+            core=cores[i % len(cores)],
+        )
+        for i in range(2)
+    ]
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    try:
+        for node in pair:
+            ip("netns", "add", node.namespace)
+        ip("link", "add", pair[0].link, "type", "veth", "peer", "name", pair[1].link)
+        for node in pair:
+            inside = ["-n", node.namespace]
+            ip("link", "set", node.link, "netns", node.namespace)
+            ip(*inside, "address", "add", f"{node.address}/24", "dev", node.link)
+            ip(*inside, "link", "set", node.link, "up")
+            ip(*inside, "link", "set", "lo", "up")
+        yield pair
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        pytest.skip(f"network namespaces cannot be made here: {reason}")
+    finally:
+        for node in pair:
+            for words in (["netns", "del", node.namespace], ["link", "del", node.link]):
+                subprocess.run(["ip", *words], check=False, capture_output=True)
+
+
+def started(nodes: list[Node], cwd: Path, *overrides: str) -> list[subprocess.Popen[str]]:
+    """The nodes, started as docs/launching.md says: each by its line of the dry run."""
+    arguments = ["hardware.nodes=2", f"launcher.master_addr={nodes[0].address}", *overrides]
+    dry = launch(*SPECK, *arguments, "launcher.dry_run=true", cwd=cwd)
+    assert dry.returncode == 0, dry.stderr
+    lines = [shlex.split(line) for line in dry.stdout.splitlines()]
+    return [node.start(line, cwd) for node, line in zip(nodes, lines, strict=True)]
+
+
+@pytest.fixture
+def running() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes put here end with the test, whatever becomes of it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        for pid in [*children(process.pid), process.pid]:
+            if process.poll() is None:
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def test_two_nodes_compute_what_one_does(
+    nodes: list[Node], tmp_path: Path, running: list[subprocess.Popen[str]]
+) -> None:
+    alone = finished(tmp_path / "one", *ZERO3, "hardware.ranks_per_node=2")
+    run_dir = tmp_path / "two"
+    running += started(nodes, tmp_path, *ZERO3, f"run_dir={run_dir}")
+    ends = [(*process.communicate(timeout=300), process.returncode) for process in running]
+    assert [code for *_, code in ends] == [0, 0], ends
+    assert "ppo on 2 x cpu" in ends[0][0]
+    assert "nodes: 2\n" in (run_dir / "config.yaml").read_text()
+    got, expected = (
+        [line for line in metrics(each) if line["phase"] == "ppo"] for each in (run_dir, alone)
+    )
+    assert any("ppo/actor_loss" in line for line in expected)
+    assert got == expected
+
+
+def cut(node: Node, process: subprocess.Popen[str]) -> None:
+    """Take the link away; the node goes on, unreachable."""
+    ip("-n", node.namespace, "link", "set", node.link, "down")
+
+
+def kill_rank(node: Node, process: subprocess.Popen[str]) -> None:
+    """End the node's rank, but not the torchrun that started it."""
+    (rank,) = children(process.pid)
+    os.kill(rank, signal.SIGKILL)
+
+
+def kill_launcher(node: Node, process: subprocess.Popen[str]) -> None:
+    """End the node's torchrun, which leaves its rank alone."""
+    os.kill(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("loss", "lost", "message"),
+    [
+        (kill_rank, 1, "error: rank 1 on {host} ended without a word"),
+        (kill_rank, 0, "error: rank 0 on {host} ended without a word"),
+        (kill_launcher, 1, "error: the launcher of rank 1 on {host} was killed"),
+        (kill_launcher, 0, "error: the launcher of rank 0 on {host} was killed"),
+        (cut, 1, "error: rank 1 on {host} ended without a word"),
+    ],
+)
+def test_the_loss_of_one_node_ends_the_other(
+    loss: object,
+    lost: int,
+    message: str,
+    nodes: list[Node],
+    tmp_path: Path,
+    running: list[subprocess.Popen[str]],
+) -> None:
+    run_dir = tmp_path / "run"
+    running += started(nodes, tmp_path, "phase=sft", "sft.epochs=9999", f"run_dir={run_dir}")
+    patience = time.monotonic() + 120
+    while not (run_dir / "metrics.jsonl").exists():
+        assert time.monotonic() < patience
+        time.sleep(0.1)
+    loss(nodes[lost], running[lost])  # type: ignore[operator]
+    then = time.monotonic()
+    _, said = running[1 - lost].communicate(timeout=2 * ENDS_WITHIN_S)
+    assert time.monotonic() - then < ENDS_WITHIN_S
+    assert running[1 - lost].returncode != 0
+    assert message.format(host=os.uname().nodename) in said, said
