@@ -5,7 +5,7 @@
 On a CPU 16 prompts of 64 tokens get exactly 64 response tokens each; on a GPU 16 and then 64
 prompts of 256 tokens get 256 (``--shape opt1b --device cuda``). Temperature 1, no top-k or top-p.
 The ways take turns; each turn is a new process, whose first two generations are not counted.
-DeepSpeed's Hybrid Engine, on a GPU, gets a Llama shape, which it supports; ``generate`` and
+``rollout=hybrid_engine``, on a GPU, gets a Llama shape, which it supports; ``generate`` and
 ``rollout=fast`` on that shape stand beside it. Weights are random: what is measured is work.
 
 A step's time is that of a generation without its first token, over the other tokens; its floor is
@@ -43,7 +43,9 @@ ROLLOUTS = {
     for backend in ("hf", "fast")
     for dtype in BYTES
 }
-HYBRID = {"hybrid engine bf16": {"kind": "hybrid", "dtype": "bf16"}}
+HYBRID = {
+    "rollout=hybrid_engine bf16": {"kind": "rollout", "dtype": "bf16", "backend": "hybrid_engine"}
+}
 KINDS = GENERATE | ROLLOUTS | HYBRID
 ON_CPU = [*GENERATE, *ROLLOUTS]
 ON_GPU = ["generate bf16, dynamic cache", "generate bf16, static cache", "rollout=fast bf16"]

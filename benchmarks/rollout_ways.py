@@ -77,58 +77,7 @@ def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     return generate, engine.ranks.device
 
 
-def by_hybrid_engine(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
-    """DeepSpeed's Hybrid Engine, as DeepSpeed-Chat configures it."""
-    import deepspeed
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from rlhf.engine.machine import current_ranks
-
-    ranks = current_ranks(_device(task["device"]))
-    model = AutoModelForCausalLM.from_pretrained(
-        Path(task["folder"]) / "policy", dtype=torch.bfloat16
-    )
-    settings = {
-        "train_batch_size": work.sequences,
-        "train_micro_batch_size_per_gpu": work.sequences,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 0},
-        "hybrid_engine": {
-            "enabled": True,
-            "max_out_tokens": work.prompt_tokens + work.response_tokens,
-            "inference_tp_size": 1,
-            "release_inference_cache": False,
-            "pin_parameters": True,
-            "tp_gather_partition_size": 8,
-        },
-    }
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-    engine.eval()
-
-    def generate(step: int, tokens: int) -> Any:
-        prompts = work.prompts(step, vocab=task["vocab"], device=ranks.device)
-        return engine.generate(
-            prompts.ids_BP,
-            attention_mask=prompts.attend_BP.long(),
-            do_sample=True,
-            top_k=0,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            pad_token_id=0,
-        )
-
-    return generate, ranks.device
-
-
-def _device(name: str) -> Any:
-    from rlhf.config.choices import Device
-
-    return Device(name)
-
-
-MAKERS = {"generate": by_generate, "rollout": by_rollout, "hybrid": by_hybrid_engine}
+MAKERS = {"generate": by_generate, "rollout": by_rollout}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
@@ -30,24 +30,42 @@ class HfRollout:
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """One response per prompt, each decided by its own row of draws."""
+        with actor.evaluating() as module:
+            policy: Any = getattr(module, "pretrained", module)  # what wraps a model has it in it
+            return self.sampled(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
+
+    def sampled(
+        self,
+        policy: Any,
+        prompts: PromptBatch,
+        generate: Callable[..., Tensor],
+        *,
+        ends_early: bool = True,
+        **options: Any,
+    ) -> Responses:
+        """Responses of ``policy`` by its own ``generate``, or by what stands in for that.
+
+        Without ``ends_early`` all of max_tokens are drawn, and cut at the end token afterwards: the
+        responses are the same. ``options`` go to ``generate``.
+        """
         from transformers import GenerationConfig
 
         settings = GenerationConfig(
             max_new_tokens=self._sampling.max_tokens,
             do_sample=False,  # the last logits processor has drawn already
-            eos_token_id=self._end_id,
+            eos_token_id=self._end_id if ends_early else None,
             pad_token_id=self._pad_id,
         )
         num_rows, prompt_tokens = prompts.ids_BP.shape
         stopped_at: list[int | None] = [None] * num_rows
-        with actor.evaluating() as module, _only(settings, module) as policy:
-            sequences_BS = policy.generate(
+        with only(settings, policy):
+            sequences_BS = generate(
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
                 logits_processor=self._processors(prompts),
                 stopping_criteria=self._criteria(prompt_tokens, stopped_at),
-                synced_gpus=actor.is_sharded,
+                **options,
             )
         return self._responses(sequences_BS[:, prompt_tokens:], stopped_at)
 
@@ -99,16 +117,15 @@ class HfRollout:
 
 
 @contextmanager
-def _only(settings: GenerationConfig, module: nn.Module) -> Iterator[Any]:
-    """The module with ``settings`` alone.
+def only(settings: GenerationConfig, policy: Any) -> Iterator[None]:
+    """The policy with ``settings`` alone, for as long as the context lasts.
 
     transformers fills every field that is left open from the checkpoint's own generation config: a
     repetition penalty from there would sample from another policy than the one that is trained.
     """
-    policy: Any = getattr(module, "pretrained", module)  # what wraps a model has it in it
     own = policy.generation_config
     policy.generation_config = settings
     try:
-        yield policy
+        yield
     finally:
         policy.generation_config = own

@@ -110,6 +110,13 @@ PPO_OPTIONS = {
         "1, or falling for a while after large steps",
         "at its floor of 0.001: `ppo.actor_lr` is far too high for the guard",
     ),
+    "rollout/accelerated_layers": MetricInfo(
+        "layers",
+        "layers in whose place DeepSpeed's Hybrid Engine has put its own, with "
+        "`rollout=hybrid_engine`",
+        "the model's layers",
+        "fewer: the others are transformers' own; with 0 no run starts",
+    ),
     "ppo/updates": MetricInfo(
         "steps",
         "optimiser steps taken on the rollout",

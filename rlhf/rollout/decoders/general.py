@@ -7,7 +7,7 @@ vocabulary; in the memory N = heads, D = dimensions of a head.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlhf.errors import CapabilityError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Their biases of attention (https://arxiv.org/abs/2108.12409) come from the columns of the keys.
 WITHOUT_POSITIONS = {"bloom", "mpt"}
@@ -42,7 +42,7 @@ class GeneralDecoder:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        obstacle = _obstacle(model, tokens)
+        obstacle = decoding_obstacle(type(model), model.config, tokens=tokens)
         if obstacle is not None:
             raise CapabilityError(
                 f"rollout.backend=fast: a model of model_type={model.config.model_type} "
@@ -51,7 +51,7 @@ class GeneralDecoder:
         self._model = model
         self._memory = RowMemory(rows, tokens, device=device, dtype=dtype)
         self._columns_C = torch.arange(tokens, device=device)
-        self._takes_positions = "position_ids" in _parameters(model)
+        self._takes_positions = "position_ids" in _parameters(model.forward)
 
     def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Take right-padded prompts, row i of lengths[i] tokens, into the rows from ``first_row``.
@@ -187,15 +187,17 @@ def _output_of_last(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
         handle.remove()
 
 
-def _parameters(model: PreTrainedModel) -> set[str]:
-    return set(inspect.signature(model.forward).parameters)
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
 
 
-def _obstacle(model: PreTrainedModel, tokens: int) -> str | None:
-    """Why ``model`` cannot be run with rows of ``tokens`` in a ``RowMemory``; None where it can."""
+def decoding_obstacle(
+    model: type[PreTrainedModel], config: PreTrainedConfig, *, tokens: int
+) -> str | None:
+    """Why a ``model`` cannot be run with rows of ``tokens`` in a ``RowMemory``; None: it can."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    config, parameters = model.config, _parameters(model)
+    parameters = _parameters(model.forward)
     if config.is_encoder_decoder:
         return "has an encoder"
     if model._is_stateful or "past_key_values" not in parameters:
