@@ -5,7 +5,6 @@ from __future__ import annotations
 from rlhf.config.choices import (
     AdvantageEstimator,
     Backend,
-    Device,
     KlEstimator,
     KlPlacement,
     LoraExport,
@@ -16,10 +15,11 @@ from rlhf.config.choices import (
     TrainingEngine,
     When,
 )
+from rlhf.config.hybrid_checks import check_hybrid_engine
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.ppo_schema import PpoConfig
-from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema import RunConfig
+from rlhf.config.zero_checks import check_nvme, check_quantized, check_sharded_keys
 from rlhf.errors import ConfigError
 
 ROUGH_BETA2 = 0.99  # beyond, a step changes a second moment by less than bf16 rounds
@@ -99,11 +99,13 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
 def check_rollout(config: RunConfig) -> None:
     """Log-probabilities that PPO is to take from the rollout are measured there."""
     rollout = config.rollout
-    if rollout.reuse_logprobs is When.always and rollout.backend is Backend.hf:
+    if rollout.reuse_logprobs is When.always and rollout.backend is not Backend.fast:
         raise ConfigError(
-            "rollout.reuse_logprobs=always with rollout.backend=hf: generate measures no "
-            "log-probabilities; use rollout.backend=fast, or rollout.reuse_logprobs=auto"
+            f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: generate "
+            "measures no log-probabilities; use rollout.backend=fast, or "
+            "rollout.reuse_logprobs=auto"
         )
+    check_hybrid_engine(config)
 
 
 def check_lora(config: RunConfig) -> None:
@@ -132,32 +134,17 @@ def check_lora(config: RunConfig) -> None:
 
 
 def check_zero(config: RunConfig) -> None:
-    """What the stage can do."""
+    """What the stages can do, and what the machine must have for it."""
     zero = config.zero
     if zero.offload_optimizer and zero.stage == 0:
         raise ConfigError("zero.offload_optimizer=true: it needs zero.stage=1, 2 or 3")
-    sharded = {
-        "offload_parameters": zero.offload_parameters,
-        "offload_reference": zero.offload_reference,
-        "offload_reward": zero.offload_reward,
-        "quantize_frozen_weights": zero.quantize_frozen_weights,
-        "hpz_partition_size": zero.hpz_partition_size if zero.hpz_partition_size > 1 else 0,
-    }
-    for key, value in sharded.items():
-        own = zero.critic_stage if key == "offload_reward" else None
-        stage = zero.stage if own is None else own
-        if value and stage != SHARDED_WEIGHTS:
-            stage_key = "zero.stage" if own is None else "zero.critic_stage"
-            raise ConfigError(
-                f"zero.{key}={str(value).lower()}: it needs {stage_key}=3, where weights are "
-                f"sharded, and that is {stage}"
-            )
-    if zero.quantize_frozen_weights and (
-        not config.lora.rank or config.hardware.device is not Device.cuda
-    ):
+    check_sharded_keys(zero)
+    check_nvme(config)
+    check_quantized(config)
+    if zero.offload_ema and not config.ppo.ema_beta:
         raise ConfigError(
-            "zero.quantize_frozen_weights=true: it is for the frozen weights below adapters, on "
-            "GPUs; add lora=default and a GPU profile of hardware"
+            f"zero.offload_ema=true with ppo.ema_beta={config.ppo.ema_beta}: there is no moving "
+            "average; add ppo.ema_beta=0.992, or leave zero.offload_ema out"
         )
     if config.hardware.ranks_per_node % zero.hpz_partition_size:
         raise ConfigError(
@@ -173,6 +160,8 @@ def torch_obstacle(zero: ZeroConfig, *, ranks: int) -> str | None:
         "offload_parameters",
         "offload_reference",
         "offload_reward",
+        "quantize_weights",
+        "quantize_gradients",
         "quantize_frozen_weights",
     ):
         if getattr(zero, key):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from rlhf.engine.ds_config import deepspeed_config
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.running import RunningModule
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.errors import CapabilityError
 from rlhf.types import Ranks, StepReport
+
+DRIVE_BLOCK = 512  # bytes that a drive reads and writes at once
 
 
 class DeepSpeedEngine(RunningModule):
@@ -52,12 +56,15 @@ class DeepSpeedEngine(RunningModule):
             dtype=settings.dtype,
             plan=plan,
             max_grad_norm=optimizer.max_grad_norm if optimizer else 0.0,
+            ranks=ranks.size,
+            hybrid_engine=settings.hybrid_engine,
         )
         self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
         if optimizer is not None and optimizer.ema_beta:
             masters = masters_of(self._deepspeed, stage=stage)
-            self._average = MovingAverage(masters, beta=optimizer.ema_beta)
+            on_host = settings.zero.offload_ema
+            self._average = MovingAverage(masters, beta=optimizer.ema_beta, on_host=on_host)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -120,29 +127,12 @@ class DeepSpeedEngine(RunningModule):
     def _train(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)
 
-    @contextmanager
-    def gathered(self, of: nn.Module) -> Iterator[None]:
-        """All parameters of ``of`` whole on every rank; every rank must enter and leave."""
+    def _whole(self, tensors: list[Tensor]) -> AbstractContextManager[None]:
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(list(of.parameters()), enabled=self.is_sharded):
-            yield
-
-    def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
-        """Copies of the parameters and persistent buffers of ``of``, the module or a part of it.
-
-        Every rank must call it; sharded parameters are gathered one at a time, so no rank holds
-        more than this copy.
-        """
-        import deepspeed
-
-        state: dict[str, Tensor] = {}
-        for name, parameter in of.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self.is_sharded):
-                state[name] = parameter.detach().cpu().clone()
-        persistent = of.state_dict().keys()
-        buffers = {n: b.cpu().clone() for n, b in of.named_buffers() if n in persistent}
-        return state | buffers
+        sharded = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
+        gathered: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(sharded)
+        return gathered if sharded else nullcontext()
 
     def close(self) -> None:
         """Take DeepSpeed's hooks off the module and free its buffers."""
@@ -158,6 +148,12 @@ class DeepSpeedEngine(RunningModule):
         import deepspeed
 
         _leave_uncompiled_kernels_alone()
+        section = config["zero_optimization"]
+        _require_ops(section)
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(
+                self._device
+            )  # DeepSpeed leaves them beside sharded weights
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
             adamw, scheduler = None, None
@@ -170,13 +166,86 @@ class DeepSpeedEngine(RunningModule):
                 fused=True,
             )
             scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, optimizer.schedule)
+        quantizes = section.get("zero_quantized_nontrainable_weights", False)
+        frozen = [p for p in module.parameters() if quantizes and not p.requires_grad]
         # DeepSpeed 0.19.8 prints its memory use at every start; what it logs still comes through.
-        with redirect_stdout(StringIO()):
+        with redirect_stdout(StringIO()), _passing_for_trained(frozen):
             engine = deepspeed.initialize(
                 model=module, optimizer=adamw, lr_scheduler=scheduler, config=config
             )[0]
+        if frozen:
+            engine.optimizer.quantize_nontrainable_params()
+        if getattr(engine.optimizer, "swap_optimizer", False):
+            require_aligned(engine.optimizer)
         engine.train(mode=optimizer is not None)
         return engine
+
+
+@contextmanager
+def _passing_for_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
+    """Frozen weights keep their precision while DeepSpeed shards them.
+
+    0.19.8 makes int8 shards of those that it finds frozen and casts the weights into them without
+    a scale, which leaves zeros. Quantised later they get their scales.
+    """
+    for parameter in frozen:
+        parameter.requires_grad = True
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = False
+
+
+def _require_ops(section: dict[str, Any]) -> None:
+    """Refuse what needs a part of DeepSpeed that cannot be built here.
+
+    Raises:
+        CapabilityError: it says what to install.
+    """
+    import deepspeed
+
+    can = deepspeed.ops.__compatible_ops__
+    quantizes = any(value for key, value in section.items() if key.startswith("zero_quantized"))
+    if quantizes and not can.get("quantizer"):
+        raise CapabilityError(
+            "zero.quantize_weights, quantize_gradients or quantize_frozen_weights=true: DeepSpeed "
+            "cannot build its quantizer here; install the CUDA toolkit with nvcc, or leave them out"
+        )
+    for place in (section.get("offload_param", {}), section.get("offload_optimizer", {})):
+        if place.get("device") != "nvme":
+            continue
+        folder = Path(place["nvme_path"])
+        if not can.get("async_io"):
+            raise CapabilityError(
+                f"zero.nvme_path={folder.parent}: DeepSpeed cannot build its async_io here; "
+                "install libaio (apt install libaio-dev), or use zero=stage3_offload"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CapabilityError(
+                f"zero.nvme_path={folder.parent}: {error.strerror}; name a folder on every node's "
+                "drive that can be written to"
+            ) from error
+
+
+def require_aligned(optimizer: Any) -> None:
+    """Refuse gradients that DeepSpeed 0.19.8 would mix up on NVMe, without a word.
+
+    It reads each straight into its place in a flat fp32 buffer; drives fill whole blocks only.
+
+    Raises:
+        CapabilityError: one of them starts inside a block.
+    """
+    swaps = optimizer.optimizer_swapper.is_swappable_tensor
+    for _, start, size in optimizer.grad_position.values():
+        if swaps(numel=size) and 4 * start % DRIVE_BLOCK:
+            raise CapabilityError(
+                "zero.nvme_path with zero.offload_optimizer=true: a gradient of this model would "
+                f"start {4 * start % DRIVE_BLOCK} bytes inside a block of {DRIVE_BLOCK}, where "
+                "DeepSpeed cannot read it; use another number of ranks, or zero=stage3_offload"
+            )
 
 
 def _leave_uncompiled_kernels_alone() -> None:

@@ -12,46 +12,83 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 
 
 def deepspeed_config(
-    role: Role, *, zero: ZeroConfig, dtype: Dtype, plan: BatchPlan, max_grad_norm: float
+    role: Role,
+    *,
+    zero: ZeroConfig,
+    dtype: Dtype,
+    plan: BatchPlan,
+    max_grad_norm: float,
+    ranks: int,
+    hybrid_engine: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The DeepSpeed JSON of one model.
 
-    ``dtype`` is resolved (never auto). ``zero.extra`` is merged last, key by key, into nested
-    sections.
+    ``dtype`` is resolved (never auto); ``ranks`` are those of the whole run; ``hybrid_engine``
+    is the actor's section. What our keys leave null is left out, for DeepSpeed's own default.
+    ``zero.extra`` is merged last, key by key, into nested sections.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": 1 if role.is_frozen else plan.accumulation,
-        "zero_optimization": _zero_section(role, zero),
+        "zero_optimization": _zero_section(role, zero, ranks),
         "steps_per_print": 2**31,  # metrics are ours to print
+        "wall_clock_breakdown": False,
+        "prescale_gradients": False,
     }
     if not role.is_frozen:
         config["gradient_clipping"] = max_grad_norm
         config["zero_allow_untested_optimizer"] = True  # torch.optim.AdamW, no compiler needed
         config["zero_force_ds_cpu_optimizer"] = False  # the same, where states are offloaded
+    if role is Role.actor and hybrid_engine is not None:
+        config["hybrid_engine"] = hybrid_engine
     if has_half_weights(role, zero, dtype):
-        section = "bf16" if dtype is Dtype.bf16 else "fp16"
-        config[section] = {"enabled": True}
+        config[dtype.value] = {"enabled": True}
+        if dtype is Dtype.fp16:
+            config["fp16"]["loss_scale_window"] = zero.loss_scale_window
     return _merged(config, zero.extra)
 
 
-def _zero_section(role: Role, zero: ZeroConfig) -> dict[str, Any]:
+def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:
     stage = stage_of(role, zero)
     section: dict[str, Any] = {"stage": stage}
     if not role.is_frozen and stage > 0:
-        section |= {"overlap_comm": True, "contiguous_gradients": True}
+        section |= {"overlap_comm": zero.overlap_comm, "contiguous_gradients": True}
+        section |= _given(reduce_bucket_size=zero.reduce_bucket_size)
         if zero.offload_optimizer:
-            section["offload_optimizer"] = {"device": "cpu"}
+            section["offload_optimizer"] = _place(role, zero)
     if stage != SHARDED_WEIGHTS:
         return section
     offloads = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
     if offloads.get(role, zero.offload_parameters):
-        section["offload_param"] = {"device": "cpu"}
-    if zero.quantize_frozen_weights:
-        section["zero_quantized_nontrainable_weights"] = True
-    if zero.hpz_partition_size > 1:
+        section["offload_param"] = _place(role, zero)
+    section["memory_efficient_linear"] = zero.memory_efficient_linear
+    section |= _given(
+        stage3_prefetch_bucket_size=zero.prefetch_bucket_size,
+        stage3_max_live_parameters=zero.max_live_parameters,
+        stage3_param_persistence_threshold=zero.param_persistence_threshold,
+        zero_quantized_weights=zero.quantize_weights or None,
+    )
+    if not role.is_frozen:
+        section |= _given(
+            zero_quantized_nontrainable_weights=zero.quantize_frozen_weights or None,
+            zero_quantized_gradients=zero.quantize_gradients or None,
+        )
+    # Where all ranks are one group the second copy would be the first one again.
+    if 1 < zero.hpz_partition_size < ranks:
         section["zero_hpz_partition_size"] = zero.hpz_partition_size
     return section
+
+
+def _given(**values: int | None) -> dict[str, int]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _place(role: Role, zero: ZeroConfig) -> dict[str, Any]:
+    """Where something that is offloaded goes."""
+    if zero.nvme_path is None:
+        return {"device": "cpu", "pin_memory": True}
+    # A folder for each model: DeepSpeed 0.19.8 empties its folder when an engine starts.
+    return {"device": "nvme", "nvme_path": f"{zero.nvme_path}/{role}", "pin_memory": True}
 
 
 def _merged(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from rlhf.config.roles import SHARDED_WEIGHTS
 
+CHUNK = 2**24  # numbers of an average on the host that are on the GPU at once
+
 
 class Split(NamedTuple):
     """fp32 weights as bf16 ones, with which the model computes, and the 16 bits that these lack.
@@ -72,11 +74,21 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
     if stage == SHARDED_WEIGHTS:
         flat = optimizer.fp32_partitioned_groups_flat
         return Masters(flat, lambda: _publish_sharded(optimizer))
-    return Masters(optimizer.single_partition_of_fp32_groups, optimizer.update_lp_params)
+    return Masters(optimizer.single_partition_of_fp32_groups, lambda: _publish_flat(optimizer))
 
 
 def _trained(module: nn.Module) -> list[Tensor]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _publish_flat(optimizer: Any) -> None:
+    """What DeepSpeed 0.19.8 does itself after a step of stages 1 and 2.
+
+    Its Hybrid Engine has moved some weights of the model out of the flat ones: they come back.
+    """
+    optimizer.update_lp_params()
+    for group in range(len(optimizer.bit16_groups)):
+        optimizer._update_model_bit16_weights(group)
 
 
 def _publish_sharded(optimizer: Any) -> None:
@@ -92,19 +104,24 @@ class MovingAverage:
 
         average = beta * average + (1 - beta) * weights      after every optimiser step
 
-    In half precision a step of (1 - beta) = 0.8 % would mostly be lost to rounding.
+    In half precision a step of (1 - beta) = 0.8 % would mostly be lost to rounding. With
+    ``on_host`` it is kept in the host's memory, pinned where the masters are on a GPU, and visits
+    them in chunks.
     """
 
-    def __init__(self, masters: Masters, *, beta: float) -> None:
+    def __init__(self, masters: Masters, *, beta: float, on_host: bool = False) -> None:
         self._masters = masters
         self._beta = beta
-        self._average = [read(shard).clone() for shard in masters.shards]
+        self._average = [_copy(read(shard), on_host=on_host) for shard in masters.shards]
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now."""
         for average, shard in zip(self._average, self._masters.shards, strict=True):
-            average.lerp_(read(shard), 1.0 - self._beta)
+            parts = average.view(-1), read(shard).reshape(-1)
+            for part, weights in zip(*(torch.split(x, CHUNK) for x in parts), strict=True):
+                visitor = part.to(weights.device, non_blocking=True)
+                part.copy_(visitor.lerp_(weights, 1.0 - self._beta), non_blocking=True)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -118,7 +135,14 @@ class MovingAverage:
     @torch.no_grad()
     def _exchange(self) -> None:
         for average, shard in zip(self._average, self._masters.shards, strict=True):
-            weights = read(shard).clone()
+            weights = read(shard).to(average.device, copy=True)
             write(shard, average)
             average.copy_(weights)
         self._masters.publish()
+
+
+def _copy(weights: Tensor, *, on_host: bool) -> Tensor:
+    device = torch.device("cpu") if on_host else weights.device
+    is_pinned = device != weights.device
+    copy = torch.empty(weights.shape, dtype=weights.dtype, device=device, pin_memory=is_pinned)
+    return copy.copy_(weights)

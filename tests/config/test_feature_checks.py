@@ -118,15 +118,67 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             )
             for key, value in (
                 ("offload_parameters", "true"),
-                ("offload_reference", "true"),
-                ("offload_reward", "true"),
+                ("quantize_weights", "true"),
+                ("quantize_gradients", "true"),
                 ("quantize_frozen_weights", "true"),
                 ("hpz_partition_size", "2"),
+                ("prefetch_bucket_size", "9"),
+                ("max_live_parameters", "9"),
+                ("param_persistence_threshold", "0"),
+            )
+        ),
+        *(
+            (
+                [*stages, f"zero.offload_{role}=true"],
+                [f"zero.offload_{role}=true: it needs zero.{role}_stage=3", "that is 0"],
+            )
+            for role, stages in (
+                ("reference", ["zero=stage2"]),
+                ("reference", ["zero=stage3", "zero.reference_stage=0"]),
+                ("reward", ["zero=stage2"]),
+                ("reward", ["zero=stage3", "zero.critic_stage=1"]),
+                ("reward", ["zero=stage3", "zero.reward_stage=0"]),
             )
         ),
         (
-            ["zero=stage3", "zero.critic_stage=1", "zero.offload_reward=true"],
-            ["zero.offload_reward=true: it needs zero.critic_stage=3", "that is 1"],
+            ["zero=stage2", "zero.critic_stage=1", "zero.max_live_parameters=9"],
+            ["needs zero.stage or zero.critic_stage=3", "that is 2, 1"],
+        ),
+        (
+            ["zero=stage0", "zero.reduce_bucket_size=9"],
+            ["zero.reduce_bucket_size=9", "zero.stage=1, 2 or 3"],
+        ),
+        (
+            ["zero=stage3", "zero.nvme_path=/fast"],
+            ["zero.nvme_path=/fast", "what is offloaded", "use zero=stage3_nvme"],
+        ),
+        (
+            ["zero=stage2_offload", "zero.nvme_path=/fast"],
+            ["zero.nvme_path=/fast with zero.stage=2", "use zero.stage=3"],
+        ),
+        (
+            ["zero=stage3_nvme", "zero.critic_stage=2"],
+            ["zero.nvme_path=/local_nvme with zero.critic_stage=2", "use zero.critic_stage=3"],
+        ),
+        (
+            ["zero=stage3_nvme", "ppo.ema_beta=0.9"],
+            ["zero.nvme_path=/local_nvme with ppo.ema_beta=0.9", "use ppo.ema_beta=0"],
+        ),
+        (["zero.offload_ema=true"], ["zero.offload_ema=true with ppo.ema_beta=0.0", "add ppo."]),
+        *(
+            (
+                ["zero=stage3", f"zero.{key}=true", *machine],
+                [f"zero.{key}=true", f"there are {ranks} ranks on {device}", "several GPUs"],
+            )
+            for key in ("quantize_weights", "quantize_gradients")
+            for machine, ranks, device in (
+                (["hardware=a100_40g"], 1, "cuda"),
+                (["hardware.ranks_per_node=2"], 2, "cpu"),
+            )
+        ),
+        (
+            ["zero=stage3_mixzpp", "hardware=8xa100_80g", "lora=default"],
+            ["zero.quantize_frozen_weights=true with hardware.dtype=", "use hardware.dtype=fp16"],
         ),
         (
             ["zero=stage3", "zero.quantize_frozen_weights=true", "hardware=a100_40g"],
@@ -193,6 +245,22 @@ def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> No
         ["zero=stage1", "zero.offload_optimizer=true"],
         ["zero=stage3", "zero.offload_parameters=true", "zero.offload_reward=true"],
         ["zero=stage2", "zero.critic_stage=3", "zero.offload_reward=true"],
+        ["zero=stage0", "zero.reference_stage=3", "zero.offload_reference=true"],
+        ["zero.reference_stage=3", "zero.reward_stage=3", "hardware.ranks_per_node=1"],
+        ["zero=stage2", "zero.critic_stage=3", "zero.max_live_parameters=9"],
+        ["zero=stage1", "zero.reference_stage=3", "zero.param_persistence_threshold=0"],
+        ["zero=stage0", "zero.critic_stage=1", "zero.reduce_bucket_size=9"],
+        ["zero=stage3_nvme"],
+        ["zero=stage3_nvme", "zero.critic_stage=2", "zero.offload_optimizer=false"],
+        ["zero=stage3_nvme", "ppo.ema_beta=0.9", "zero.offload_optimizer=false"],
+        ["zero=stage3_nvme", "ppo.ema_beta=0.9", "phase.order=[sft,reward]"],
+        ["zero.offload_ema=true", "ppo.ema_beta=0.9"],
+        [
+            "zero=auto",
+            "zero.offload_optimizer=true",
+        ],  # the stage as it stands, until a plan is made
+        ["zero=stage3_zeropp", "hardware=8xa100_80g"],
+        [*OWN, "zero=stage3_mixzpp", "hardware=8xa100_80g", "hardware.dtype=fp16", "lora=default"],
         ["phase.order=[sft]", "ppo.steps=null"],  # PPO does not run
         [*HALF, "zero.engine=torch", "sft.beta2=0.99"],
         [*HALF, "dpo.beta2=0.999"],  # nor does DPO

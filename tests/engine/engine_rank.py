@@ -10,28 +10,18 @@ import torch
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Device, Dtype, Moments, TrainingEngine
+from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.types import Ranks
+from tests.plain_engine import whole_state
+from tests.zero_settings import zero_config
 
 BETA = 0.75
-PLAIN = ZeroConfig(
-    stage=0,
-    critic_stage=None,
-    offload_optimizer=False,
-    offload_parameters=False,
-    offload_reference=False,
-    offload_reward=False,
-    quantize_frozen_weights=False,
-    hpz_partition_size=1,
-    engine=TrainingEngine.deepspeed,
-    moments=Moments.fp32,
-    extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
-)
+PLAIN = zero_config(stage=0, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
 CONSTANT = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
 ADAMW = OptimizerSettings(
     lr=0.1,
@@ -86,7 +76,7 @@ def backward_twice(engine: DeepSpeedEngine, ranks: Ranks, *, scale: float = 1.0)
 
 
 def weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
-    return {n: w.float() for n, w in engine.whole_state(engine.module).items()}
+    return {n: w.float() for n, w in whole_state(engine).items()}
 
 
 def loss_scale(engine: DeepSpeedEngine) -> float:

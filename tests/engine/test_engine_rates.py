@@ -14,6 +14,7 @@ from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import CapabilityError
 from tests.engine.test_ds_config import zero
+from tests.plain_engine import whole_state
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -38,12 +39,12 @@ def test_a_share_of_the_learning_rate_is_taken_from_the_next_step_on(stage: int)
     reported, moved = [], []
     for scale in (1.0, 0.5, 0.5, 1.0):
         engine.lr_scale = scale
-        before = engine.whole_state(engine.module)["weight"]
+        before = whole_state(engine)["weight"]
         engine.backward(engine(torch.ones(1, 3)).square().sum())
         report = engine.step()
         assert report is not None
         reported.append(report.learning_rate)
-        after = engine.whole_state(engine.module)["weight"]
+        after = whole_state(engine)["weight"]
         moved.append((after - before).abs().max().item())  # Adam without memory: the rate itself
     expected = [0.1, 0.5 * 0.075, 0.5 * 0.05, 0.025]
     assert reported == pytest.approx(expected)

@@ -22,6 +22,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks
 from tests.engine.test_ds_config import zero
+from tests.plain_engine import whole_state
 
 LINEAR = lr_schedule("linear", warmup_steps=2, total_steps=9, min_ratio=0.1)
 ADAMW = OptimizerSettings(
@@ -100,7 +101,7 @@ def train(engine: Any, step: int, *, discard: bool = False, scale: float = 1.0) 
 
 
 def weights(engine: Any) -> dict[str, Tensor]:
-    return {name: w.float() for name, w in engine.whole_state(engine.module).items()}
+    return {name: w.float() for name, w in whole_state(engine).items()}
 
 
 def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -232,10 +233,10 @@ def test_half_moments_stay_close_to_whole_ones() -> None:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_whole_state_is_a_copy_of_what_is_saved(stage: int) -> None:
     engine = engine_of(stage=stage)
-    state = engine.whole_state(engine.module)
+    state = whole_state(engine)
     assert state.keys() == engine.module.state_dict().keys()
     assert "fleeting" not in state
-    assert engine.whole_state(engine.module.head).keys() == {"weight", "bias"}
+    assert whole_state(engine, engine.module.head).keys() == {"weight", "bias"}
     kept = {name: tensor.clone() for name, tensor in state.items()}
     train(engine, 0)
     assert equal(state, kept)

@@ -16,7 +16,7 @@ from rlhf.engine.ds_config import deepspeed_config
 
 Generate = Callable[..., dict[str, Any]]
 
-CPU = {"device": "cpu"}
+CPU = {"device": "cpu", "pin_memory": True}
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def generated(compose: Callable[[list[str]], DictConfig]) -> Generate:
     def config_of(role: Role, *overrides: str) -> dict[str, Any]:
         plan = BatchPlan(per_rank=8, micro=4, accumulation=2)
         zero = to_run_config(compose([*overrides])).zero
-        return deepspeed_config(role, zero=zero, dtype=Dtype.bf16, plan=plan, max_grad_norm=0.5)
+        return deepspeed_config(
+            role, zero=zero, dtype=Dtype.fp16, plan=plan, max_grad_norm=0.5, ranks=16
+        )
 
     return config_of
 
@@ -38,14 +40,27 @@ def test_one_option_offloads_all_that_is_trained(role: Role, generated: Generate
     assert (section["offload_optimizer"], section["offload_param"]) == (CPU, CPU)
 
 
-def test_mixz_needs_two_keys(generated: Generate) -> None:
-    mixz = ["zero.quantize_frozen_weights=true", "zero.hpz_partition_size=8"]
-    gpus = ["hardware=8xa100_80g", "zero=stage3", "lora=default"]
-    config = generated(Role.actor, *gpus, *mixz)["zero_optimization"]
+def test_one_option_is_mixz_and_the_second_copy_needs_two_nodes(generated: Generate) -> None:
+    gpus = ["hardware=8xa100_80g", "hardware.dtype=fp16", "lora=default"]
+    config = generated(Role.actor, *gpus, "zero=stage3_mixzpp")["zero_optimization"]
     assert config["zero_quantized_nontrainable_weights"] is True
     assert config["zero_hpz_partition_size"] == 8
-    plain = generated(Role.actor, *gpus)["zero_optimization"]
+    plain = generated(Role.actor, *gpus, "zero=stage3")["zero_optimization"]
     assert not {name for name in plain if name.startswith("zero_")}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_one_option_is_zeropp(role: Role, generated: Generate) -> None:
+    config = generated(role, "hardware=8xa100_80g", "zero=stage3_zeropp")["zero_optimization"]
+    assert config["zero_quantized_weights"] is True
+    assert config.get("zero_quantized_gradients", False) is not role.is_frozen
+    assert config["zero_hpz_partition_size"] == 8
+
+
+def test_one_option_swaps_to_nvme(generated: Generate) -> None:
+    config = generated(Role.critic, "zero=stage3_nvme")["zero_optimization"]
+    place = {"device": "nvme", "nvme_path": "/local_nvme/critic", "pin_memory": True}
+    assert (config["offload_optimizer"], config["offload_param"]) == (place, place)
 
 
 @pytest.mark.parametrize(

@@ -11,33 +11,22 @@ from safetensors.torch import save_file
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.checkpoint.folders import save_model
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Device, Dtype, Moments, TrainingEngine
-from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.saving import saved_tensors
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.exporting import Export
 from rlhf.types import Ranks
+from tests.zero_settings import zero_config
 
 
 def engine_of(module: torch.nn.Module, ranks: Ranks, role: Role) -> DeepSpeedEngine:
     constant = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
-    zero = ZeroConfig(
-        stage=3,
-        critic_stage=None,
-        offload_optimizer=False,
-        offload_parameters=False,
-        offload_reference=False,
-        offload_reward=False,
-        quantize_frozen_weights=False,
-        hpz_partition_size=1,
-        engine=TrainingEngine.deepspeed,
-        moments=Moments.fp32,
-        extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
-    )
+    zero = zero_config(stage=3, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
     return DeepSpeedEngine(
         module,
         role=role,
@@ -76,26 +65,26 @@ def main(folder: Path) -> None:
     actor.step()
     with actor.evaluating():
         logits_BSV = actor(input_ids=probe_BS, position_ids=probe_BS).logits
-    state = actor.whole_state(actor.module)
-    whole = sum(weights.numel() for weights in state.values())
-
     critic = engine_of(build_scorer(source, tokenizer, seed=2), ranks, Role.critic)
     critic.backward(critic(ids_BS).square().mean())
     critic.step()
     with critic.evaluating():
         values_BS = critic(probe_BS)
-    critic_state = critic.whole_state(critic.module.pretrained)
 
+    for name, model, engine in (
+        ("actor", actor.module, actor),
+        ("critic", critic.module.pretrained, critic),
+    ):
+        export = Export(model, engine, saved_tensors(model))
+        if ranks.is_main:
+            save_model(folder / name, export.write, tokenizer, description="")
+        else:
+            export.write(None)
     if ranks.is_main:
-        for name, model, weights in (
-            ("actor", actor.module, state),
-            ("critic", critic.module.pretrained, critic_state),
-        ):
-            write = Export(model, weights).write
-            save_model(folder / name, write, tokenizer, description="")
         live = {"logits": logits_BSV.contiguous(), "values": values_BS.contiguous()}
         save_file(live, folder / "live.safetensors")
         shard = sum(p.ds_tensor.numel() for p in actor.module.parameters())
+        whole = sum(p.ds_numel for p in actor.module.parameters())
         (folder / "shard.txt").write_text(f"{shard} {whole}")
     torch.distributed.destroy_process_group()
 

@@ -1,0 +1,181 @@
+"""The average on the host, weights that stay int8, and what DeepSpeed cannot build on a machine."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlhf.config.choices import Dtype
+from rlhf.engine import masters
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned
+from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.torch_engine import TorchEngine
+from rlhf.errors import CapabilityError
+from tests.engine.test_torch_engine import engine_of, train
+
+
+def averages(kind: Any, stage: int, dtype: Dtype, *, offload_ema: bool) -> list[Tensor]:
+    """The average that is exported after three steps, and the weights that are back afterwards."""
+    engine = engine_of(kind, stage=stage, dtype=dtype, offload_ema=offload_ema)
+    for step in range(3):
+        train(engine, step)
+    with engine.averaged(), engine.gathered(engine.module):
+        average = [p.detach().clone() for p in engine.module.parameters()]
+    with engine.gathered(engine.module):
+        return [*average, *(p.detach().clone() for p in engine.module.parameters())]
+
+
+@pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16])
+@pytest.mark.parametrize(
+    ("kind", "stage"), [(TorchEngine, 1), (DeepSpeedEngine, 0), (DeepSpeedEngine, 1)]
+)
+def test_on_a_cpu_the_host_is_where_the_average_is_anyway(
+    kind: Any, stage: int, dtype: Dtype
+) -> None:
+    there = averages(kind, stage, dtype, offload_ema=True)
+    here = averages(kind, stage, dtype, offload_ema=False)
+    assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4)])
+def test_chunks_change_nothing(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masters, "CHUNK", 4)
+    weights = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    start = weights.clone()
+    average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
+    weights += 1.0
+    average.update()
+    with average.in_place():
+        torch.testing.assert_close(weights, start + 0.25)
+    assert torch.equal(weights, start + 1.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_beside_a_gpu_the_average_is_pinned() -> None:
+    weights = torch.randn(40, generator=torch.Generator().manual_seed(1)).cuda()
+    start = weights.clone()
+    average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
+    assert all(kept.is_pinned() for kept in average._average)
+    weights += 1.0
+    average.update()
+    with average.in_place():
+        torch.testing.assert_close(weights, start + 0.25)
+    assert torch.equal(weights, start + 1.0)
+
+
+class Int8:
+    """DeepSpeed's quantizer without its GPU kernels: symmetric, one scale for 100 numbers."""
+
+    def quantize(self, weights: Tensor, groups: int | None = None) -> tuple[Tensor, Tensor]:
+        del groups
+        rows = weights.float().reshape(-1, 100)
+        scale = rows.abs().amax(1, keepdim=True) / 127
+        return (rows / scale).round().to(torch.int8).reshape(weights.shape), scale
+
+    def dequantize(self, packed: Tensor, scale: Tensor, dtype: Any = None) -> Tensor:
+        weights = (packed.float().reshape(-1, 100) * scale.reshape(-1, 1)).reshape(packed.shape)
+        return weights.to(dtype or torch.float16)
+
+
+class Adapted(nn.Module):
+    """A frozen layer that is large enough to be quantised, below a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.frozen = nn.Linear(800, 800).requires_grad_(requires_grad=False)
+        self.head = nn.Linear(800, 2)
+
+    def forward(self, x_BI: Tensor) -> Tensor:
+        result: Tensor = self.head(self.frozen(x_BI))
+        return result
+
+
+def allow(monkeypatch: pytest.MonkeyPatch, **ops: bool) -> None:
+    """Make DeepSpeed believe what can be built here."""
+    import deepspeed
+
+    for name, is_compatible in ops.items():
+        monkeypatch.setitem(deepspeed.ops.__compatible_ops__, name, is_compatible)
+
+
+def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.runtime.zero import partition_parameters, stage3
+
+    allow(monkeypatch, quantizer=True)
+    monkeypatch.setattr(partition_parameters, "CUDAQuantizer", Int8)
+    monkeypatch.setattr(stage3, "CUDAQuantizer", Int8)
+    monkeypatch.setattr(partition_parameters.Init, "quantizer_module", Int8(), raising=False)
+    module, plain = Adapted(), Adapted().half()
+    engine = engine_of(
+        DeepSpeedEngine,
+        stage=3,
+        dtype=Dtype.fp16,
+        module=module,
+        quantize_frozen_weights=True,
+        extra={"zero_optimization": {"stage3_param_persistence_threshold": 0}},
+    )
+    shard = module.frozen.weight.ds_tensor
+    assert (shard.dtype, shard.numel()) == (torch.int8, 640_000)
+    assert not module.frozen.weight.requires_grad
+    assert module.head.weight.ds_tensor.dtype is torch.float16
+    x_BI = torch.randn(2, 800, generator=torch.Generator().manual_seed(2)).half()
+    torch.testing.assert_close(engine(x_BI), plain(x_BI), atol=0.01, rtol=0.01)
+    engine.backward(engine(x_BI).float().square().mean())
+    engine.step()
+    with engine.gathered(module):
+        rounding = plain.frozen.weight.abs().max() / 254
+        assert (module.frozen.weight - plain.frozen.weight).abs().max() <= 1.1 * rounding
+
+
+@pytest.mark.parametrize("key", ["offload_parameters", "offload_optimizer"])
+def test_nvme_without_async_io_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, async_io=False)
+    with pytest.raises(CapabilityError, match=r"zero.nvme_path=.*install libaio") as caught:
+        engine_of(DeepSpeedEngine, stage=3, nvme_path=str(tmp_path), **{key: True})
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_nvme_needs_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow(monkeypatch, async_io=True)
+    (tmp_path / "file").write_text("")
+    path = str(tmp_path / "file")
+    with pytest.raises(CapabilityError, match=r"Not a directory; name a folder") as caught:
+        engine_of(DeepSpeedEngine, stage=3, nvme_path=path, offload_parameters=True)
+    assert f"zero.nvme_path={path}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "is_refused"),
+    [(256, 10**6, False), (257, 100, False), (200, 10**6, True), (257, 10**6, True)],
+)
+def test_gradients_on_nvme_start_at_whole_blocks(
+    start: int, size: int, *, is_refused: bool
+) -> None:
+    """128 fp32 numbers are a block; what is small stays in memory and may start anywhere."""
+    optimizer = SimpleNamespace(
+        optimizer_swapper=SimpleNamespace(is_swappable_tensor=lambda *, numel: numel > 1000),
+        grad_position={0: [0, 0, 10**6], 1: [0, start, size]},
+    )
+    expected = pytest.raises(CapabilityError, match=f"start {4 * start % 512} bytes inside")
+    with expected if is_refused else nullcontext():
+        require_aligned(optimizer)
+
+
+@pytest.mark.parametrize(
+    "key", ["quantize_weights", "quantize_gradients", "quantize_frozen_weights"]
+)
+def test_quantising_without_its_kernels_is_refused(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, quantizer=False)
+    with pytest.raises(CapabilityError, match=rf"{key}.*install the CUDA toolkit"):
+        engine_of(DeepSpeedEngine, stage=3, **{key: True})

@@ -1,0 +1,89 @@
+"""What tests of the planner share: configurations, models in a role, a machine of round numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rlhf.config.choices import Dtype
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import Role
+from rlhf.config.schema import RunConfig
+from rlhf.planning.machine import Machine
+from rlhf.planning.models import ModelUse
+from rlhf.planning.shapes import FAMILIES, ModelShape
+
+Compose = Callable[[list[str]], DictConfig]
+
+# 2 layers of 12 h^2 = 768 matrix weights; h = 8.
+SPECK: dict[str, Any] = {
+    "model_type": "opt",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "ffn_dim": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "word_embed_proj_dim": 8,
+    "max_position_embeddings": 30,
+}
+
+
+def run_of(compose: Compose, *overrides: str) -> RunConfig:
+    """The configuration of a command line."""
+    return to_run_config(compose(list(overrides)))
+
+
+def changed(config: RunConfig, **groups: dict[str, Any]) -> RunConfig:
+    """``config`` with some fields of its groups changed; composing it anew would take a second."""
+    parts = {name: replace(getattr(config, name), **fields) for name, fields in groups.items()}
+    return replace(config, **parts)
+
+
+def shape(**fields: Any) -> ModelShape:
+    """A speck of an OPT with some fields changed."""
+    return FAMILIES["opt"](SPECK | fields)
+
+
+def use(role: Role = Role.actor, **changes: Any) -> ModelUse:
+    """A speck of which all learns, or nothing where the role is a frozen one."""
+    of = changes.pop("shape", shape())
+    is_scorer = role in (Role.critic, Role.reward, Role.reward_training)
+    weights = of.scorer_weights if is_scorer else of.weights
+    fields = {
+        "role": role,
+        "shape": of,
+        "is_scorer": is_scorer,
+        "trained": 0 if role.is_frozen else weights,
+        "adapters": 0,
+        "layers": 0 if role.is_frozen else of.layers,
+        "checkpointed": 0,
+    }
+    return ModelUse(**fields | changes)
+
+
+def machine(**changes: Any) -> Machine:
+    """Four GPUs in two nodes whose figures are round."""
+    fields = {
+        "ranks": 4,
+        "nodes": 2,
+        "is_gpu": True,
+        "dtype": Dtype.bf16,
+        "memory": 80 * 2**30,
+        "host_memory_of_node": 1000 * 2**30,
+        "operations": 1e6,
+        "bandwidth": 1e6,
+        "link": 1e5,
+        "network_of_node": 1e4,
+        "host_link": 1e4,
+        "nvme_of_node": 1e3,
+        "price_per_hour": 10.0,
+    }
+    return Machine(**fields | changes)
+
+
+def named(uses: Iterable[ModelUse]) -> dict[str, ModelUse]:
+    """Models by their role."""
+    return {model.role.value: model for model in uses}

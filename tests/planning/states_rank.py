@@ -1,0 +1,168 @@
+"""One rank of test_real_model_states: what training really keeps, counted tensor by tensor."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.schedule import lr_schedule
+from rlhf.config.checks import BatchPlan
+from rlhf.config.choices import Device, Dtype, TrainingEngine
+from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.roles import Role
+from rlhf.engine.build import build_engine
+from rlhf.engine.machine import current_ranks
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.lora import LoraSpec
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.types import Ranks
+from tests.engine.test_ds_config import zero
+
+RANKS = 2
+LORA_RANK = 16
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 384,
+    "word_embed_proj_dim": 384,
+    "ffn_dim": 1536,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 64,
+}
+# Stage, LoRA, EMA, and zero.param_persistence_threshold: with its default the adapters, biases and
+# norms of a model as small as this stay whole in stage 3.
+CASES = [
+    *itertools.product(range(4), (False, True), (False, True), (0,)),
+    (3, False, False, None),
+    (3, True, False, None),
+]
+
+Bytes = dict[str, int]
+
+
+def model_state_bytes(engine: Any) -> Bytes:
+    """Bytes of this rank by what they are for; memory that two things share belongs to the first.
+
+    Gradients are those of now: the optimiser's step takes most of them away.
+    """
+    wrapper = engine._deepspeed.optimizer  # DeepSpeed's around torch's; at stage 0 torch's own
+    optimizer = getattr(wrapper, "optimizer", wrapper)
+    parameters = list(engine.module.parameters())
+    masters = _found(wrapper, "single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+    held = {
+        "weights": [[p.data, *_found(p, "ds_tensor", "ds_secondary_tensor")] for p in parameters],
+        "gradients": [
+            [p.grad for p in (*parameters, *_tensors(masters))],
+            _found(
+                wrapper, "averaged_gradients", "all_grad_tensors", "grad_partitions_flat_buffer"
+            ),
+        ],
+        "masters": masters,
+        "moments": list(optimizer.state.values()),
+        "ema": [] if engine._average is None else engine._average._average,
+    }
+    seen: set[int] = set()
+    return {name: _bytes_of_new(_tensors(things), seen) for name, things in held.items()}
+
+
+def _found(thing: Any, *names: str) -> list[Any]:
+    return [getattr(thing, name, None) for name in names]
+
+
+def _tensors(things: Any) -> Iterator[Tensor]:
+    if isinstance(things, Tensor):
+        yield things
+    elif isinstance(things, dict):
+        yield from _tensors(list(things.values()))
+    elif isinstance(things, list | tuple):
+        for thing in things:
+            yield from _tensors(thing)
+
+
+def _bytes_of_new(tensors: Iterator[Tensor], seen: set[int]) -> int:
+    total = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def settings_of(stage: int, threshold: int | None) -> ZeroConfig:
+    """ZeRO as both the ranks and the plan have it; small buckets, for they are no states."""
+    return zero(
+        engine=TrainingEngine.deepspeed,
+        stage=stage,
+        param_persistence_threshold=threshold,
+        reduce_bucket_size=10**6,
+    )
+
+
+def measured(
+    ranks: Ranks, *, stage: int, lora: bool, ema: bool, threshold: int | None
+) -> dict[str, Any]:
+    """A real actor after one step: its numbers of weights, and the most that each state takes.
+
+    Gradients are largest at the end of some micro-batch's backward pass; the other states stay.
+    """
+    tokenizer = train_tokenizer(["some text"], vocab_size=300)
+    source = ModelSource(key="model", path=None, architecture=OPT)
+    spec = LoraSpec(LORA_RANK, alpha=32.0, dropout=0.0, target_modules=None, train_rest=False)
+    module = build_actor(source, tokenizer, seed=1, lora=spec if lora else None)
+    sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+    engine = build_engine(
+        module,
+        role=Role.actor,
+        settings=EngineSettings(zero=settings_of(stage, threshold), dtype=Dtype.bf16),
+        plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
+        ranks=ranks,
+        optimizer=OptimizerSettings(
+            lr=1e-3,
+            betas=(0.9, 0.95),
+            eps=1e-8,
+            weight_decay=0.1,
+            max_grad_norm=1.0,
+            ema_beta=0.99 if ema else 0.0,
+            schedule=lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
+        ),
+    )
+    ids_BS = torch.arange(16)[None] + 10 * ranks.rank
+    seen: list[Bytes] = []
+    for _ in range(4):  # two steps; from the second on there are moments
+        engine.backward(engine(input_ids=ids_BS).logits.float().square().mean())
+        seen.append(model_state_bytes(engine))
+        engine.step()
+    engine.close()
+    return {
+        "vocab": len(tokenizer),
+        "weights": sum(size for size, _ in sizes),
+        "trained": sum(size for size, is_trained in sizes if is_trained),
+        "bytes": {name: max(bytes_[name] for bytes_ in seen) for name in seen[0]},
+    }
+
+
+def main(folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    ranks = current_ranks(Device.cpu)
+    found = [
+        measured(ranks, stage=stage, lora=lora, ema=ema, threshold=threshold)
+        for stage, lora, ema, threshold in CASES
+    ]
+    (folder / f"rank{ranks.rank}.json").write_text(json.dumps(found))
+    ranks.barrier()
+    # At once: gloo's threads may abort a process that still holds engines when Python unwinds it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
