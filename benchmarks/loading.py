@@ -1,12 +1,14 @@
-"""Seconds and memory until models are there, and rows per second of tokenising.
+"""Seconds and memory until models are there and saved, and rows per second of tokenising.
 
-    python benchmarks/loading.py [--shape tiny opt125m] [--rounds 3]
+    python benchmarks/loading.py [--shape tiny opt125m] [--sharded_shape llama60m] [--rounds 3]
 
 A policy's folder is loaded by transformers' own ``from_pretrained``, and as this project loads it
 (``build_actor``: checks, special tokens, dropout); ``RLHFEngine`` makes the four models and two
 optimisers of PPO ready. Each is a new process that loads twice: the first time shows the memory,
-the second, with imports done and the files in the page cache, the seconds. Tokenising is that of
-the synthetic data for each phase, as a run does it, written to its cache.
+the second, with imports done and the files in the page cache, the seconds. Two ranks load and save
+a frozen model under ZeRO-3: built whole by each and then sharded, or sharded while it is built;
+their peaks are of private memory, above what there was before, and in copies of the whole model.
+Tokenising is that of the synthetic data for each phase, as a run does it, written to its cache.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from common import Samples, Way, finish, medians, parser, peak_gb, start, table, take_turns
+from loading_ranks import make_half, run_ranks
 from shapes import SHAPES, Work, make_models, run_config
 
 LOADERS = ("from_pretrained", "build_actor", "RLHFEngine")
 VOCABULARY = 2048
 LIMIT = 256  # tokens of an example; none of the synthetic ones is longer
 SPECK_RECORDS, RECORDS = 200, 20_000
+SOURCES, DTYPES, BUILDS = ("stored", "random"), ("bf16", "fp32"), ("whole", "sharded")
 
 
 def by_transformers(folder: Path, device: str) -> Callable[[], Any]:
@@ -64,6 +68,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     """What the task asks for: the seconds of one loading, or the rates of tokenising."""
     if task["way"] == "tokenise":
         return tokenising(task["records"])
+    if task["way"] == "ranks":
+        return two_ranks(task)
     import torch
 
     device = torch.device(task["device"])
@@ -102,6 +108,44 @@ def tokenising(count: int) -> dict[str, float]:
     return found
 
 
+def two_ranks(task: dict[str, Any]) -> dict[str, float]:
+    """The slower rank's seconds; peaks of the first and of the other, in copies of the model."""
+    found = run_ranks(task)
+    whole = found[0]["whole"]
+    return {
+        f"{part}_seconds": max(rank[part]["seconds"] for rank in found)
+        for part in ("loading", "saving")
+    } | {
+        f"{part}_peak_{number}": rank[part]["peak"] / whole
+        for part in ("loading", "saving")
+        for number, rank in enumerate(found)
+    }
+
+
+def sharded_rows(shape: str, rounds: int) -> list[dict[str, Any]]:
+    """Figures of two ranks: every source of weights, precision and way to build."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_half(Path(folder), shape)
+        ways = {
+            f"{source}, {dtype}, {build}": Way(
+                script=Path(__file__),
+                task={
+                    "way": "ranks",
+                    "folder": folder,
+                    "shape": shape,
+                    "source": source,
+                    "dtype": dtype,
+                    "sharded": build == "sharded",
+                },
+            )
+            for source in SOURCES
+            for dtype in DTYPES
+            for build in BUILDS
+        }
+        found = take_turns(ways, rounds)
+    return [{"shape": shape, "way": way, **medians(found[way])} for way in ways]
+
+
 def rows_of(shape: str, found: dict[str, Samples]) -> list[dict[str, Any]]:
     """Figures of the loaders at one shape."""
     return [
@@ -120,7 +164,9 @@ def rows_of(shape: str, found: dict[str, Samples]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Load every shape in every way, tokenise, and print the tables."""
-    options = parser(__doc__, shape=["tiny", "opt125m"]).parse_args()
+    choices = parser(__doc__, shape=["tiny", "opt125m"])
+    choices.add_argument("--sharded_shape", choices=SHAPES, default="llama60m")
+    options = choices.parse_args()
     rows: list[dict[str, Any]] = []
     script = Path(__file__)
     for shape in options.shape:
@@ -132,14 +178,20 @@ def main() -> None:
     records = SPECK_RECORDS if options.shape == ["speck"] else RECORDS
     task = {"way": "tokenise", "records": records}
     rates = take_turns({"tokenise": Way(script=script, task=task)}, options.rounds)["tokenise"]
+    sharded = sharded_rows(options.sharded_shape, options.rounds)
     keys = ("seconds", "peak_gb", "added_gb")
     loaded = table(
         ("shape, way", "seconds", "peak GB", "of it by loading, GB"),
         [[f"{r['shape']}, {r['way']}", *(r[key] for key in keys)] for r in rows],
     )
     tokenised = table(("tokenising, phase", "rows/s"), [[*pair] for pair in medians(rates).items()])
-    figures = {"rows": rows, "rows_per_second": medians(rates), "records": records}
-    finish(options, f"{loaded}\n\n{tokenised}", figures)
+    columns = [key for key in sharded[0] if key not in ("shape", "way")]
+    split = table(
+        ("two ranks, way", *(column.replace("_", " ") for column in columns)),
+        [[f"{r['shape']}, {r['way']}", *(r[key] for key in columns)] for r in sharded],
+    )
+    figures = {"rows": rows, "sharded": sharded, "rows_per_second": medians(rates)}
+    finish(options, f"{loaded}\n\n{split}\n\n{tokenised}", figures | {"records": records})
 
 
 if __name__ == "__main__":

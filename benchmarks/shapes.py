@@ -76,6 +76,7 @@ LLAMA = Decoder(vocab=32000, hidden=2048, layers=24, heads=32, ffn=5504, family=
 SPECK_LLAMA = Decoder(
     vocab=300, hidden=16, layers=2, heads=2, ffn=32, positions=512, family="llama"
 )
+LLAMA_60M = Decoder(vocab=8192, hidden=512, layers=12, heads=8, ffn=2048, family="llama")
 SHAPES = {
     "speck": Shape(policy=SPECK, scorer=SPECK),
     "speck_llama": Shape(policy=SPECK_LLAMA, scorer=SPECK),
@@ -83,6 +84,7 @@ SHAPES = {
     "small": Shape(policy=SMALL, scorer=SMALL),
     "opt125m": Shape(policy=BASE, scorer=SMALL),
     "opt1b": Shape(policy=LARGE, scorer=MEDIUM),
+    "llama60m": Shape(policy=LLAMA_60M, scorer=SPECK),
     "llama1b": Shape(policy=LLAMA, scorer=MEDIUM),
 }
 

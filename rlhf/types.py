@@ -7,7 +7,7 @@ a token counts; an ``attend_*`` mask is True where a token may be attended to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -266,8 +266,8 @@ class Engine(Model, Protocol):
     def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
         """All parameters of ``of`` whole on every rank; every rank must enter and leave."""
 
-    def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
-        """Copies of all parameters of ``of``, gathered from all ranks; every rank must call it."""
+    def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each of these whole, one at a time, clone to keep; all ranks must go through all."""
 
 
 class RolloutBackend(Protocol):

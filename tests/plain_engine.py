@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf.types import StepReport
+from rlhf.models.saving import saved_tensors
+from rlhf.types import Engine, StepReport
+
+
+def whole_state(engine: Engine, of: nn.Module | None = None) -> dict[str, Tensor]:
+    """Copies of all that would be saved of a module of the engine; every rank must call it."""
+    tensors = saved_tensors(engine.module if of is None else of)
+    return {name: tensor.clone() for name, tensor in engine.stream_state(tensors)}
 
 
 class PlainEngine:
@@ -43,8 +50,8 @@ class PlainEngine:
     def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
-        return dict(of.named_parameters())
+    def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, tensor.detach()) for name, tensor in state.items())
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from torch import nn
 
 from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Dtype, Moments, TrainingEngine
-from rlhf.config.feature_checks import torch_obstacle
+from rlhf.config.choices import Moments, TrainingEngine
 from rlhf.config.roles import Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import (
+    EngineSettings,
+    OptimizerSettings,
+    obstacle_to_torch,
+    runs_on_torch,
+)
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks
@@ -32,15 +36,13 @@ def build_engine(
         CapabilityError: zero.engine=torch where it cannot, or zero.moments=bf16 elsewhere.
     """
     zero = settings.zero
-    obstacle = torch_obstacle(zero, ranks=ranks.size)
-    if settings.dtype is Dtype.fp16:
-        obstacle = "hardware.dtype=fp16"
+    obstacle = obstacle_to_torch(role, settings, ranks=ranks.size)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise CapabilityError(
             f"zero.engine=torch with {obstacle}: it runs one rank without offloading, in bf16 or "
             "fp32; use zero.engine=auto"
         )
-    is_torch = zero.engine is not TrainingEngine.deepspeed and obstacle is None
+    is_torch = runs_on_torch(role, settings, ranks=ranks.size)
     if zero.moments is Moments.bf16 and not (
         is_torch and has_half_weights(role, zero, settings.dtype)
     ):

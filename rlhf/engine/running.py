@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf.engine.masters import MovingAverage
 
@@ -26,6 +26,23 @@ class RunningModule:
         """The moving average of the weights in their place; every rank must enter and leave."""
         assert self._average is not None, "this engine keeps no average: ema_beta is 0"
         return self._average.in_place()
+
+    def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
+        """All parameters of ``of`` whole on every rank; every rank must enter and leave."""
+        return self._whole(list(of.parameters()))
+
+    def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each of these parameters and buffers whole, one at a time: clone what is to be kept.
+
+        Every rank must go through all of them.
+        """
+        for name, tensor in state.items():
+            with self._whole([tensor]):
+                yield name, tensor.detach()
+
+    def _whole(self, tensors: list[Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """These tensors, which may be sharded, whole on every rank."""
+        return nullcontext()
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:

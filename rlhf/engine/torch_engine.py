@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -98,7 +96,11 @@ class TorchEngine(RunningModule):
             else WholeAdamW(groups, betas=betas, eps=eps)
         )
         if optimizer.ema_beta:
-            self._average = MovingAverage(self._optimizer.masters, beta=optimizer.ema_beta)
+            self._average = MovingAverage(
+                self._optimizer.masters,
+                beta=optimizer.ema_beta,
+                on_host=settings.zero.offload_ema,
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -141,17 +143,6 @@ class TorchEngine(RunningModule):
                 self._average.update()
         optimizer.zero_grad()
         return StepReport(optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
-
-    @contextmanager
-    def gathered(self, of: nn.Module) -> Iterator[None]:  # noqa: ARG002
-        """All parameters are whole here."""
-        yield
-
-    def whole_state(self, of: nn.Module) -> dict[str, Tensor]:
-        """Copies of the parameters and persistent buffers of ``of``."""
-        persistent = of.state_dict().keys()
-        named = {**dict(of.named_parameters()), **dict(of.named_buffers())}
-        return {n: t.detach().cpu().clone() for n, t in named.items() if n in persistent}
 
     def close(self) -> None:
         """Forget gradients, masters, moments and average; the module can still be run."""

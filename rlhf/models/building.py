@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
 from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
+from rlhf.models.sharded import Shard, drawn_in_blocks, shard_parameters, stored_dtype
 from rlhf.models.sources import explain_load_failure
 from rlhf.models.training import checkpoint_gradients, set_dropout
 
@@ -75,8 +77,11 @@ def build_actor(
     *,
     seed: int,
     lora: LoraSpec | None = None,
+    shard: Shard | None = None,
 ) -> PreTrainedModel:
     """A causal language model with fp32 weights that knows the tokenizer's special tokens.
+
+    With ``shard`` every parameter is sharded as soon as it is there.
 
     Raises:
         CheckpointError: the source holds no such model.
@@ -85,9 +90,11 @@ def build_actor(
     """
     from transformers import AutoModelForCausalLM
 
-    model = _build(AutoModelForCausalLM, source, tokenizer, seed=seed)
+    model = _build(AutoModelForCausalLM, source, tokenizer, seed=seed, shard=shard)
     if lora is not None:
         add_adapters(model, lora, seed=seed)
+        if shard is not None:
+            shard_parameters(model, shard)
     return model
 
 
@@ -97,20 +104,24 @@ def build_scorer(
     *,
     seed: int,
     lora: LoraSpec | None = None,
+    shard: Shard | None = None,
 ) -> Scorer:
     """A sequence-classification model with one label, read at every position, in fp32.
 
     Started from a language model its head is new, drawn from ``seed``. With ``lora`` the head is
-    trained beside the adapters.
+    trained beside the adapters; ``shard`` as for ``build_actor``.
 
     Raises:
         CheckpointError, ConfigError, CapabilityError: as ``build_actor``.
     """
     from transformers import AutoModelForSequenceClassification
 
-    scorer = Scorer(_build(AutoModelForSequenceClassification, source, tokenizer, seed=seed))
+    auto_class = AutoModelForSequenceClassification
+    scorer = Scorer(_build(auto_class, source, tokenizer, seed=seed, shard=shard))
     if lora is not None:
         add_adapters(scorer.pretrained, lora, seed=seed, trained=(scorer.head_name,))
+        if shard is not None:
+            shard_parameters(scorer.pretrained, shard)
     return scorer
 
 
@@ -151,7 +162,12 @@ def _require_adapter_of_a_scorer(path: str | Path, adapter: Any) -> None:
 
 
 def _build(
-    auto_class: Any, source: ModelSource, tokenizer: PreTrainedTokenizerBase, *, seed: int
+    auto_class: Any,
+    source: ModelSource,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    shard: Shard | None,
 ) -> PreTrainedModel:
     overrides = {
         "pad_token_id": tokenizer.pad_token_id,
@@ -163,13 +179,19 @@ def _build(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if source.path is None:
-            model = _from_architecture(auto_class, source, tokenizer, overrides)
+            model = _from_architecture(auto_class, source, tokenizer, overrides, shard)
         else:
-            model = _from_pretrained(auto_class, source, source.path, overrides)
+            is_mapped = shard is not None
+            model = _from_pretrained(auto_class, source, source.path, overrides, mapped=is_mapped)
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             # An adapter's folder holds no embeddings: new ones must come back when it is loaded.
             torch.manual_seed(0)
+            for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
+                if embeddings is not None:
+                    embeddings.weight.data = embeddings.weight.data.float()  # new rows are drawn so
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if shard is not None:
+        shard_parameters(model, shard)
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
     set_dropout(model, source.dropout)
@@ -186,6 +208,7 @@ def _from_architecture(
     source: ModelSource,
     tokenizer: PreTrainedTokenizerBase,
     overrides: dict[str, Any],
+    shard: Shard | None,
 ) -> PreTrainedModel:
     from transformers import AutoConfig
 
@@ -194,9 +217,12 @@ def _from_architecture(
     model_type = fields.pop("model_type", None)
     try:
         config = AutoConfig.for_model(model_type, **fields)
-        return auto_class.from_config(
-            config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
-        )
+        # Embeddings that are about to grow are drawn and enlarged whole.
+        is_whole = shard is None or config.vocab_size < len(tokenizer)
+        with nullcontext() if is_whole else drawn_in_blocks(shard):
+            return auto_class.from_config(
+                config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{source.key}: transformers cannot build a {auto_class.__name__} of "
@@ -205,22 +231,32 @@ def _from_architecture(
 
 
 def _from_pretrained(
-    auto_class: Any, source: ModelSource, path: str, overrides: dict[str, Any]
+    auto_class: Any,
+    source: ModelSource,
+    path: str,
+    overrides: dict[str, Any],
+    *,
+    mapped: bool,
 ) -> PreTrainedModel:
-    """The model of a folder or hub id; that of an adapter is merged into its base."""
+    """The model of a folder or hub id; that of an adapter is merged into its base.
+
+    Its weights are fp32, but as they lie in the file where they are to be ``mapped``.
+    """
     try:
         adapter = adapter_config(path, source.revision)
         if adapter is not None:
             return _over_its_base(auto_class, source, path, overrides, adapter=adapter)
-        return auto_class.from_pretrained(
-            path,
-            revision=source.revision,
-            trust_remote_code=source.trust_remote_code,
-            dtype=torch.float32,
-            use_safetensors=True,
-            attn_implementation=own_attention(source.attention),
-            **overrides,
-        )
+        dtype = stored_dtype(path, source.revision) if mapped else torch.float32
+        with drawn_in_blocks() if mapped else nullcontext():
+            return auto_class.from_pretrained(
+                path,
+                revision=source.revision,
+                trust_remote_code=source.trust_remote_code,
+                dtype=dtype,
+                use_safetensors=True,
+                attn_implementation=own_attention(source.attention),
+                **overrides,
+            )
     except (OSError, ValueError) as error:
         raise explain_load_failure(path, key=source.key, what="a model", error=error) from error
 
@@ -231,7 +267,8 @@ def _over_its_base(
     place = adapter.base_model_name_or_path
     key = f"{source.key}={path}, base_model_name_or_path"
     base_source = replace(source, key=key, revision=adapter.revision)
-    base = _from_pretrained(auto_class, base_source, place, overrides)
+    # Whole in memory, in fp32: merged in half precision the adapter would be rounded.
+    base = _from_pretrained(auto_class, base_source, place, overrides, mapped=False)
     try:
         return merge_adapter(base, path, adapter, source.revision)
     except ValueError as error:

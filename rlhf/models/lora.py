@@ -5,7 +5,7 @@ An adapted layer computes W x + scaling * B A x, with scaling = alpha / rank (eq
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -103,22 +103,27 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = was_off
 
 
-def merged_state(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``state``, the whole weights of ``model``, as that of an ordinary model: W + scaling * B A.
+def merged_stream(
+    model: nn.Module, stream: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """``stream``, the whole weights of ``model``, as that of an ordinary model: W + scaling * B A.
 
-    The weights in ``model`` itself are not read: they may be shards. The sum is taken in fp32 and
-    rounded to the type of W.
+    The weights in ``model`` itself are not read: they may be shards. A layer's W, A and B, which
+    follow one another, are held until all are there. The sum is taken in fp32 and rounded to the
+    type of W.
     """
-    merged = {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in state.items()
-        if not is_adapter_name(name)
-    }
-    for name, layer in _adapted_layers(model):
-        a_RI = state[f"{name}.lora_A.{ADAPTER}.weight"].float()
-        b_OR = state[f"{name}.lora_B.{ADAPTER}.weight"].float()
-        merged[f"{name}.weight"] = _merged(layer, merged[f"{name}.weight"], a_RI, b_OR)
-    return merged
+    layers, held = dict(_adapted_layers(model)), dict[str, Tensor]()
+    parts = ("base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight")
+    names = {f"{layer}.{part}": layer for layer in layers for part in parts}
+    for name, tensor in stream:
+        if name not in names:
+            yield name.replace(".base_layer.", "."), tensor
+            continue
+        layer = names[name]
+        held[name] = tensor.clone()
+        if len(held) == len(parts):
+            weight, a_RI, b_OR = (held.pop(f"{layer}.{part}") for part in parts)
+            yield f"{layer}.weight", _merged(layers[layer], weight, a_RI.float(), b_OR.float())
 
 
 def effective_weight(linear: nn.Module) -> Tensor:
@@ -142,27 +147,23 @@ def _merged(layer: Any, weight: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
     return merged
 
 
-def adapter_state(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The part of ``state`` that peft keeps in adapter_model.safetensors, under peft's names."""
-    return {
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.contiguous()
-        for name, tensor in state.items()
-        if _is_saved(model, name)
-    }
+def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The parameters of ``model`` that an adapter's folder holds: as they are, maybe shards."""
+    return {n: p for n, p in model.named_parameters() if _is_saved(model, n)}
 
 
 def save_adapter(
     folder: Path,
     model: PreTrainedModel,
-    state: dict[str, Tensor],
+    stream: Iterable[tuple[str, Tensor]],
     *,
     base: str,
     revision: str | None = None,
 ) -> None:
     """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
 
-    ``state`` holds the whole weights of ``model``; ``base`` is the folder or hub id (of this
-    ``revision``) that the model was loaded from.
+    ``stream`` gives the whole weights of ``model``, of ``adapter_tensors`` at least; ``base`` is
+    the folder or hub id (of this ``revision``) that the model was loaded from.
 
     Raises:
         ConfigError: more than adapters was trained, so that the adapters alone are not the model.
@@ -180,7 +181,11 @@ def save_adapter(
     config.base_model_name_or_path, config.revision = base, revision
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    weights = adapter_state(model, state)
+    weights = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.to("cpu", copy=True)
+        for name, tensor in stream
+        if _is_saved(model, name)
+    }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 

@@ -131,7 +131,9 @@ class RunContext:
 
         ``what`` tells on its model card what the model is.
         """
-        if self.ranks.is_main:
+        if not self.ranks.is_main:
+            export.write(None)
+        else:
             command = f"Made by `rlhf` {version('rlhf')}, run `{self.config.name}`"
             settings = f"seed {self.config.seed}; its config.yaml holds every setting"
             save_model(

@@ -22,6 +22,7 @@ from rlhf.config.roles import Role
 from rlhf.data.collate import collate_pairs
 from rlhf.data.tokens import TokenData
 from rlhf.engine.build import AnyEngine, build_engine
+from rlhf.engine.partitioning import partitioner
 from rlhf.models.building import require_positions
 from rlhf.phases.adapters import adapter_lr
 from rlhf.phases.context import (
@@ -116,31 +117,20 @@ class DpoTrainer:
         config, tokenizer = context.config, context.tokenizer
         self._context = context
         self._plan = phase_plans(config)[Phase.dpo]
-        module = build_policy(config, tokenizer, dropout=0.0)
+        shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
+        shard = partitioner(Role.actor, **shared)
+        module = build_policy(config, tokenizer, dropout=0.0, shard=shard)
         require_positions(
             module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
         )
         lr = adapter_lr(config.lora, LoraRole.actor)
         settings = optimizer_settings(config.dpo, total_steps=total_steps, adapter_lr=lr)
-        self.policy = build_engine(
-            module,
-            role=Role.actor,
-            settings=context.settings,
-            plan=self._plan,
-            ranks=context.ranks,
-            optimizer=settings,
-        )
+        self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
         self._reference: Model = AdapterOff(self.policy)
         self._copy: AnyEngine | None = None
-        copy = build_reference(config, tokenizer)
+        copy = build_reference(config, tokenizer, shard=partitioner(Role.reference, **shared))
         if copy is not None:
-            self._reference = self._copy = build_engine(
-                copy,
-                role=Role.reference,
-                settings=context.settings,
-                plan=self._plan,
-                ranks=context.ranks,
-            )
+            self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
         rollout = config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
         self._rollout = rollout_backend(

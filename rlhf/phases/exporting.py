@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from rlhf.config.choices import LoraExport
 from rlhf.models.building import ModelSource
-from rlhf.models.lora import has_adapters, merged_state, save_adapter
+from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
+from rlhf.models.saving import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
 from rlhf.types import Engine
 
@@ -18,35 +20,41 @@ if TYPE_CHECKING:
 
 
 class Export(NamedTuple):
-    """A model's class and config, and its whole weights."""
+    """A model's class and config, and its tensors, which may be shards, by their saved names."""
 
     model: Any
-    state: dict[str, Tensor]
+    engine: Engine
+    tensors: Mapping[str, Tensor]
     base: ModelSource | None = None  # where there is one, only the adapters on it are saved
 
-    def write(self, folder: Path) -> None:
-        """Write config and weights into ``folder``."""
-        if self.base is None:
-            self.model.save_pretrained(folder, state_dict=dict(self.state))
-            return
-        place, revision = self.base.path, self.base.revision
-        assert place is not None, "the checks refuse adapters on random weights"
-        save_adapter(folder, self.model, self.state, base=place, revision=revision)
+    def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
+        """Write config and weights into ``folder``: on rank 0; every other passes None.
+
+        Of the weights rank 0 holds one file, of ``shard_bytes`` at most, and the others nothing.
+        """
+        stream = self.engine.stream_state(self.tensors)
+        if folder is None:
+            for _ in stream:
+                pass
+        elif self.base is None:
+            merged = merged_stream(self.model, stream)
+            save_streamed(folder, self.model, merged, shard_bytes=shard_bytes)
+        else:
+            place, revision = self.base.path, self.base.revision
+            assert place is not None, "the checks refuse adapters on random weights"
+            save_adapter(folder, self.model, stream, base=place, revision=revision)
 
 
 def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
-    """The engine's language model or scorer, started from ``source``; every rank must call it."""
+    """The engine's language model or scorer, started from ``source``."""
     model: Any = engine.module.pretrained
-    state = engine.whole_state(model)
-    if not has_adapters(model):
-        return Export(model, state)
-    if as_ is LoraExport.adapter:
-        return Export(model, state, source)
-    return Export(model, merged_state(model, state))
+    if has_adapters(model) and as_ is LoraExport.adapter:
+        return Export(model, engine, adapter_tensors(model), source)
+    return Export(model, engine, saved_tensors(model))
 
 
 def exported_critic(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-    """The critic of a shared trunk as a model of its own; every rank must call it."""
+    """The critic of a shared trunk as a model of its own."""
     assert isinstance(trunk.module, SharedTrunk)
-    state = critic_state(trunk.module, trunk.whole_state(trunk.module))
-    return Export(critic_model(trunk.module, tokenizer), state)
+    tensors = critic_state(trunk.module, saved_tensors(trunk.module))
+    return Export(critic_model(trunk.module, tokenizer), trunk, tensors)

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhf.algorithms.streams import seed_for
+from rlhf.config.checks import rollout_plan
 from rlhf.config.choices import Backend, Dtype, LoraRole
 from rlhf.config.schema import RunConfig
 from rlhf.models.building import ModelSource, build_actor
 from rlhf.models.lora import effective_weight
 from rlhf.models.policy import Policy
+from rlhf.models.sharded import Shard
 from rlhf.phases.adapters import lora_spec
 from rlhf.phases.sources import policy_source
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
+from rlhf.rollout.hybrid_engine import HybridEngineRollout, HybridSettings
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
 from rlhf.types import Ranks, RolloutBackend
@@ -41,27 +44,33 @@ def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:
 
 
 def build_policy(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, dropout: float
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dropout: float,
+    shard: Shard | None = None,
 ) -> Policy:
-    """The policy, with adapters where they are asked for."""
+    """The policy, with adapters where they are asked for, sharded by ``shard`` as it is built."""
     return Policy(
         build_actor(
             learning_source(config, dropout=dropout),
             tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.actor),
+            shard=shard,
         )
     )
 
 
-def build_reference(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Policy | None:
+def build_reference(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, shard: Shard | None = None
+) -> Policy | None:
     """A copy of the policy as it starts; None where the policy without its adapters is that."""
     spec = lora_spec(config.lora, LoraRole.actor)
     if spec is not None and not spec.train_rest:
         return None
-    return Policy(
-        build_actor(policy_source(config), tokenizer, seed=seed_for(config.seed, "model"))
-    )
+    seed = seed_for(config.seed, "model")
+    return Policy(build_actor(policy_source(config), tokenizer, seed=seed, shard=shard))
 
 
 def rollout_backend(
@@ -86,6 +95,14 @@ def rollout_backend(
     match rollout.backend:
         case Backend.hf:
             return HfRollout(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
+        case Backend.hybrid_engine:
+            hybrid = HybridSettings(
+                dtype=TORCH_DTYPES[dtype],
+                max_rows=rollout.max_rows or rollout_plan(config).per_rank,
+                max_prompt_tokens=rollout.max_prompt_tokens,
+                cuda_graphs=rollout.hybrid_engine.enable_cuda_graph,
+            )
+            return HybridEngineRollout(sampling, hybrid, end_id=end_id, pad_id=pad_id, stop=stop)
         case Backend.fast:
             settings = FastSettings(
                 dtype=TORCH_DTYPES[dtype],

@@ -114,10 +114,9 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
     actor = exported(engine.actor, as_=export, source=source)
     context.save(actor, folder / "actor", what="A language model after PPO.")
     if config.ppo.ema_beta:
-        with engine.actor.averaged():
-            average = exported(engine.actor, as_=export, source=source)
         what = "The moving average of a language model during PPO."
-        context.save(average, folder / "actor_ema", what=what)
+        with engine.actor.averaged():
+            context.save(actor, folder / "actor_ema", what=what)
     if config.ppo.shared_trunk:
         critic = exported_critic(engine.actor, context.tokenizer)
     elif engine.critic is not None:

@@ -102,6 +102,7 @@ class PPOTrainer:
                 break
         values = printed(self.engine.ranks.reduce_metrics(metrics | learned))
         values |= report_values(reports) | {"ppo/kl_ctl": self.kl.coefficient}
+        values |= self.engine.rollout_metrics
         self._reuse.measured(values)
         self.kl = self.kl.step(
             values["ppo/kl_to_reference"], num_sequences=rows_per_rank * self.engine.ranks.size

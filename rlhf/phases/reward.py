@@ -24,6 +24,7 @@ from rlhf.config.roles import Role
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.build import build_engine
+from rlhf.engine.partitioning import partitioner
 from rlhf.models.building import ModelSource, build_scorer, require_positions
 from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import (
@@ -139,6 +140,9 @@ class RewardTrainer:
             context.tokenizer,
             seed=context.seed("reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
+            shard=partitioner(
+                Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
+            ),
         )
         require_positions(
             scorer.pretrained,

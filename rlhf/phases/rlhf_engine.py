@@ -16,11 +16,15 @@ from rlhf.config.schema import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.tokens import Encoder
 from rlhf.engine.build import AnyEngine, build_engine
+from rlhf.engine.hybrid_config import hybrid_engine_section
 from rlhf.engine.machine import current_ranks, resolve_dtype
+from rlhf.engine.partitioning import partitioner
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import ConfigError
 from rlhf.models.building import build_scorer, require_positions
+from rlhf.models.policy import Policy
 from rlhf.models.scorer import Scorer
+from rlhf.models.sharded import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.phases.adapters import adapter_lr, lora_spec
@@ -32,7 +36,9 @@ from rlhf.phases.policies import (
 )
 from rlhf.phases.policy_evaluation import AnsweringPolicy
 from rlhf.phases.ppo_models import AdapterOff, PpoModels, SeparateModels, TrunkModels
+from rlhf.phases.rollout_checks import require_rollouts
 from rlhf.phases.sources import policy_source, reward_source
+from rlhf.rollout.hybrid_engine import adapt_layers, open_to_engine
 from rlhf.types import PromptBatch, Ranks, RolloutBackend
 
 if TYPE_CHECKING:
@@ -49,14 +55,19 @@ class RLHFEngine:
 
     Raises:
         ConfigError, CheckpointError: a model cannot be built from the configuration.
+        CapabilityError: the rollout backend cannot run here, or not with this model.
     """
 
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
+        require_rollouts(config)
         self.settings = EngineSettings(
-            zero=config.zero, dtype=resolve_dtype(config.hardware.dtype, config.hardware.device)
+            zero=config.zero,
+            dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
+            hybrid_engine=hybrid_engine_section(config),
         )
+        self.rollout_metrics: dict[str, float] = {}  # what each step tells, and is known now
         self.plan = phase_plans(config)[Phase.ppo]
         self._engines: list[AnyEngine] = []
         self.policy_source, self.reward_source = policy_source(config), reward_source(config)
@@ -128,10 +139,15 @@ class RLHFEngine:
 
     def _separate_models(self) -> SeparateModels:
         config = self.config
-        policy = build_policy(config, self.tokenizer, dropout=config.ppo.actor_dropout)
+        policy = build_policy(
+            config,
+            self.tokenizer,
+            dropout=config.ppo.actor_dropout,
+            shard=self._shard(Role.actor),
+        )
         self._require_positions(policy.pretrained, key="model")
-        actor = self._trained(policy, Role.actor)
-        copy = build_reference(config, self.tokenizer)
+        actor = self._actor(policy)
+        copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
         reference = AdapterOff(actor) if copy is None else self._frozen(copy, Role.reference)
         return SeparateModels(
             actor,
@@ -142,6 +158,15 @@ class RLHFEngine:
             align_overflow=config.ppo.align_overflow and self.settings.dtype is Dtype.fp16,
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
+
+    def _actor(self, policy: Policy) -> AnyEngine:
+        """The actor's engine, with DeepSpeed's layers in it where rollouts are to use them."""
+        if self.settings.hybrid_engine is None:
+            return self._trained(policy, Role.actor)
+        open_to_engine(policy)
+        actor = self._trained(policy, Role.actor)
+        self.rollout_metrics["rollout/accelerated_layers"] = adapt_layers(actor.module)
+        return actor
 
     def _trunk_models(self) -> TrunkModels:
         config = self.config
@@ -171,7 +196,11 @@ class RLHFEngine:
                 gradient_checkpointing=config.reward_model.gradient_checkpointing,
             )
         seed = seed_for(config.seed, "reward_model")
-        return build_scorer(source, self.tokenizer, seed=seed, lora=spec)
+        shard = self._shard(Role.critic if learns else Role.reward)
+        return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
+
+    def _shard(self, role: Role) -> Shard | None:
+        return partitioner(role, settings=self.settings, plan=self.plan, ranks=self.ranks)
 
     def _require_positions(self, model: PreTrainedModel, *, key: str) -> None:
         rollout = self.config.rollout

@@ -15,6 +15,7 @@ from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.build import build_engine
+from rlhf.engine.partitioning import partitioner
 from rlhf.models.building import ModelSource, build_actor, require_positions
 from rlhf.models.policy import Policy
 from rlhf.phases.adapters import adapter_lr, lora_spec
@@ -79,6 +80,9 @@ class SftTrainer:
             context.tokenizer,
             seed=context.seed("model"),
             lora=lora_spec(config.lora, LoraRole.sft),
+            shard=partitioner(
+                Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
+            ),
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(

@@ -18,7 +18,7 @@ from rlhf.models.lora import (
     add_adapters,
     has_adapters,
     is_adapter_name,
-    merged_state,
+    merged_stream,
     save_adapter,
 )
 from rlhf.models.tokenizers import load_tokenizer
@@ -182,7 +182,7 @@ def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_
     live, state = logits_of(model), whole_state(model)
     for parameter in model.parameters():  # as under ZeRO-3: only ``state`` holds the weights
         parameter.data = torch.empty(0)
-    model.save_pretrained(tmp_path, state_dict=merged_state(model, state))
+    model.save_pretrained(tmp_path, state_dict=dict(merged_stream(model, state.items())))
     loaded = build_actor(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     assert not has_adapters(loaded)
     torch.testing.assert_close(logits_of(loaded), live, **CLOSE)
@@ -193,7 +193,7 @@ def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> Non
     scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).eval()
     disturb(scorer)
     model = scorer.pretrained
-    state = merged_state(model, whole_state(model))
+    state = dict(merged_stream(model, whole_state(model).items()))
     model.save_pretrained(tmp_path, state_dict=state)
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
@@ -209,7 +209,7 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
         state[f"{layer}.{part}.weight"].float()
         for part in ("base_layer", "lora_A.default", "lora_B.default")
     )
-    merged = merged_state(model, state)[f"{layer}.weight"]
+    merged = dict(merged_stream(model, state.items()))[f"{layer}.weight"]
     assert merged.dtype == torch.bfloat16
     assert torch.equal(merged, (w + 2.0 * (b @ a)).bfloat16())
 
@@ -217,7 +217,7 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
 def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
     model = build_actor(source_of("llama"), tokenizer, seed=1)
     state = whole_state(model)
-    merged = merged_state(model, state)
+    merged = dict(merged_stream(model, state.items()))
     assert merged.keys() == state.keys()
     assert all(merged[name] is state[name] for name in state)
 
@@ -231,7 +231,7 @@ def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, 
     disturb(model)
     folder = tmp_path / "adapter"
     folder.mkdir()
-    save_adapter(folder, model, whole_state(model), base=str(tmp_path / "base"))
+    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
     tokenizer.save_pretrained(folder)
     assert {path.name for path in folder.iterdir()} >= {"adapter_model.safetensors"}
     assert not (folder / "model.safetensors").exists()
@@ -266,7 +266,7 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
     disturb(scorer)
     folder, model = tmp_path / "adapter", scorer.pretrained
     folder.mkdir()
-    save_adapter(folder, model, whole_state(model), base=str(tmp_path / "base"))
+    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
     require_trained_head(folder)
     ours = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).eval()
     torch.testing.assert_close(values_of(ours), values_of(scorer), **CLOSE)
@@ -283,7 +283,7 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
 def test_adapters_over_a_trained_base_are_not_saved_alone(tokenizer, tmp_path: Path) -> None:
     model = adapted("llama", tokenizer, train_rest=True)
     with pytest.raises(ConfigError, match=r"lora\.train_rest=true.*use lora\.export=merged"):
-        save_adapter(tmp_path, model, whole_state(model), base="somewhere")
+        save_adapter(tmp_path, model, whole_state(model).items(), base="somewhere")
 
 
 def test_a_base_folder_is_found_from_anywhere(tokenizer, tmp_path: Path, monkeypatch) -> None:
@@ -292,7 +292,7 @@ def test_a_base_folder_is_found_from_anywhere(tokenizer, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     source = ModelSource(key="m", path="base")
     model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
-    save_adapter(Path("adapter"), model, whole_state(model), base="base")
+    save_adapter(Path("adapter"), model, whole_state(model).items(), base="base")
     monkeypatch.chdir(tmp_path / "adapter")
     loaded = build_actor(ModelSource(key="m", path="../adapter"), tokenizer, seed=5).eval()
     torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
@@ -306,7 +306,7 @@ def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path) -
         model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
         disturb(model, seed=seed)
         (tmp_path / name).mkdir()
-        save_adapter(tmp_path / name, model, whole_state(model), base=str(place))
+        save_adapter(tmp_path / name, model, whole_state(model).items(), base=str(place))
         place = tmp_path / name
     loaded = build_actor(ModelSource(key="m", path=str(place)), tokenizer, seed=7).eval()
     torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
@@ -321,7 +321,7 @@ def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path
     disturb(model)
     folder = tmp_path / "adapter"
     folder.mkdir()
-    save_adapter(folder, model, whole_state(model), base=str(tmp_path / "base"))
+    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
     loaded = build_actor(ModelSource(key="m", path=str(folder)), tokenizer, seed=8).eval()
     assert len(loaded.get_input_embeddings().weight) == len(tokenizer)
     torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
@@ -336,17 +336,17 @@ def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None
     place = ModelSource(key="model.path", path=str(folder))
 
     lost = {name: t for name, t in state.items() if "layers.1.mlp.up_proj.lora_A" not in name}
-    save_adapter(folder, model, lost, base=str(tmp_path / "base"))
+    save_adapter(folder, model, lost.items(), base=str(tmp_path / "base"))
     with pytest.raises(CheckpointError, match=r"not fit its base .*layers\.1\.mlp\.up_proj"):
         build_actor(place, tokenizer, seed=1)
 
-    save_adapter(folder, model, state, base=str(tmp_path / "gone"))
+    save_adapter(folder, model, state.items(), base=str(tmp_path / "gone"))
     with pytest.raises(CheckpointError, match=r"base_model_name_or_path=.*gone is no folder here"):
         build_actor(place, tokenizer, seed=1)
 
     other = build_actor(source_of("llama", fields={"intermediate_size": 32}), tokenizer, seed=1)
     other.save_pretrained(tmp_path / "wide")
-    save_adapter(folder, model, state, base=str(tmp_path / "wide"))
+    save_adapter(folder, model, state.items(), base=str(tmp_path / "wide"))
     with pytest.raises(
         CheckpointError, match=r"model\.path=.*does not fit its base .*size mismatch"
     ):
@@ -355,7 +355,7 @@ def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None
     head = ModelSource(key="model.path", path=str(tmp_path / "base"))
     scorer = build_scorer(head, tokenizer, seed=4, lora=spec()).pretrained
     headless = {name: t for name, t in whole_state(scorer).items() if name != "score.weight"}
-    save_adapter(folder, scorer, headless, base=str(tmp_path / "base"))
+    save_adapter(folder, scorer, headless.items(), base=str(tmp_path / "base"))
     with pytest.raises(CheckpointError, match=r"'score\.weight' is missing"):
         build_scorer(place, tokenizer, seed=1)
 

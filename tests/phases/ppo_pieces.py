@@ -82,6 +82,7 @@ def separate_engine(
         plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
         tokenizer=tokenizer,
         config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+        rollout_metrics={},
     )
 
 

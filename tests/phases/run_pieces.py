@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch import nn
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.splits import Part
+from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases import dpo, rlhf_engine
 from rlhf.phases.context import RunContext
@@ -92,7 +92,7 @@ def run_context(
         config=config,
         run_dir=folder,
         ranks=Ranks(),
-        settings=SimpleNamespace(dtype=Dtype.fp32),
+        settings=EngineSettings(zero=config.zero, dtype=Dtype.fp32),
         tokenizer=load_tokenizer(folder / "policy", key="k"),
         parts={phase: part for phase in (Phase.sft, Phase.reward, Phase.ppo)},
         judge=None,

@@ -105,6 +105,7 @@ class Run:
             ranks=Ranks(),
             plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
             config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+            rollout_metrics={},
             tokenizer=TOKENIZER,
             rollout=SimpleNamespace(generate=lambda *_: self.responses),
         )

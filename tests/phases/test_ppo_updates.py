@@ -77,6 +77,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             ranks=Ranks(),
             plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
             config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+            rollout_metrics={},
         )
         trainer = PPOTrainer(engine, config)
         stats = [trainer.train_rlhf(rollout(score)) for _ in range(rollouts)]

@@ -1,0 +1,87 @@
+"""Writing a model while its weights come one at a time: a shard of the folder is held, no more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHARD_BYTES = 5 * 10**9  # of a file of weights: what rank 0 holds while it saves
+
+
+def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters, those that are tied once, and persistent buffers by name: as they are, shards."""
+    persistent = module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+    return {**dict(module.named_parameters()), **buffers}
+
+
+def save_streamed(
+    folder: Path,
+    model: PreTrainedModel,
+    stream: Iterable[tuple[str, Tensor]],
+    *,
+    shard_bytes: int,
+) -> None:
+    """Write config and weights of ``model`` as transformers does, the weights from ``stream``."""
+    from transformers.core_model_loading import WeightConverter
+
+    conversions = getattr(model, "_weight_conversions", None) or []
+    if any(isinstance(conversion, WeightConverter) for conversion in conversions):
+        # Tensors of the file are made of several of the model's (experts): all must be there.
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in stream}
+        model.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
+        return
+    model.save_pretrained(folder, state_dict={})
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    _write_shards(folder, _under_saved_names(model, stream), shard_bytes)
+
+
+def _under_saved_names(
+    model: PreTrainedModel, stream: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """As the model's files have them, where transformers renames what it loads."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    left_out = set(model._keys_to_ignore_on_save or ())
+    for name, tensor in stream:
+        if name not in left_out:
+            yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+def _write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
+    """Files of at most ``shard_bytes`` (or of one tensor that has more), and their index."""
+    from safetensors.torch import save_file
+
+    held: dict[str, Tensor] = {}
+    shards: list[list[str]] = []
+    sizes = {"total_size": 0, "total_parameters": 0}
+
+    def write() -> None:
+        save_file(held, folder / f"{len(shards)}.part", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in stream:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > shard_bytes:
+            write()
+        held[name] = tensor.to("cpu", copy=True).contiguous()
+        sizes["total_size"] += tensor.nbytes
+        sizes["total_parameters"] += tensor.numel()
+    write()
+    if len(shards) == 1:
+        (folder / "0.part").rename(folder / "model.safetensors")
+        return
+    files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for number, file in enumerate(files):
+        (folder / f"{number}.part").rename(folder / file)
+    places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    index = {"metadata": sizes, "weight_map": dict(sorted(places.items()))}
+    text = json.dumps(index, indent=2) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text)

@@ -1,0 +1,147 @@
+"""One rank of test_sharded_models: what is built and saved sharded is what is built whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rlhf.config.checks import BatchPlan
+from rlhf.config.choices import Device, Dtype, LoraExport
+from rlhf.config.roles import Role
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine
+from rlhf.engine.machine import current_ranks
+from rlhf.engine.partitioning import partitioner
+from rlhf.engine.settings import EngineSettings
+from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
+from rlhf.models.policy import Policy
+from rlhf.models.saving import saved_tensors
+from rlhf.models.scorer import Scorer
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.phases.exporting import exported
+from rlhf.types import Ranks
+from tests.models_on_disk import (
+    disturb,
+    save_base,
+    small_tokenizer,
+    some_ids,
+    source_of,
+    whole_state,
+)
+from tests.zero_settings import zero_config
+
+LORA = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+Build = Callable[..., Any]
+
+
+def inner(model: Any) -> Any:
+    return model.pretrained if isinstance(model, Scorer) else model
+
+
+def tensors_in(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the safetensors files of a folder."""
+    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
+
+
+def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> None:
+    """Weights, outputs and what is saved are those of the whole model; each rank has its half."""
+    whole = build(shard=None)
+    settings = EngineSettings(zero=zero_config(stage=3, param_persistence_threshold=0), dtype=dtype)
+    plan = BatchPlan(per_rank=2, micro=2, accumulation=1)
+    shared: Any = {"settings": settings, "plan": plan, "ranks": ranks}
+    sharded = build(shard=partitioner(Role.reward, **shared))
+    assert all(p.ds_tensor.numel() == -(-p.ds_numel // 2) for p in sharded.parameters()), name
+    if dtype is Dtype.bf16:
+        for parameter in whole.parameters():
+            parameter.data = parameter.data.bfloat16()
+    expected = whole_state(inner(whole))
+    is_scorer = isinstance(sharded, Scorer)
+    engine = DeepSpeedEngine(sharded if is_scorer else Policy(sharded), role=Role.reward, **shared)
+    tensors = saved_tensors(inner(sharded))
+    assert list(tensors) == list(expected), name
+    for key, tensor in engine.stream_state(tensors):
+        assert tensor.dtype == expected[key].dtype, (name, key)
+        assert torch.equal(tensor, expected[key]), (name, key)
+    with torch.no_grad(), engine.evaluating():
+        outputs = [model(some_ids()) for model in (whole.eval(), sharded)]
+    values = [o if isinstance(o, Tensor) else o.logits for o in outputs]
+    torch.testing.assert_close(values[1], values[0])
+
+    export = exported(engine, as_=LoraExport.merged, source=ModelSource(key="k", path=None))
+    export.write(folder if ranks.is_main else None, shard_bytes=4000)
+    if ranks.is_main:
+        state = dict(merged_stream(inner(whole), expected.items()))
+        inner(whole).save_pretrained(folder / "by transformers", state_dict=dict(state))
+        saved, reference = (tensors_in(place) for place in (folder, folder / "by transformers"))
+        assert saved.keys() == reference.keys(), name
+        assert all(torch.equal(saved[key], reference[key]) for key in saved), name
+        assert len(list(folder.glob("model-*"))) > 1
+        source = ModelSource(key="k", path=str(folder))
+        loaded = (build_scorer if is_scorer else build_actor)(source, small_tokenizer(), seed=9)
+        for key, tensor in whole_state(inner(loaded)).items():
+            assert torch.equal(tensor, state[key].float()), (name, key)
+    engine.close()
+
+
+def save_sources(folder: Path) -> None:
+    """One family in fp32, one in bf16 and in several files, and an adapter over the first."""
+    tokenizer = small_tokenizer()
+    save_base(folder / "llama", "llama", tokenizer)
+    half = build_actor(source_of("opt"), tokenizer, seed=1).bfloat16()
+    half.save_pretrained(folder / "half", max_shard_size="20KB")
+    assert len(list((folder / "half").glob("model-*.safetensors"))) > 1
+    base = folder / "llama"
+    adapted = build_actor(ModelSource(key="k", path=str(base)), tokenizer, seed=1, lora=LORA)
+    disturb(adapted)
+    (folder / "adapter").mkdir()
+    save_adapter(folder / "adapter", adapted, whole_state(adapted).items(), base=str(base))
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Build]]:
+    """Ways to build a model, each with its name."""
+    tokenizer, wider = small_tokenizer(), train_tokenizer(["more and other words"], vocab_size=280)
+    random = {
+        "gpt2": source_of("gpt2"),
+        "tied": source_of("llama", fields={"tie_word_embeddings": True}),
+        "few words": source_of("opt", fields={"vocab_size": 200}),
+    }
+    names = ("llama", "half", "adapter")
+    stored = {name: ModelSource(key="k", path=str(folder / name)) for name in names}
+
+    def case(build: Build, source: ModelSource, words: Any = tokenizer, **options: Any) -> Build:
+        return lambda shard: build(source, words, seed=3, shard=shard, **options)
+
+    for name, source in random.items():
+        yield f"random {name}", case(build_actor, source)
+    for name, source in stored.items():
+        yield f"stored {name}", case(build_actor, source)
+        if name != "adapter":
+            yield f"stored scorer {name}", case(build_scorer, source)
+    yield "more words", case(build_actor, stored["half"], wider)
+    yield "adapters", case(build_actor, stored["llama"], lora=LORA)
+    yield "adapters, scorer", case(build_scorer, stored["half"], lora=LORA)
+
+
+def main(folder: Path) -> None:
+    torch.distributed.init_process_group("gloo")
+    ranks = current_ranks(Device.cpu)
+    if ranks.is_main:
+        save_sources(folder)
+    ranks.barrier()
+    for name, build in cases(folder):
+        for dtype in (Dtype.fp32, Dtype.bf16):
+            written = folder / f"written {name} {dtype}"
+            if ranks.is_main:
+                written.mkdir()
+            check(name, build, dtype, ranks, written)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,56 @@
+"""Two ranks under ZeRO-3 build and save models of which neither ever has a whole copy."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import ROOT
+
+pytestmark = pytest.mark.slow
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def test_what_is_built_sharded_is_what_is_built_whole(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [*TORCHRUN, ROOT / "tests/runtime/sharded_rank.py", tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs two ranks on a Llama of 59 million weights, of which a file has them in bf16."""
+    folder = tmp_path_factory.mktemp("half")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        loading = importlib.import_module("loading_ranks")
+        loading.make_half(folder, "llama60m")
+        yield lambda **task: loading.run_ranks({"folder": str(folder), "shape": "llama60m", **task})
+
+
+@pytest.mark.parametrize("source", ["stored", "random"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_neither_loading_nor_saving_takes_a_whole_copy(ranks: Any, source: str, dtype: str) -> None:
+    for number, rank in enumerate(ranks(source=source, dtype=dtype, sharded=True)):
+        whole, shard = rank["whole"], rank["shard"]
+        assert shard == pytest.approx(whole / 2, rel=0.01)
+        assert shard < rank["loading"]["peak"] < shard + 0.35 * whole
+        # A file of 20 MB on the first rank, and on all the largest parameter as it is gathered.
+        assert rank["saving"]["peak"] < (0.35 if number else 0.6) * whole
+
+
+def test_built_whole_it_takes_more_than_a_copy(ranks: Any) -> None:
+    for rank in ranks(source="stored", dtype="fp32", sharded=False):
+        assert rank["loading"]["peak"] > rank["whole"]
