@@ -3,7 +3,8 @@
     python benchmarks/plots.py [FIGURES.json ...] [--folder docs/images]
 
 Reads what the other benchmarks wrote (default: all of benchmarks/results) and draws one picture for
-each file of ``ppo_step.py``, ``rollout.py`` and ``scaling.py``. Needs the extra ``benchmarks``.
+each file of ``ppo_step.py``, ``rollout.py`` and ``scaling.py``; without files the planner's figure of
+more and more GPUs too (docs/planner.md). Needs the extra ``benchmarks``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common import BENCHMARKS, ROOT
+
+from rlhf.planning.published import scaling as plans_of_more_gpus
 
 # Okabe and Ito's colours, which differ for every kind of colour vision, and in grey.
 COLOURS = {"generate": "#0072B2", "score": "#E69F00", "train": "#009E73", "rest": "#CCCCCC"}
@@ -117,6 +120,25 @@ def scaling(found: dict[str, Any], pyplot: Any) -> Any:
     return figure
 
 
+def planned(found: dict[str, Any], pyplot: Any) -> Any:
+    """Hours on more and more GPUs, and what they would be in proportion."""
+    models = list(dict.fromkeys(row["model"] for row in found["rows"]))
+    figure, panels = pyplot.subplots(1, len(models), figsize=(8, 3.4), layout="constrained")
+    for axis, model in zip(panels, models, strict=True):
+        rows = [row for row in found["rows"] if row["model"] == model]
+        gpus, hours = [row["gpus"] for row in rows], [row["hours"] for row in rows]
+        proportion = [hours[0] * gpus[0] / number for number in gpus]
+        axis.plot(gpus, proportion, color=OTHER, linestyle="--", label="in proportion")
+        axis.plot(gpus, hours, color=OWN, marker="o", markersize=5, label="planned")
+        axis.set(xscale="log", yscale="log", xlabel="GPUs", title=model)
+        axis.set_xticks(gpus, [f"{number:,}" for number in gpus])
+        axis.minorticks_off()
+    panels[0].set_ylabel("hours")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
+
+
 PICTURES: dict[str, Callable[[dict[str, Any], Any], Any]] = {
     "ppo_step": iteration,
     "rollout": generation,
@@ -126,16 +148,27 @@ PICTURES: dict[str, Callable[[dict[str, Any], Any], Any]] = {
 
 def draw(figures: Path, folder: Path) -> Path | None:
     """The picture of one file of figures, as SVG; None where there is none for its benchmark."""
+    found = json.loads(figures.read_text())
+    picture = PICTURES.get(found["benchmark"])
+    return None if picture is None else save(picture, found, folder / f"{figures.stem}.svg")
+
+
+def draw_plan(folder: Path) -> Path:
+    """The planner's picture, made from ``conf/``."""
+    rows = [
+        {"model": scale.model, "gpus": scale.gpus, "hours": scale.plan.seconds / 3600}
+        for scale in plans_of_more_gpus(ROOT / "conf")
+    ]
+    return save(planned, {"rows": rows}, folder / "planner_scaling.svg")
+
+
+def save(picture: Callable[[dict[str, Any], Any], Any], found: dict[str, Any], place: Path) -> Path:
+    """Draw ``found`` and write it as SVG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = json.loads(figures.read_text())
-    picture = PICTURES.get(found["benchmark"])
-    if picture is None:
-        return None
-    place = folder / f"{figures.stem}.svg"
     with pyplot.rc_context(STYLE):
         figure = picture(found, pyplot)
         figure.savefig(place, metadata={"Date": None})
@@ -156,6 +189,8 @@ def main(arguments: Sequence[str]) -> None:
         place = draw(figures, given.folder)
         if place is not None:
             sys.stdout.write(f"{place}\n")
+    if not given.figures:
+        sys.stdout.write(f"{draw_plan(given.folder)}\n")
 
 
 if __name__ == "__main__":

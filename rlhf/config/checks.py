@@ -15,6 +15,7 @@ from rlhf.config.feature_checks import (
     check_rollout,
     check_zero,
 )
+from rlhf.config.launch_checks import check_launcher
 from rlhf.config.ranges import check_ranges
 from rlhf.config.schema import ModelConfig, RunConfig
 from rlhf.errors import ConfigError
@@ -147,6 +148,7 @@ def validate(config: RunConfig) -> None:
     check_models(config)
     check_lengths(config)
     check_data(config)
+    check_launcher(config)
     check_zero(config)
     check_engine(config)
     check_lora(config)

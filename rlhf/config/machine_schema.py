@@ -21,7 +21,7 @@ class HardwareConfig:
     dtype: Dtype
     """auto: on a CPU bf16 where it has AMX, else fp32; on a GPU bf16 where it can, else fp16."""
     batch_size: int
-    """Sequences (pairs) of an optimiser step in sft, reward and dpo, where their option has none."""
+    """Sequences (pairs) of an optimiser step in sft, reward and dpo, where these do not say."""
     max_micro_batch_size: int
     """Sequences that one rank runs at once, where a phase does not say."""
     keep_freed_memory: bool

@@ -18,6 +18,7 @@ from rlhf.planning.shapes import ModelShape
 
 HALF, SINGLE = 2, 4  # bytes of a number
 CHUNK_ROWS = 512  # positions whose logits exist at one time (rlhf/algorithms/logprobs.py)
+LONGEST = 512  # tokens that attention by matrix products takes (rlhf/models/attention.py)
 PREFILL_TOKENS = 8192  # prompt tokens taken in at once (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default of reduce_bucket_size, in elements
 PREFETCH = 50_000_000  # of stage3_prefetch_bucket_size
@@ -94,8 +95,7 @@ def persistent(model: ModelUse, zero: ZeroConfig) -> int:
     limit = PERSISTENCE if limit is None else limit
     shape = model.shape
     found = shape.layers * shape.layer_vectors if shape.hidden <= limit else 0
-    sides = sum(i + o for i, o in shape.matrices)
-    rank = model.adapters / (shape.layers * sides)
+    rank = model.adapters / shape.adapter_weights(1)
     small = sum(side for pair in shape.matrices for side in pair if side * rank <= limit)
     return found + int(shape.layers * rank * small)
 
@@ -112,33 +112,56 @@ def _offloads_weights(role: Role, zero: ZeroConfig) -> bool:
 
 
 def activations(
-    model: ModelUse, *, sequences: int, tokens: int, size: int, keeps_scores: bool
+    model: ModelUse, *, sequences: int, tokens: int, size: int, by_products: bool
 ) -> int:
     """What one micro-batch of ``sequences`` of ``tokens`` keeps for its backward pass.
 
-    ``keeps_scores``: attention keeps its (tokens, tokens) matrices, as that by matrix products
-    does; the fused one does not.
+    ``by_products``: attention is that by matrix products, not the fused one.
     """
     shape = model.shape
-    whole = layer_activations(shape, tokens) + (
-        2 * shape.heads * tokens * tokens if keeps_scores else 0
-    )
-    kept = shape.layers - model.checkpointed
-    inputs = model.checkpointed * shape.hidden * tokens
+    whole = sequences * layer_activations(shape, tokens, size=size, by_products=by_products)
+    if by_products:  # its causal mask, which all heads and sequences share
+        whole += tokens * tokens * size
+    kept = model.layers - model.checkpointed
+    inputs = sequences * model.checkpointed * shape.hidden * tokens * size
     # A checkpointed layer is whole while its own backward pass runs.
-    numbers = kept * whole + inputs + (whole if model.checkpointed else 0)
-    return sequences * numbers * size
+    return kept * whole + inputs + (whole if model.checkpointed else 0)
 
 
-def layer_activations(shape: ModelShape, tokens: int) -> int:
-    """Numbers that one layer keeps of ``tokens`` tokens: inputs of its products and norms.
+def layer_activations(shape: ModelShape, tokens: int, *, size: int, by_products: bool) -> int:
+    """Bytes that one layer keeps of ``tokens`` tokens, as autograd saves them.
 
-    Two residuals, two norms, queries and attention's output, keys and values; of the wide part the
-    product and its activation, twice where it is gated.
+    Two norms: each its input and its result; RMSNorm the input in fp32 and the quotient too.
+    Attention: queries, keys, values and what it makes of them, keys and values repeated for every
+    head where it is ``by_products``; where queries and keys have norms, their inputs in fp32 and
+    their quotients. The wide part: ``wide_copies`` of it, such as the activation's input and
+    result, and where it is gated both factors and their product. What transformers' plain attention
+    keeps: its shares in fp32 and, where the model is in half precision, in that.
     """
-    attention = 2 * shape.heads * shape.head_dim + 2 * shape.kv_heads * shape.head_dim
-    wide = (4 if shape.is_gated else 2) * shape.ffn
-    return tokens * (4 * shape.hidden + attention + wide)
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = 2 * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
+    attention = 2 * (queries + (queries if by_products else keys)) * size
+    if shape.norms_heads:
+        attention += (queries + keys) * (SINGLE + size)
+    if shape.keeps_scores:
+        attention += shape.heads * tokens * (SINGLE if size == SINGLE else SINGLE + size)
+    return tokens * (norms + attention + shape.wide_copies * shape.ffn * size)
+
+
+def scores(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
+    """A (tokens, tokens) matrix for every head: attention that is not fused works in some of them.
+
+    Two in a forward pass, scores and shares; three in a backward one. They are of one layer at a
+    time, and made for every layer anew.
+    """
+    return sequences * shape.heads * tokens * tokens * size
+
+
+def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
+    """Half-precision copies of fp32 weights, which autocast makes and a training pass keeps."""
+    if dtype is Dtype.fp32 or size == HALF:
+        return 0
+    return HALF * (model.shape.multiplied + model.adapters)
 
 
 def logits(model: ModelUse, *, positions: int, size: int) -> int:
@@ -155,20 +178,28 @@ def reading(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
     return wide * size + logits(model, positions=sequences * tokens, size=size)
 
 
-def buffers(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, training: bool) -> int:
-    """What DeepSpeed gathers and reduces in, the latter whatever the size of the model."""
+def reduce_buckets(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
+    """What DeepSpeed reduces gradients in, whatever the size of the model.
+
+    Stage 3 keeps it for good; stages 1 and 2 make it for each backward pass, and another where one
+    is reduced while the next is filled.
+    """
     stage = stage_of(model.role, zero)
-    if uses_torch(zero, dtype, ranks) or stage == 0:
+    if not model.trained or stage == 0 or uses_torch(zero, dtype, ranks):
         return 0
-    size = weight_bytes(model.role, zero, dtype)
-    found = 0
-    if training:
-        pair = 2 if zero.overlap_comm and stage < SHARDED_WEIGHTS else 1
-        found += pair * (zero.reduce_bucket_size or BUCKET) * size
-    if stage == SHARDED_WEIGHTS and (ranks > 1 or _offloads_weights(model.role, zero)):
-        live = min(zero.max_live_parameters or LIVE, model.weights)
-        found += (live + min(zero.prefetch_bucket_size or PREFETCH, model.weights)) * size
-    return found
+    pair = 2 if zero.overlap_comm and stage < SHARDED_WEIGHTS else 1
+    bucket = zero.reduce_bucket_size or BUCKET
+    return pair * bucket * weight_bytes(model.role, zero, dtype)
+
+
+def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
+    """Gathered weights of a pass over a sharded model: those in use, and those that come next."""
+    is_whole = ranks == 1 and not _offloads_weights(model.role, zero)
+    if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
+        return 0
+    live = min(zero.max_live_parameters or LIVE, model.weights)
+    ahead = min(zero.prefetch_bucket_size or PREFETCH, model.weights)
+    return (live + ahead) * weight_bytes(model.role, zero, dtype)
 
 
 def kv_cache(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:

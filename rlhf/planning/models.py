@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
@@ -21,8 +21,10 @@ class ModelUse:
     """Weights that learn, adapters included."""
     adapters: int
     """Weights of its adapters."""
+    layers: int
+    """Layers that the backward pass goes through."""
     checkpointed: int
-    """Layers whose activations are computed again."""
+    """Of these computed again."""
     has_ema: bool = False
 
     @property
@@ -102,6 +104,7 @@ def _use(
         is_scorer=is_scorer,
         trained=trained,
         adapters=adapters,
+        layers=0 if role.is_frozen else shape.layers,
         checkpointed=0 if role.is_frozen else layers,
         has_ema=role is Role.actor and has_ema,
     )
@@ -119,14 +122,14 @@ def _trunk(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
     ppo = config.ppo
     use = _use(config, policy, Role.actor, None)
     shape = use.shape
-    learning = min(ppo.num_layers_unfrozen or 0, shape.layers) * shape.layer
-    value = ppo.num_value_layers * shape.layer + shape.hidden
-    return ModelUse(
-        role=Role.actor,
-        shape=shape,
-        is_scorer=False,
-        trained=learning + value,
-        adapters=learning + value,  # the frozen copy of the top, and the critic's own layers
-        checkpointed=use.checkpointed,
-        has_ema=use.has_ema,
+    unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
+    top = unfrozen * shape.layer + shape.tail + shape.head
+    branch = ppo.num_value_layers * shape.layer + shape.tail if ppo.num_value_layers else 0
+    learning = top + branch + shape.embedding
+    return replace(
+        use,
+        trained=learning,
+        adapters=learning,  # a frozen copy of the top, and the critic's own layers and head
+        layers=unfrozen + ppo.num_value_layers,
+        checkpointed=max(0, use.checkpointed - (shape.layers - unfrozen)),
     )

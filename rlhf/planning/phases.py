@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlhf.config.checks import BatchPlan, RolloutPlan, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.schema import RunConfig
 from rlhf.planning import memory, timing
-from rlhf.planning.machine import GIB
-from rlhf.planning.memory import Parts, States
-from rlhf.planning.models import ModelUse, models_of
-from rlhf.planning.timing import Setting
-
-CUDA_CONTEXT = 0.8 * GIB  # of a process on a GPU, with its libraries' workspaces
-CPU_PROCESS = 0.7 * GIB  # of a process with torch, DeepSpeed and transformers loaded
-FRAGMENTED = 0.03  # of the memory, lost between blocks
+from rlhf.planning.memory import Parts
+from rlhf.planning.scene import Scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,86 +45,6 @@ class PhasePlan:
     def seconds(self) -> float:
         """Seconds of the phase, or of one step where the steps are not known."""
         return sum(self.step_seconds.values()) * (1 if self.steps is None else self.steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """One phase under one ZeRO setting, before its micro-batches are chosen."""
-
-    config: RunConfig
-    at: Setting
-    phase: Phase
-    models: tuple[ModelUse, ...]
-    steps: int | None
-    states: dict[Role, States] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: RunConfig, at: Setting, phase: Phase, steps: int | None) -> Scene:
-        """The phase of a configuration, with the states of its models."""
-        models, machine = models_of(config, phase), at.machine
-        states = {
-            model.role: memory.model_states(
-                model, zero=at.zero, dtype=machine.dtype, ranks=machine.ranks
-            )
-            for model in models
-        }
-        return cls(config=config, at=at, phase=phase, models=models, steps=steps, states=states)
-
-    @property
-    def limit(self) -> float:
-        """Bytes that one rank may use."""
-        return self.at.machine.memory * (1 - FRAGMENTED)
-
-    @property
-    def host(self) -> int:
-        """Bytes that one rank keeps in the host's memory or on NVMe."""
-        return sum(states.host.total() for states in self.states.values())
-
-    def resident(self, *, learning: bool) -> Parts:
-        """What is there all the time; gradients while the phase learns."""
-        parts: Parts = Counter()
-        for states in self.states.values():
-            parts += states.device
-            if not self.at.machine.is_gpu:  # its memory is the host's
-                parts += states.host
-        if not learning:
-            del parts["gradients"]
-        parts["process"] = int(CUDA_CONTEXT if self.at.machine.is_gpu else CPU_PROCESS)
-        return parts
-
-    def learning(self, model: ModelUse, *, sequences: int, tokens: int, positions: int) -> Parts:
-        """The moment at which ``model`` is trained on one micro-batch."""
-        zero, machine, size = self.at.zero, self.at.machine, self.at.size(model)
-        kept = memory.activations(
-            model,
-            sequences=sequences,
-            tokens=tokens,
-            size=size,
-            keeps_scores=not machine.is_gpu,
-        )
-        return self.resident(learning=True) + Counter(
-            activations=kept,
-            logits=memory.logits(model, positions=sequences * positions, size=size),
-            buffers=memory.buffers(
-                model, zero=zero, dtype=machine.dtype, ranks=machine.ranks, training=True
-            ),
-        )
-
-    def reading(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
-        """The moment at which the models score one micro-batch, one after another."""
-        zero, machine = self.at.zero, self.at.machine
-        each = [
-            Counter(
-                activations=memory.reading(
-                    model, sequences=sequences, tokens=tokens, size=self.at.size(model)
-                ),
-                buffers=memory.buffers(
-                    model, zero=zero, dtype=machine.dtype, ranks=machine.ranks, training=False
-                ),
-            )
-            for model in models
-        ]
-        return self.resident(learning=False) + max(each, key=Counter.total)
 
 
 def divisors(number: int, cap: int) -> list[int]:
@@ -184,7 +96,8 @@ def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
         )
         if model.trained:
             seconds["train"] += timing.training_seconds(at, model, work=work, passes=passes)
-        else:
+        # Without its adapters DPO's learner is its own reference.
+        if not model.trained or (scene.phase is Phase.dpo and not others):
             seconds["score"] += timing.reading_seconds(at, model, work=work, passes=passes)
     moment, parts = max(moments.items(), key=lambda item: item[1].total())
     return PhasePlan(
@@ -249,6 +162,8 @@ def _sampling(scene: Scene, rollout: RolloutPlan, rows: int) -> PhasePlan:
     copies = not at.machine.is_gpu and settings.backend is Backend.fast
     if gathers or copies:
         parts["gathered_weights"] = whole
+    if not gathers:
+        parts["buffers"] += scene.live(actor)
     how = timing.Sampling(
         responses=rollout.per_rank,
         rows=rows,
@@ -302,8 +217,8 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
             model, sequences=rollout.per_rank, tokens=tokens, positions=response
         )
         passes = rollout.per_rank // micro or 1
-        if not (model.role is Role.actor and reuses):
-            score += timing.reading_seconds(at, model, work=work, passes=passes)
+        readings = _readings(scene, reuses=reuses) if model.role is Role.actor else 1
+        score += readings * timing.reading_seconds(at, model, work=work, passes=passes)
         if not model.trained:
             continue
         moments[f"training of the {model.role}"] = scene.learning(
@@ -324,3 +239,11 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
         step_seconds={"score": score, "train": train},
         steps=scene.steps,
     )
+
+
+def _readings(scene: Scene, *, reuses: bool) -> int:
+    """Passes of the actor over a rollout before it learns from it."""
+    if scene.config.ppo.shared_trunk:
+        return 1  # for actor, reference and critic at once
+    is_reference = all(model.role is not Role.reference for model in scene.models)
+    return (0 if reuses else 1) + is_reference  # without its adapters

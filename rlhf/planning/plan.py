@@ -18,7 +18,8 @@ from rlhf.planning.examples import steps_of
 from rlhf.planning.machine import GIB, Machine, machine_of
 from rlhf.planning.memory import weight_bytes
 from rlhf.planning.models import models_of
-from rlhf.planning.phases import PhasePlan, Scene, plan_phase
+from rlhf.planning.phases import PhasePlan, plan_phase
+from rlhf.planning.scene import Scene
 from rlhf.planning.timing import Efficiency, Setting
 
 # Shares of the peaks. On GPUs fitted to table 1 of DeepSpeed-Chat's announcement (docs/planner.md),
@@ -34,12 +35,12 @@ EFFICIENCY = {
         message_seconds=650e-6,
     ),
     Device.cpu: Efficiency(
-        matmul=0.6,
+        matmul=0.8,
         sharded=1.0,
-        bandwidth=0.75,
-        attention=0.6,
+        bandwidth=0.85,
+        attention=0.35,
         link=0.5,
-        layer_seconds=30e-6,
+        layer_seconds=10e-6,
         message_seconds=100e-6,
     ),
 }

@@ -22,7 +22,7 @@ DAY, MINUTE, SECOND = 24.0, 1 / 60, 1 / 3600  # hours
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What a table says of one run: hours of the phases, None where they do not fit, and dollars."""
+    """What a table says of a run: hours of the phases, None where it does not fit, and dollars."""
 
     table: int
     experiment: str
@@ -165,9 +165,9 @@ def scaling(conf: Path) -> Iterator[Scale]:
     """The runs of figure 7, at most 1,024 sequences a step."""
     for model, (experiment, *overrides) in SCALED.items():
         config = composed(conf, f"experiment={experiment}", *overrides)
-        plans = {nodes: plan_run(_on(config, nodes)) for nodes in NODES}
-        for nodes, plan in plans.items():
-            speedup = plans[NODES[0]].seconds / plan.seconds
+        plans = [plan_run(_on(config, nodes)) for nodes in NODES]
+        for plan in plans:
+            speedup = plans[0].seconds / plan.seconds
             yield Scale(model=model, gpus=plan.machine.ranks, plan=plan, speedup=speedup)
 
 

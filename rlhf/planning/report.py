@@ -12,7 +12,7 @@ from rlhf.planning.phases import PhasePlan
 from rlhf.planning.plan import Plan
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
 PLAN = "plan.json"
 PARTS = (
@@ -71,7 +71,7 @@ def _host(plan: Plan) -> int:
     return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
 
 
-def write(plan: Plan, run_dir: Path) -> None:
+def write_plan(plan: Plan, run_dir: Path) -> None:
     """Write plan.json."""
     (run_dir / PLAN).write_text(json.dumps(as_json(plan), indent=2) + "\n")
 
@@ -91,8 +91,8 @@ def summary(plan: Plan) -> str:
     return ", ".join(words) if plan.fits else f"does not fit: {plan.reason}"
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print what each phase takes, part by part."""
+def tables(plan: Plan) -> list[RenderableType]:
+    """What each phase takes, part by part, and the answer."""
     from rich.table import Table
 
     hardware = plan.config.hardware
@@ -121,14 +121,10 @@ def show(plan: Plan, console: Console) -> None:
             table.add_row(f"{part}, s a step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time(value) for value in hours))
-    console.print(table)
-    disk = f"models on disk: {plan.disk / GB:.1f} GB"
     if plan.fits:
-        console.print(f"fits: {summary(plan)}; {disk}")
-        return
-    console.print(f"does not fit: {plan.reason}")
-    for way in advice(plan):
-        console.print(f"what fits: {way}")
+        return [table, f"fits: {summary(plan)}; models on disk: {plan.disk / GB:.1f} GB"]
+    ways = (f"what fits: {way}" for way in advice(plan))
+    return [table, f"does not fit: {plan.reason}", *ways]
 
 
 def _time(hours: float | None) -> str:

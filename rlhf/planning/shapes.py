@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class ModelShape:
     """Biases and norms of one layer."""
     outside: int
     """Weights outside the layers: embeddings, final norm, projections; not an untied head."""
+    tail: int
+    """Of these between the last layer and the head: norm, projection."""
     head: int
     """Weights of a head that is not tied to the embedding."""
     embedding: int
@@ -58,12 +60,20 @@ class ModelShape:
 
     @property
     def multiplied(self) -> int:
-        """Weights of the layers that every token is multiplied with."""
-        return self.layers * sum(i * o for i, o in self.matrices)
+        """Weights of the linear layers but the output's, which every token is multiplied with."""
+        inner = self.layers * sum(i * o for i, o in self.matrices)
+        return inner + sum(i * o for i, o in self.projections)
+
+    @property
+    def projections(self) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of what stands between a narrower embedding and the layers."""
+        narrow, wide = self.embedding, self.hidden
+        return () if narrow == wide else ((narrow, wide), (wide, narrow))
 
     def adapter_weights(self, rank: int) -> int:
-        """Weights of LoRA adapters of this rank on every linear layer of the blocks."""
-        return self.layers * rank * sum(i + o for i, o in self.matrices)
+        """Weights of LoRA adapters of this rank on every linear layer but the output's."""
+        sides = self.layers * sum(i + o for i, o in self.matrices)
+        return rank * (sides + sum(i + o for i, o in self.projections))
 
     @property
     def kv_per_token(self) -> int:
@@ -80,7 +90,10 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
         return None
     fields.setdefault("vocab_size", model.vocab_size)
     family = FAMILIES.get(fields["model_type"])
-    return None if family is None else family(fields)
+    try:
+        return None if family is None else family(fields)
+    except KeyError:  # a field that its numbers depend on
+        return None
 
 
 def _config_file(model: ModelConfig) -> dict[str, Any]:
@@ -106,11 +119,11 @@ def _config_file(model: ModelConfig) -> dict[str, Any]:
 def _opt(c: Mapping[str, Any]) -> ModelShape:
     hidden, ffn, layers = c["hidden_size"], c["ffn_dim"], c["num_hidden_layers"]
     embedding = c.get("word_embed_proj_dim") or hidden
-    outside = c["vocab_size"] * embedding + (c.get("max_position_embeddings", 2048) + 2) * hidden
-    if embedding != hidden:
-        outside += 2 * embedding * hidden
-    if c.get("do_layer_norm_before", True) and not c.get("_remove_final_layer_norm", False):
-        outside += 2 * hidden
+    projection = 0 if embedding == hidden else embedding * hidden
+    has_norm = c.get("do_layer_norm_before", True) and not c.get("_remove_final_layer_norm", False)
+    tail = projection + 2 * hidden * has_norm
+    positions = c.get("max_position_embeddings", 2048) + 2
+    outside = c["vocab_size"] * embedding + positions * hidden + projection + tail
     heads = c["num_attention_heads"]
     return ModelShape(
         layers=layers,
@@ -125,6 +138,7 @@ def _opt(c: Mapping[str, Any]) -> ModelShape:
         matrices=((hidden, hidden),) * 4 + ((hidden, ffn), (ffn, hidden)),
         layer_vectors=9 * hidden + ffn,
         outside=outside,
+        tail=tail,
         head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * embedding,
         embedding=embedding,
     )
@@ -161,6 +175,7 @@ def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False)
         ),
         layer_vectors=vectors,
         outside=c["vocab_size"] * hidden + hidden,
+        tail=hidden,
         head=0 if c.get("tie_word_embeddings", False) else c["vocab_size"] * hidden,
         embedding=hidden,
         has_rms_norms=True,
@@ -180,10 +195,12 @@ def _fused(
         head_dim=hidden // heads,
         ffn=ffn,
         is_gated=False,
+        wide_copies=2,
         vocab=vocab,
         matrices=((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)),
         layer_vectors=9 * hidden + ffn,
         outside=outside,
+        tail=2 * hidden,
         head=head,
         embedding=hidden,
     )
@@ -203,29 +220,32 @@ def _gpt_neox(c: Mapping[str, Any]) -> ModelShape:
 
 
 def _bloom(c: Mapping[str, Any]) -> ModelShape:
-    hidden = c["hidden_size"]
-    return _fused(
+    hidden = c.get("n_embed") or c["hidden_size"]
+    shape = _fused(
         layers=c.get("n_layer") or c["num_hidden_layers"],
         hidden=hidden,
         heads=c.get("n_head") or c["num_attention_heads"],
         ffn=4 * hidden,
         vocab=c["vocab_size"],
         outside=c["vocab_size"] * hidden + 4 * hidden,
-        head=0,
+        head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
     )
+    return replace(shape, keeps_scores=True)
 
 
 def _gpt2(c: Mapping[str, Any]) -> ModelShape:
     hidden = c["n_embd"]
-    return _fused(
+    shape = _fused(
         layers=c["n_layer"],
         hidden=hidden,
         heads=c["n_head"],
         ffn=c.get("n_inner") or 4 * hidden,
         vocab=c["vocab_size"],
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
-        head=0,
+        head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
     )
+    # GPT-2's own activation is some products and a tanh, each of which keeps what it reads.
+    return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 
 def _qwen2(c: Mapping[str, Any]) -> ModelShape:
@@ -235,6 +255,8 @@ def _qwen2(c: Mapping[str, Any]) -> ModelShape:
 def _qwen3(c: Mapping[str, Any]) -> ModelShape:
     return _llama(c, normed_heads=True)
 
+
+OWN = ("gelu_new", "gelu_fast")  # activations that transformers writes out in Python
 
 # model_type of the HF config -> how its fields are read
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {

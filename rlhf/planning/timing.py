@@ -81,7 +81,7 @@ def backward_share(model: ModelUse) -> float:
     Gradients of inputs cost as much as the pass itself, those of weights in the share that learns.
     """
     learning = min(1.0, model.trained / model.weights)
-    return 1 + learning + model.checkpointed / model.shape.layers
+    return (model.layers + model.checkpointed) / model.shape.layers + learning
 
 
 def whole_weights_seconds(at: Setting, model: ModelUse, *, within_node: bool = False) -> float:
@@ -150,7 +150,8 @@ def optimizer_seconds(at: Setting, model: ModelUse) -> float:
     back = 0.0
     if stage in (1, 2) and machine.ranks > 1:
         back = _spread_seconds(at, model.trained * at.size(model))
-    if not zero.offload_optimizer or not stage:
+    # On a CPU they are in the host's memory in any case.
+    if not zero.offload_optimizer or not stage or not machine.is_gpu:
         return share * ADAM_BYTES / at.bandwidth + back
     of_node = share * machine.ranks_per_node
     seconds = of_node * ADAM_BYTES / HOST_MEMORY_BANDWIDTH

@@ -61,9 +61,9 @@ def test_rollout(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--ways", "hybrid engine bf16"]
+    arguments = ["--repeats", "1", "--tokens", "4", "--ways", "rollout=hybrid_engine bf16"]
     found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
-    assert "not been implemented on CPU" in found["rows"][-1]["error"]
+    assert "rollout.backend=hybrid_engine with hardware.device=cpu" in found["rows"][-1]["error"]
 
 
 @pytest.mark.slow
@@ -115,10 +115,13 @@ def test_cost_follows_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_loading(tmp_path: Path) -> None:
-    found = run("loading.py", figures=tmp_path / "loading.json")
+    arguments = ["--sharded_shape", "speck_llama"]
+    found = run("loading.py", *arguments, figures=tmp_path / "loading.json")
     ways = ["from_pretrained", "build_actor", "RLHFEngine"]
     assert [row["way"] for row in found["rows"]] == ways
     assert all(row["seconds"] > 0 and row["peak_gb"] > 0 for row in found["rows"])
+    assert len(found["sharded"]) == 8
+    assert all(row["loading_seconds"] > 0 and row["saving_peak_1"] > 0 for row in found["sharded"])
     phases = ["sft", "reward", "ppo"]
     assert list(found["rows_per_second"]) == [
         name for phase in phases for name in (phase, f"{phase}, cached")

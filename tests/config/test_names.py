@@ -79,7 +79,10 @@ def failure(overrides: list[str]) -> Exception:
         ("zero", "cannot read zero: missing EQUAL at '<EOF>'; write key=value"),
         ("data.path=[a", "cannot read data.path=[a: no viable alternative at input '[a'; if it is"),
         ("run_dir=~/a", """cannot read run_dir=~/a; if it is text, write "run_dir='~/a'\""""),
-        ("+zero=stage1", "zero appears more than once in the final defaults list"),
+        (
+            "+zero=stage1",
+            "Multiple values for zero. To override a value use 'override zero: stage1'",
+        ),
         ("+seed=2", "Could not append to config. An item is already at 'seed'."),
         ("~sed", "Could not delete from config. 'sed' does not exist."),
         ("name='${a'", "Error merging override name='${a': "),
@@ -96,7 +99,11 @@ def test_hydra_error_becomes_one_line(override: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("override", "wrong", "suggestion"),
     [
-        ("zero=stag1", "zero=stag1; options: stage0, stage1, stage2, stage2_offload, ", "stage1"),
+        (
+            "zero=stag1",
+            "zero=stag1; options: auto, stage0, stage1, stage2, stage2_offload, ",
+            "stage1",
+        ),
         ("model@reward_model=opt125m", "model@reward_model=opt125m; options: ", "opt_125m"),
         ("experiment=smok", "experiment=smok; options: ", "smoke"),
         ("hydra/help=rlh", "hydra/help=rlh; options: default, rlhf", "rlhf"),

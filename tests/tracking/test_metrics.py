@@ -29,6 +29,7 @@ NAMES = {
     "explained_variance response_tokens ended_share actor_learning_rate critic_learning_rate "
     "actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold eval_kl ptx_loss kl_loss "
     "dual_clipfrac lr_scale updates actor_overflows critic_overflows",
+    "rollout": "accelerated_layers",
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
     "pairs_per_second eval_accuracy eval_loss",
     "time": "generate_seconds score_seconds train_seconds step_seconds",

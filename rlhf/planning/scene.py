@@ -1,0 +1,127 @@
+"""One phase under given ZeRO settings: its models, and what a rank holds at each moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rlhf.config.choices import Phase
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.config.schema import RunConfig
+from rlhf.planning import memory
+from rlhf.planning.machine import GIB
+from rlhf.planning.memory import Parts, States
+from rlhf.planning.models import ModelUse, models_of
+from rlhf.planning.timing import Setting
+
+CUDA_CONTEXT = 0.8 * GIB  # of a process on a GPU, with its libraries' workspaces
+CPU_PROCESS = 0.5 * GIB  # of a process with torch, transformers and its data loaded
+FRAGMENTED = 0.03  # of the memory, lost between blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One phase under one ZeRO setting, before its micro-batches are chosen."""
+
+    config: RunConfig
+    at: Setting
+    phase: Phase
+    models: tuple[ModelUse, ...]
+    steps: int | None
+    states: dict[Role, States] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: RunConfig, at: Setting, phase: Phase, steps: int | None) -> Scene:
+        """The phase of a configuration, with the states of its models."""
+        models, machine = models_of(config, phase), at.machine
+        states = {
+            model.role: memory.model_states(
+                model, zero=at.zero, dtype=machine.dtype, ranks=machine.ranks
+            )
+            for model in models
+        }
+        return cls(config=config, at=at, phase=phase, models=models, steps=steps, states=states)
+
+    @property
+    def limit(self) -> float:
+        """Bytes that one rank may use."""
+        return self.at.machine.memory * (1 - FRAGMENTED)
+
+    @property
+    def host(self) -> int:
+        """Bytes that one rank keeps in the host's memory or on NVMe."""
+        return sum(states.host.total() for states in self.states.values())
+
+    def resident(self, *, learning: bool) -> Parts:
+        """What is there all the time; gradients while the phase learns.
+
+        DeepSpeed's stage 3 frees neither its gradients nor what it reduces them in.
+        """
+        parts: Parts = Counter()
+        for model in self.models:
+            states = self.states[model.role]
+            held = Counter(states.device)
+            if not self.at.machine.is_gpu:  # its memory is the host's
+                held += states.host
+            if bucket := self._bucket(model, kept=True):
+                held["buffers"] = bucket
+            elif not learning:
+                del held["gradients"]
+            parts += held
+        parts["process"] = int(CUDA_CONTEXT if self.at.machine.is_gpu else CPU_PROCESS)
+        return parts
+
+    def learning(self, model: ModelUse, *, sequences: int, tokens: int, positions: int) -> Parts:
+        """The moment at which ``model`` is trained on one micro-batch."""
+        size = self.at.size(model)
+        by_products = self.attends_by_products(tokens)
+        kept = memory.activations(
+            model, sequences=sequences, tokens=tokens, size=size, by_products=by_products
+        )
+        kept += memory.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
+        logits = memory.logits(model, positions=sequences * positions, size=size)
+        # The logits are gone when the layers' backward pass begins.
+        return self.resident(learning=True) + Counter(
+            activations=kept + max(0, self._scores(model, sequences, tokens, 3) - logits),
+            logits=logits,
+            buffers=self._bucket(model, kept=False) + self.live(model),
+        )
+
+    def reading(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
+        """The moment at which the models score one micro-batch, one after another."""
+        each = [
+            Counter(
+                activations=memory.reading(
+                    model, sequences=sequences, tokens=tokens, size=self.at.size(model)
+                )
+                + self._scores(model, sequences, tokens, 2),
+                buffers=self.live(model),
+            )
+            for model in models
+        ]
+        return self.resident(learning=False) + max(each, key=Counter.total)
+
+    def live(self, model: ModelUse) -> int:
+        """Weights that a pass over a sharded model has gathered."""
+        zero, machine = self.at.zero, self.at.machine
+        return memory.live_weights(model, zero=zero, ranks=machine.ranks, dtype=machine.dtype)
+
+    def _bucket(self, model: ModelUse, *, kept: bool) -> int:
+        """What its gradients are reduced in, where that is kept for good, or where it is not."""
+        zero, machine = self.at.zero, self.at.machine
+        if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
+            return 0
+        return memory.reduce_buckets(model, zero=zero, dtype=machine.dtype, ranks=machine.ranks)
+
+    def attends_by_products(self, tokens: int) -> bool:
+        """Whether attention is that by matrix products, not the fused one."""
+        return not self.at.machine.is_gpu and tokens <= memory.LONGEST
+
+    def _scores(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
+        """What attention works in."""
+        if not (self.attends_by_products(tokens) or model.shape.keeps_scores):
+            return 0
+        return matrices * memory.scores(
+            model.shape, sequences=sequences, tokens=tokens, size=self.at.size(model)
+        )

@@ -1,0 +1,131 @@
+"""From a composed configuration to the one that runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlhf.config.checks import phase_plans, validate
+from rlhf.config.choices import Phase, PlanMode, When
+from rlhf.errors import ConfigError
+from rlhf.planning.decide import chosen, decide
+from rlhf.planning.plan import plan_run
+from tests.planning.planned import Compose, changed, run_of
+
+UNKNOWN = ["model=pretrained", "model.path=someone/some-model"]
+
+
+def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_13b", "hardware=8xa100_40g", "zero=stage2")
+    with pytest.raises(ConfigError) as refused:
+        decide(config)
+    assert re.fullmatch(
+        r"sft needs [\d.]+ GiB on each rank \(training\) and 38\.8 can be used; "
+        r"what fits: zero=auto \(stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
+        r"plan=only shows the parts, plan=off starts it all the same",
+        str(refused.value),
+    )
+
+
+def test_check_says_where_nothing_helps(compose: Compose) -> None:
+    with pytest.raises(ConfigError, match="no change that the planner knows fits"):
+        decide(run_of(compose, "hardware.memory_gib=0.1"))
+
+
+def test_check_passes_what_fits(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g")
+    decision = decide(config)
+    assert decision.plan is not None
+    assert decision.note is None
+    assert decision.config == chosen(decision.plan)
+    validate(decision.config)
+
+
+def test_only_plans_what_does_not_fit(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_13b", "hardware=a6000_48g", "zero=stage2", "plan=only")
+    plan = decide(config).plan
+    assert plan is not None
+    assert not plan.fits
+
+
+def test_off_changes_nothing(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_175b", "model.path=x", "hardware=a6000_48g", "plan=off")
+    assert decide(config) == (config, None, None)
+
+
+def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
+    config = run_of(compose, *UNKNOWN)
+    decision = decide(config)
+    assert decision.config == config
+    assert decision.plan is None
+    assert decision.note == (
+        "no plan of memory and time: model.path=someone/some-model has no config.json here and "
+        "model.architecture is empty"
+    )
+    with pytest.raises(ConfigError, match=r"^plan=only: model\.path=.*model=opt_13b"):
+        decide(
+            changed(config)
+            if config.plan is PlanMode.only
+            else run_of(compose, *UNKNOWN, "plan=only")
+        )
+
+
+def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_40g")
+    config = changed(
+        config,
+        ppo={"rollout_batch_size": 8 * 600, "mini_batch_size": 8 * 8},
+        rollout={"max_prompt_tokens": 1024, "max_response_tokens": 1024},
+    )
+    plan = plan_run(config)
+    decided = chosen(plan)
+    assert not decided.zero.auto
+    assert decided.zero == plan.zero
+    for phase in plan.phases:
+        micro = getattr(decided, phase.phase.value).micro_batch_size
+        assert micro == phase.micro_batch == phase_plans(decided)[phase.phase].micro
+    rows = plan.phases[-1].rows
+    assert rows is not None
+    assert rows < 600
+    assert decided.rollout.max_rows == rows
+
+
+def test_rows_that_all_fit_stay_open(compose: Compose) -> None:
+    decided = chosen(plan_run(run_of(compose, "model=opt_125m", "hardware=8xa100_80g")))
+    assert decided.rollout.max_rows is None
+
+
+def test_what_is_given_stays(compose: Compose) -> None:
+    config = changed(
+        run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage3"),
+        sft={"micro_batch_size": 2},
+        rollout={"max_rows": 5, "gather_weights": When.never},
+    )
+    decided = chosen(plan_run(config))
+    assert decided.sft.micro_batch_size == 2
+    assert decided.rollout == config.rollout
+    assert decided.zero == config.zero
+
+
+def test_phases_that_do_not_run_stay(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g")
+    decided = chosen(plan_run(changed(config, phase={"order": [Phase.sft]})))
+    assert decided.sft.micro_batch_size is not None
+    assert decided.ppo == config.ppo
+    assert decided.rollout == config.rollout
+
+
+@pytest.mark.parametrize(
+    ("zero", "memory", "way"),
+    [("stage3", 80, When.always), ("stage3", 6, When.never), ("stage2", 80, When.auto)],
+)
+def test_how_weights_are_gathered_for_a_rollout(
+    zero: str, memory: int, way: When, compose: Compose
+) -> None:
+    config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", f"zero={zero}")
+    if zero == "stage3":
+        small = {"max_live_parameters": 10**6, "prefetch_bucket_size": 10**6}
+        config = changed(config, zero=small | {"reduce_bucket_size": 10**6})
+    plan = plan_run(changed(config, hardware={"memory_gib": memory}))
+    assert chosen(plan).rollout.gather_weights is way

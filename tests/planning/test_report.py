@@ -1,0 +1,177 @@
+"""A plan as plan.json, as one line and as a table."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlhf.planning.machine import GIB
+from rlhf.planning.plan import Plan, plan_run
+from rlhf.planning.report import PARTS, as_json, summary, tables, write_plan
+from tests.planning.planned import Compose, changed, run_of
+
+
+def fitting(compose: Compose) -> Plan:
+    return plan_run(run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2"))
+
+
+def refused(compose: Compose) -> Plan:
+    return plan_run(run_of(compose, "model=opt_13b", "hardware=a100_80g"))
+
+
+def printed(plan: Plan) -> str:
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(*tables(plan))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_keys_of_plan_json(compose: Compose) -> None:
+    plan = fitting(compose)
+    found = as_json(plan)
+    assert set(found) == {
+        "fits",
+        "zero",
+        "offloaded",
+        "micro_batch",
+        "rows",
+        "hours",
+        "price_usd",
+        "ranks",
+        "memory_gib_limit",
+        "host_memory_gib_per_node",
+        "disk_gb",
+        "phases",
+    }
+    assert found["fits"] is True
+    assert found["zero"] == {
+        "sft": 2,
+        "actor": 2,
+        "critic": 2,
+        "reward_training": 2,
+        "reference": 0,
+        "reward": 0,
+    }
+    assert found["micro_batch"] == {p.phase.value: p.micro_batch for p in plan.phases}
+    assert (found["hours"], found["price_usd"]) == (plan.hours, plan.price)
+    assert set(found["phases"]) == {"sft", "reward", "ppo"}
+    for phase in plan.phases:
+        told = found["phases"][phase.phase.value]
+        assert set(told) == {
+            "hours",
+            "steps",
+            "step_seconds",
+            "memory_gib_per_rank",
+            "moment",
+            "memory",
+        }
+        assert told["hours"] == pytest.approx(phase.seconds / 3600)
+        assert told["memory_gib_per_rank"] == phase.bytes / GIB
+    assert found["hours"] == pytest.approx(sum(p["hours"] for p in found["phases"].values()))
+
+
+def test_every_part_is_told(compose: Compose) -> None:
+    """Also those of another moment and another setting: parts add up to the whole."""
+    base = fitting(compose).asked
+    sharded = changed(base, zero={"stage": 3}, ppo={"ema_beta": 0.99})
+    long = {"max_prompt_tokens": 1024, "max_response_tokens": 1024}
+    small = {"rollout_batch_size": 1024, "mini_batch_size": 8}
+    generating = changed(sharded, rollout=long, ppo={**small, "micro_batch_size": 1})
+    seen = set[str]()
+    for config in (base, sharded, generating):
+        for phase in as_json(plan_run(config))["phases"].values():
+            assert sum(phase["memory"].values()) == pytest.approx(phase["memory_gib_per_rank"])
+            seen |= set(phase["memory"])
+    assert seen == set(PARTS)
+
+
+def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:
+    plan = refused(compose)
+    found = as_json(plan)
+    assert found["fits"] is False
+    assert found["reason"] == plan.reason
+    assert found["what_fits"]
+    assert {"reason", "what_fits"}.isdisjoint(as_json(fitting(compose)))
+
+
+def test_offloaded_parts_are_named(compose: Compose) -> None:
+    config = fitting(compose).asked
+    plan = plan_run(changed(config, zero={"offload_optimizer": True}))
+    found = as_json(plan)
+    assert found["offloaded"] == ["optimizer"]
+    # In PPO a master and two moments of actor and critic, and their gradients in fp32.
+    policy, scorer = 1315758080, 1315760128
+    assert found["host_memory_gib_per_node"] * GIB == pytest.approx(16 * (policy + scorer), abs=999)
+
+
+def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
+    def plain(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(type(key) is str and plain(item) for key, item in value.items())
+        if isinstance(value, list):
+            return all(plain(item) for item in value)
+        return value is None or type(value) in (bool, int, float, str)
+
+    for plan in (fitting(compose), refused(compose)):
+        assert plain(as_json(plan))
+        write_plan(plan, tmp_path)
+        assert json.loads((tmp_path / "plan.json").read_text()) == as_json(plan)
+
+
+def test_unknown_times_are_null(compose: Compose) -> None:
+    config = changed(fitting(compose).asked, data={"size": 0, "path": None})
+    found = as_json(plan_run(config))
+    assert found["hours"] is found["price_usd"] is found["phases"]["sft"]["hours"] is None
+    assert found["phases"]["ppo"]["hours"] is not None  # 80 rounds are known
+
+
+def test_one_line(compose: Compose) -> None:
+    plan = fitting(compose)
+    most = max(phase.bytes for phase in plan.phases) / GIB
+    assert plan.hours is not None
+    assert plan.price is not None
+    minutes = f"{60 * plan.hours:.1f} min"
+    assert summary(plan) == (
+        f"stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f}"
+    )
+    no = refused(compose)
+    assert summary(no) == f"does not fit: {no.reason}"
+    cpu = plan_run(run_of(compose, "hardware.memory_gib=8"))
+    assert " of 7.8 GiB on one rank, " in summary(cpu)
+    assert "$" not in summary(cpu)
+    open_ended = changed(plan.asked, data={"size": 0, "path": None})
+    assert summary(plan_run(open_ended)).endswith("ranks, unknown time")
+
+
+@pytest.mark.parametrize("size", [1000, 10**6, 10**8])
+def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
+    """Also with the longest words of all: offloads, days, refusals."""
+    offloads = {f"offload_{name}": True for name in ("optimizer", "parameters", "ema")}
+    config = changed(
+        fitting(compose).asked,
+        data={"size": size},
+        zero={"stage": 3, **offloads},
+        ppo={"ema_beta": 0.99, "epochs": 1, "steps": None},
+    )
+    for plan in (fitting(compose), refused(compose), plan_run(config)):
+        text = printed(plan)
+        assert max(len(line) for line in text.splitlines()) <= 80
+        rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
+        wanted = {"weights", "activations", "GiB of a rank", "when", "GiB offloaded"}
+        wanted |= {"micro-batch", "rows", "steps", "generate, s a step", "train, s a step", "time"}
+        assert wanted <= rows
+        assert "…" not in text
+
+
+def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
+    text = " ".join(printed(fitting(compose)).split())
+    assert f"fits: {summary(fitting(compose))}; models on disk: 10.5 GB" in text
+    no = refused(compose)
+    text = " ".join(printed(no).split())
+    assert f"does not fit: {no.reason}" in text
+    assert "what fits: " in text

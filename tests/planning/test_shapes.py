@@ -1,0 +1,193 @@
+"""Weights are counted as transformers and peft make them, exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from rlhf.config.choices import ModelInit
+from rlhf.config.schema import ModelConfig
+from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.lora import LoraSpec, is_adapter_name
+from rlhf.planning.shapes import FAMILIES, shape_of
+from tests.conftest import CONF
+from tests.models_on_disk import small_tokenizer
+
+SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+OPT = SMALL | {"model_type": "opt", "ffn_dim": 40}
+LLAMA = SMALL | {"model_type": "llama", "intermediate_size": 24}
+QWEN3 = LLAMA | {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 6}
+NEOX = SMALL | {"model_type": "gpt_neox", "intermediate_size": 40}
+GPT2 = {"model_type": "gpt2", "vocab_size": 96, "n_embd": 16, "n_layer": 2, "n_head": 4}
+BLOOM = {"model_type": "bloom", "vocab_size": 96, "hidden_size": 16, "n_layer": 2, "n_head": 4}
+MADE = {
+    "opt": OPT,
+    "opt_before_350m": OPT | {"word_embed_proj_dim": 8, "do_layer_norm_before": False},
+    "opt_projected": OPT | {"word_embed_proj_dim": 8},
+    "opt_no_final_norm": OPT | {"_remove_final_layer_norm": True},
+    "opt_untied": OPT | {"tie_word_embeddings": False},
+    "llama": LLAMA,
+    "llama_grouped": LLAMA | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "llama_biases": LLAMA | {"attention_bias": True, "num_key_value_heads": 1},
+    "mistral": LLAMA | {"model_type": "mistral", "num_key_value_heads": 2},
+    "qwen2": LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2},
+    "qwen3": QWEN3,
+    "qwen3_biases": QWEN3 | {"attention_bias": True, "tie_word_embeddings": True},
+    "gpt_neox": NEOX,
+    "gpt_neox_tied": NEOX | {"tie_word_embeddings": True},
+    "gpt2": GPT2,
+    "gpt2_wide": GPT2 | {"n_inner": 50, "n_positions": 64, "tie_word_embeddings": False},
+    "bloom": BLOOM,
+    "bloom_old_names": {"model_type": "bloom", "vocab_size": 96, "n_embed": 16}
+    | {"n_layer": 2, "num_attention_heads": 4},
+}
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Architectures of conf/model; those with a trained tokenizer say how large it may be."""
+    found = {}
+    for path in sorted((CONF / "model").glob("*.yaml")):
+        fields = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(fields, dict)
+        if fields["architecture"]:
+            found[path.stem] = {"vocab_size": fields["vocab_size"]} | fields["architecture"]
+    return found
+
+
+ARCHITECTURES = MADE | published()
+
+
+def model(architecture: dict[str, Any], **changes: Any) -> ModelConfig:
+    """The speck of conf/model/tiny.yaml with another architecture."""
+    fields = OmegaConf.to_container(OmegaConf.load(CONF / "model/tiny.yaml"))
+    assert isinstance(fields, dict)
+    fields |= {"init": ModelInit.random, "architecture": architecture, "vocab_size": 96}
+    return ModelConfig(**fields | changes)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Modules made within have shapes alone."""
+    with torch.device("meta"):
+        yield
+
+
+def parameters(auto_class: Any, architecture: dict[str, Any], **fields: Any) -> int:
+    from transformers import AutoConfig
+
+    with without_memory():
+        config = AutoConfig.for_model(**architecture | fields)
+        module = auto_class.from_config(config)
+        module.tie_weights()
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_every_family_is_here() -> None:
+    assert {fields["model_type"] for fields in MADE.values()} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_weights_are_those_of_transformers(name: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    architecture = ARCHITECTURES[name]
+    shape = shape_of(model(architecture))
+    assert shape is not None
+    assert shape.weights == parameters(AutoModelForCausalLM, architecture)
+    scorer = parameters(AutoModelForSequenceClassification, architecture, num_labels=1)
+    assert shape.scorer_weights == scorer
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_adapters_are_those_of_peft(name: str) -> None:
+    tokenizer = small_tokenizer()
+    architecture = MADE[name] | {"vocab_size": len(tokenizer)}
+    source = ModelSource(key="model", path=None, architecture=architecture)
+    spec = LoraSpec(3, alpha=1.0, dropout=0.0, target_modules=None, train_rest=False)
+    module = build_actor(source, tokenizer, seed=1, lora=spec)
+    adapters = {n: p.numel() for n, p in module.named_parameters() if is_adapter_name(n)}
+    shape = shape_of(model(architecture))
+    assert shape is not None
+    assert shape.adapter_weights(3) == sum(adapters.values())
+    learning = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert learning == sum(adapters.values())
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_keys_and_values_are_those_of_transformers_cache(name: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name])).eval()
+    cache = DynamicCache()
+    with torch.no_grad():
+        module(torch.zeros(2, 5, dtype=torch.long), past_key_values=cache, use_cache=True)
+    held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    shape = shape_of(model(MADE[name]))
+    assert shape is not None
+    assert held == 2 * 5 * shape.kv_per_token
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_every_token_is_multiplied_with(name: str) -> None:
+    """All linear layers but the output's."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.pytorch_utils import Conv1D
+
+    with without_memory():
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name]))
+    matrices = [
+        layer.weight.numel()
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not module.get_output_embeddings()
+    ]
+    shape = shape_of(model(MADE[name]))
+    assert shape is not None
+    assert shape.multiplied == sum(matrices)
+
+
+def test_the_config_of_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    read = shape_of(model({}, path=str(tmp_path)))
+    assert read is not None
+    assert read == shape_of(model(LLAMA))
+
+
+def test_an_architecture_goes_before_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert shape_of(model(OPT, path=str(tmp_path))) == shape_of(model(OPT))
+
+
+def test_a_trained_tokenizer_says_how_large_the_vocabulary_is() -> None:
+    fields = {name: value for name, value in OPT.items() if name != "vocab_size"}
+    shape = shape_of(replace(model(fields), vocab_size=123))
+    assert shape is not None
+    assert shape.vocab == 123
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "", "{}", '{"model_type": null}'])
+def test_a_broken_config_has_no_shape(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert shape_of(model({}, path=str(tmp_path))) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "path"),
+    [
+        ({"model_type": "mamba", "hidden_size": 8}, None),  # a family that is not known
+        ({"model_type": "opt", "hidden_size": 8}, None),  # fields are missing
+        ({}, None),
+        ({}, "somebody/some-model"),  # a hub id that is not in the cache
+        ({}, "a/b/c"),  # neither a folder nor a hub id
+    ],
+)
+def test_what_is_not_known_has_no_shape(architecture: dict[str, Any], path: str | None) -> None:
+    assert shape_of(model(architecture, path=path)) is None
