@@ -6,7 +6,8 @@ Each sweep changes one thing: the length of the responses, the batch, the share 
 columns that is padding, the size of the models. The sweep ``tokens`` answers 64 prompts, 16 rows at
 once, three times: with responses of mixed length, from next to nothing to the maximum and a quarter
 of it in the mean; with as many tokens in responses of equal length; and with the maximum in all of
-them. ``rollout=fast`` alone takes such limits. All points take turns; each turn is a new process with two iterations that are not counted.
+them. ``rollout=fast`` alone takes such limits. All points take turns; each turn is a new process
+with two iterations that are not counted.
 """
 
 from __future__ import annotations

@@ -56,10 +56,8 @@ def chosen(plan: Plan) -> RunConfig:
     config = plan.config
     for phase in plan.phases:
         name = phase.phase.value
-        settings = getattr(config, name)
-        if settings.micro_batch_size is None:
-            settings = replace(settings, micro_batch_size=phase.micro_batch)
-            config = replace(config, **{name: settings})
+        settings = replace(getattr(config, name), micro_batch_size=phase.micro_batch)
+        config = replace(config, **{name: settings})
         if phase.phase is not Phase.ppo:
             continue
         rollout = config.rollout

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rlhf.config.checks import phase_plans, validate
-from rlhf.config.choices import Phase, PlanMode, When
+from rlhf.config.choices import Phase, When
 from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen, decide
 from rlhf.planning.plan import plan_run
@@ -64,11 +64,7 @@ def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
         "model.architecture is empty"
     )
     with pytest.raises(ConfigError, match=r"^plan=only: model\.path=.*model=opt_13b"):
-        decide(
-            changed(config)
-            if config.plan is PlanMode.only
-            else run_of(compose, *UNKNOWN, "plan=only")
-        )
+        decide(run_of(compose, *UNKNOWN, "plan=only"))
 
 
 def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:

@@ -20,10 +20,10 @@ def run(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
 
 
 def test_examples_of_each_phase(compose: Compose) -> None:
-    data = run(compose).data
+    data = run(compose, data={"split": [5, 3, 2]}).data
     found = [examples_of(data, phase) for phase in (Phase.sft, Phase.reward, Phase.ppo)]
-    assert found == [380, 380, 190]
-    assert examples_of(data, Phase.dpo) == 380  # the reward phase's part
+    assert found == [475, 285, 190]
+    assert examples_of(data, Phase.dpo) == 285  # the reward phase's part
 
 
 def test_held_out_sets_of_their_own_take_nothing(compose: Compose) -> None:

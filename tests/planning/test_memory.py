@@ -193,6 +193,39 @@ def test_activations_by_hand() -> None:
     assert memory.activations(use(), **shapes, by_products=True) == 2 * (layer + mask)
 
 
+# Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
+# norms 2 * 8 times input and result, RMSNorm's quotient, and its input in fp32.
+GROUPED = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 9}
+GROUPED |= {"num_key_value_heads": 2, "intermediate_size": 20}
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "by_products", "found"),
+    [
+        ("llama", 2, False, 16 * (4 + 2 * 2) + 2 * (2 * 8 + 2 * 4) + 2 * 4 * 20),
+        ("llama", 4, False, 16 * (4 + 2 * 4) + 4 * (2 * 8 + 2 * 4) + 4 * 4 * 20),
+        ("llama", 2, True, 16 * (4 + 2 * 2) + 2 * (4 * 8) + 2 * 4 * 20),  # keys for every head
+        # The inputs of norms of queries and keys in fp32, and their quotients.
+        ("qwen3", 2, True, 16 * 8 + 2 * 32 + (8 + 4) * (4 + 2) + 2 * 4 * 20),
+    ],
+)
+def test_activations_of_a_layer_by_hand(
+    family: str, size: int, by_products: bool, found: int
+) -> None:
+    of = FAMILIES[family](GROUPED)
+    assert memory.layer_activations(of, 7, size=size, by_products=by_products) == 7 * found
+
+
+def test_plain_attention_keeps_its_shares_in_both_precisions() -> None:
+    bloom = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
+    of = FAMILIES["bloom"](bloom)
+    # Norms 2 * 2 * 8, attention 4 * 8, the wide part 2 * 32, and 2 heads' shares of 7 tokens.
+    half = 2 * (32 + 32 + 64) + 2 * 7 * (4 + 2)
+    assert memory.layer_activations(of, 7, size=2, by_products=False) == 7 * half
+    single = 4 * (32 + 32 + 64) + 2 * 7 * 4
+    assert memory.layer_activations(of, 7, size=4, by_products=False) == 7 * single
+
+
 def test_checkpointed_layers_keep_their_input() -> None:
     shapes = {"sequences": 3, "tokens": 5, "size": 2, "by_products": False}
     layer, inputs = 3 * 5 * 96 * 2, 3 * 5 * 8 * 2

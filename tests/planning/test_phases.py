@@ -19,6 +19,8 @@ from rlhf.planning.scene import Scene
 from rlhf.planning.timing import Setting
 from tests.planning.planned import Compose, changed, named, run_of
 
+TRUNK = {"shared_trunk": True, "num_layers_unfrozen": 2}
+
 
 def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> Scene:
     at = Setting(
@@ -91,6 +93,16 @@ def test_training_takes_activations_logits_and_buckets(compose: Compose) -> None
         logits=256 * 50272 * 6,
         buffers=2 * 1000 * 2,
     )
+
+
+def test_autocast_copies_weights_at_stage_0(compose: Compose) -> None:
+    config = eight_gpus(compose, zero={"stage": 0})
+    here = scene(config, Phase.sft)
+    (model,) = here.models
+    extra = here.learning(model, sequences=1, tokens=64, positions=64)
+    extra -= here.resident(learning=True)
+    # Activations in fp32 at most, and a copy in bf16 of every weight of a linear layer.
+    assert extra["activations"] == 64 * 24 * 12 * 2048 * 4 + 2 * 24 * 12 * 2048 * 2048
 
 
 def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
@@ -205,6 +217,17 @@ def test_weights_are_gathered_only_where_they_fit(compose: Compose) -> None:
     assert not phase(small, Phase.ppo).gathers
 
 
+def test_a_rollout_layer_by_layer_holds_some_gathered_weights(compose: Compose) -> None:
+    small = {"reduce_bucket_size": 1000, "max_live_parameters": 700, "prefetch_bucket_size": 300}
+    ppo = {"rollout_batch_size": 1024, "mini_batch_size": 8, "micro_batch_size": 1}
+    rollout = {"max_prompt_tokens": 1024, "max_response_tokens": 1024, "max_rows": 128}
+    config = eight_gpus(compose, zero={"stage": 3, **small}, ppo=ppo)
+    for way, gathered in ((When.never, 700 + 300), (When.always, 0)):
+        found = phase(changed(config, rollout=rollout | {"gather_weights": way}), Phase.ppo)
+        assert found.moment == "generation"
+        assert found.parts["buffers"] == 2 * (2 * 1000 + gathered)  # and actor's and critic's
+
+
 def test_the_fast_rollout_saves_scoring_by_the_actor(compose: Compose) -> None:
     reuses = phase(eight_gpus(compose), Phase.ppo).step_seconds["score"]
     config = eight_gpus(compose, rollout={"reuse_logprobs": When.never})
@@ -222,7 +245,9 @@ def test_the_fast_rollout_saves_scoring_by_the_actor(compose: Compose) -> None:
         ({"lora": {"rank": 4}}, 1),  # as the reference, without adapters
         ({"lora": {"rank": 4}, "rollout": {"reuse_logprobs": When.never}}, 2),
         ({"lora": {"rank": 4, "train_rest": True}}, 0),
-        ({"ppo": {"shared_trunk": True, "num_layers_unfrozen": 2}}, 1),
+        ({"ppo": TRUNK}, 1),
+        # One pass tells of actor, reference and critic.
+        ({"ppo": TRUNK, "rollout": {"reuse_logprobs": When.never}}, 1),
     ],
 )
 def test_how_often_the_actor_reads_a_rollout(

@@ -218,11 +218,21 @@ def test_a_cpu_has_nowhere_to_offload_to(compose: Compose) -> None:
     assert not offloads
 
 
-def test_fp16_needs_masters(compose: Compose) -> None:
-    plan = plan_run(run_of(compose, "model=opt_125m", "hardware=v100_32g"))
-    assert plan.fits
-    assert plan.zero.stage > 0
-    assert plan.zero.critic_stage != 0
+@pytest.mark.parametrize(("profile", "has_stage_0"), [("v100_32g", False), ("a100_80g", True)])
+def test_fp16_needs_masters(
+    profile: str, has_stage_0: bool, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Plan] = []
+
+    def first(plans: list[Plan]) -> Plan:
+        seen.extend(plans)
+        return plans[0]
+
+    monkeypatch.setattr("rlhf.planning.plan.best_of", first)
+    plan_run(run_of(compose, "model=opt_125m", f"hardware={profile}"))
+    stages = {(plan.zero.stage, plan.zero.critic_stage) for plan in seen}
+    assert any(0 in pair for pair in stages) is has_stage_0
+    assert {(1, None), (2, None), (3, None), (2, 3)} <= stages
 
 
 def test_time_price_and_disk(compose: Compose) -> None:

@@ -156,6 +156,13 @@ def test_the_optimizer_of_a_node_is_the_hosts() -> None:
     assert timing.optimizer_seconds(at, use()) == pytest.approx(nvme)
 
 
+def test_a_cpus_optimizer_is_in_the_hosts_memory_in_any_case() -> None:
+    cpu = machine(is_gpu=False)
+    kept = timing.optimizer_seconds(setting(of=cpu, stage=2), use())
+    away = timing.optimizer_seconds(setting(of=cpu, stage=2, offload_optimizer=True), use())
+    assert away == kept
+
+
 SAMPLED = Sampling(
     responses=6, rows=2, prompt_tokens=5, response_tokens=4, tensor_parallel=1, gathers=False
 )
