@@ -109,8 +109,8 @@ def test_scaling(tmp_path: Path) -> None:
 def test_cost_follows_tokens(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens"]
     found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
-    assert found["mixed_over_equal"]["tokens"] == 1.0
-    assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4]
+    assert set(found["mixed_over_equal"]) == {"equal", "longest"}
+    assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4, 64 * 16]
 
 
 @pytest.mark.slow
@@ -230,12 +230,12 @@ def test_capped_backend_passes_limits_on(load: Any) -> None:
 
 
 def test_ratio_of_mixed_to_equal_lengths(load: Any) -> None:
-    mixed = {"sweep": "tokens", "at": "mixed", "tokens_per_second": 80.0, "tokens": 10.0}
-    equal = {"sweep": "tokens", "at": "equal", "tokens_per_second": 100.0, "tokens": 10.0}
-    mixed |= {"score": 1.0, "train": 3.0}
-    equal |= {"score": 2.0, "train": 3.0}
-    ratios = load("scaling").token_ratios([mixed, equal])
-    assert ratios == {"tokens_per_second": 0.8, "score": 0.5, "train": 1.0, "tokens": 1.0}
+    rates = {"mixed": 80.0, "equal": 100.0, "longest": 160.0}
+    rows = [{"sweep": "tokens", "at": at, "tokens_per_second": x} for at, x in rates.items()]
+    other = {"sweep": "batch", "at": 4, "tokens_per_second": 7.0}
+    ratios = load("scaling").token_ratios([other, *rows])
+    assert ratios == {"equal": 0.8, "longest": 0.5}
+    assert load("scaling").token_ratios([other]) == {}
 
 
 def test_ways_take_turns(load: Any) -> None:

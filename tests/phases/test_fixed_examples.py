@@ -13,11 +13,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.algorithms.reward import end_loss
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.batching import pair_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
+from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, sft
 from rlhf.phases.context import RunContext, eval_batches
@@ -101,7 +102,7 @@ def run(
             config=config,
             run_dir=tmp_path,
             ranks=Ranks(),
-            settings=SimpleNamespace(),
+            settings=EngineSettings(zero=config.zero, dtype=Dtype.fp32),
             tokenizer=train_tokenizer(texts, vocab_size=300),
             parts={Phase.sft: part, Phase.reward: part},
             judge=None,
