@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
+from rlhf.config.pages import write_below
+
 TABLE_MARK = "<!-- Made by `python -m rlhf.config.parity` from here to the end. -->\n"
 SEPARATOR = " | "
 CODE = ("flag", "option", "constant")  # heads of first columns that are written as code
@@ -82,11 +84,7 @@ def _cells(row: Row, *, is_code: bool) -> list[str]:
 
 def renew_page(path: Path, rows: Path) -> None:
     """Write the tables of ``rows`` into ``path``, below its mark; what stands above is kept."""
-    introduction, mark, _ = path.read_text(encoding="utf-8").partition(TABLE_MARK)
-    if not mark:
-        raise ValueError(f"{path} has no line {TABLE_MARK!r} to write the tables below")
-    page = introduction + mark + "\n" + parity_page(read_sections(rows))
-    path.write_text(page, encoding="utf-8")
+    write_below(path, TABLE_MARK, parity_page(read_sections(rows)))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from rlhf.config.names import REWARD_MODEL_GROUP
+from rlhf.config.pages import write_below
 
 TABLE_MARK = "<!-- Made by `python -m rlhf.config.recipes` from here to the end. -->\n"
 
@@ -138,10 +139,7 @@ def _cell(text: str) -> str:
 
 def renew_page(path: Path, conf: Path) -> None:
     """Write the tables into ``path``, below its mark; what stands above is kept."""
-    introduction, mark, _ = path.read_text(encoding="utf-8").partition(TABLE_MARK)
-    if not mark:
-        raise ValueError(f"{path} has no line {TABLE_MARK!r} to write the tables below")
-    path.write_text(introduction + mark + "\n" + recipes_page(conf), encoding="utf-8")
+    write_below(path, TABLE_MARK, recipes_page(conf))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlhf.config.choices import Phase
 from rlhf.config.composing import composed
+from rlhf.config.pages import write_below
 from rlhf.config.schema import RunConfig
 from rlhf.planning.machine import GIB
 from rlhf.planning.plan import EFFICIENCY, Plan, plan_run
@@ -277,10 +278,7 @@ def _scaling(conf: Path) -> list[str]:
 
 def renew_page(path: Path, conf: Path) -> None:
     """Write the tables into ``path``, below its mark; what stands above is kept."""
-    introduction, mark, _ = path.read_text(encoding="utf-8").partition(TABLE_MARK)
-    if not mark:
-        raise ValueError(f"{path} has no line {TABLE_MARK!r} to write the tables below")
-    path.write_text(introduction + mark + "\n" + page(conf), encoding="utf-8")
+    write_below(path, TABLE_MARK, page(conf))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf.config.pages import write_below
 from rlhf.tracking.metric_table import REWARD, SFT, TIMES, MetricInfo
 from rlhf.tracking.option_metric_table import DPO, PPO_OPTIONS
 from rlhf.tracking.ppo_metric_table import DIVERGENCE, LOSSES, ROLLOUT, SCORES
@@ -65,10 +66,7 @@ def _markdown_row(name: str, info: MetricInfo) -> str:
 
 def renew_page(path: Path) -> None:
     """Write the tables into ``path``, below its mark; what stands above is kept."""
-    introduction, mark, _ = path.read_text(encoding="utf-8").partition(TABLE_MARK)
-    if not mark:
-        raise ValueError(f"{path} has no line {TABLE_MARK!r} to write the tables below")
-    path.write_text(introduction + mark + "\n" + markdown_table(), encoding="utf-8")
+    write_below(path, TABLE_MARK, markdown_table())
 
 
 if __name__ == "__main__":
