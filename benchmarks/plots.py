@@ -150,6 +150,8 @@ def draw(figures: Path, folder: Path) -> Path | None:
     """The picture of one file of figures, as SVG; None where there is none for its benchmark."""
     found = json.loads(figures.read_text())
     picture = PICTURES.get(found["benchmark"])
+    if picture is scaling and not any(row["sweep"] in AXES for row in found["rows"]):
+        return None
     return None if picture is None else save(picture, found, folder / f"{figures.stem}.svg")
 
 

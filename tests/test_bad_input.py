@@ -70,7 +70,7 @@ def test_unknown_option(answer) -> None:
     refused(
         answer("zero=stage9"),
         "zero=stage9",
-        "stage0, stage1, stage2, stage2_offload, stage3, stage3_offload",
+        "auto, stage0, stage1, stage2, stage2_offload, stage3, stage3_mixzpp, stage3_nvme",
     )
 
 
