@@ -135,11 +135,12 @@ def _plan_ppo(scene: Scene) -> PhasePlan:
 
 
 def _rows(scene: Scene, rollout: RolloutPlan) -> list[int]:
-    """How many responses may be decoded at once."""
-    chosen = scene.config.rollout.max_rows
-    if chosen is not None:
-        return [min(chosen, rollout.per_rank)]
-    share = rollout.per_rank
+    """How many responses may be decoded at once; generate takes all of them."""
+    share, settings = rollout.per_rank, scene.config.rollout
+    if settings.backend is Backend.hf:
+        return [share]
+    if settings.max_rows is not None:
+        return [min(settings.max_rows, share)]
     return sorted({math.ceil(share / waves) for waves in range(1, share + 1)})
 
 

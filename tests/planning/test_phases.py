@@ -165,6 +165,8 @@ def test_rows_are_made_fewer_where_the_cache_does_not_fit(compose: Compose) -> N
     assert found.rows == -(-200 // waves)  # waves of equal size
     given = changed(config, rollout=lengths | {"max_rows": 3})
     assert phase(given, Phase.ppo).rows == 3
+    plain = changed(config, rollout=lengths | {"backend": Backend.hf})
+    assert phase(plain, Phase.ppo).rows == 200  # generate has no rows that wait
     few = changed(config, ppo={"rollout_batch_size": 64, "mini_batch_size": 64})
     assert phase(few, Phase.ppo).rows == 8
 
