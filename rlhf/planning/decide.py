@@ -10,7 +10,6 @@ from rlhf.config.choices import Backend, Phase, PlanMode, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.planning.advice import advice
 from rlhf.planning.models import UnknownModelError
 from rlhf.planning.plan import Plan, plan_run
 
@@ -41,8 +40,8 @@ def decide(config: RunConfig) -> Decision:
             ) from error
         return Decision(config, None, f"no plan of memory and time: {error}")
     if config.plan is PlanMode.check and not plan.fits:
-        ways = advice(plan)
-        known = f"what fits: {'; '.join(ways)}" if ways else "no change that the planner knows fits"
+        ways = "; ".join(plan.ways)
+        known = f"what fits: {ways}" if ways else "no change that the planner knows fits"
         raise ConfigError(
             f"{plan.reason}; {known}. plan=only shows the parts, plan=off starts it all the same"
         )

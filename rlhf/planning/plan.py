@@ -106,6 +106,13 @@ class Plan:
         hours, per_hour = self.hours, self.machine.price_per_hour
         return None if hours is None or per_hour is None else hours * per_hour
 
+    @cached_property
+    def ways(self) -> list[str]:
+        """What would make it fit (rlhf/planning/advice.py), found once: it plans many times."""
+        from rlhf.planning.advice import advice  # which plans, and so needs this module
+
+        return [] if self.fits else advice(self)
+
     @property
     def stages(self) -> dict[str, int]:
         """ZeRO stage of every model of the last phase that has it."""

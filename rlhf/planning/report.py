@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf.planning.advice import advice, describe
+from rlhf.planning.advice import describe
 from rlhf.planning.machine import GB, GIB
 from rlhf.planning.phases import PhasePlan
 from rlhf.planning.plan import Plan
@@ -34,7 +34,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     zero, machine = plan.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
     if plan.reason is not None:
-        found |= {"reason": plan.reason, "what_fits": advice(plan)}
+        found |= {"reason": plan.reason, "what_fits": plan.ways}
     offloaded = [
         name.removeprefix("offload_")
         for name in vars(zero)
@@ -123,7 +123,7 @@ def tables(plan: Plan) -> list[RenderableType]:
     table.add_row("time", *(_time(value) for value in hours))
     if plan.fits:
         return [table, f"fits: {summary(plan)}; models on disk: {plan.disk / GB:.1f} GB"]
-    ways = (f"what fits: {way}" for way in advice(plan))
+    ways = (f"what fits: {way}" for way in plan.ways)
     return [table, f"does not fit: {plan.reason}", *ways]
 
 
