@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rlhf.checkpoint.folders import write_json
 from rlhf.config.choices import PlanMode
 from rlhf.config.freeze import (
     freeze,
@@ -27,7 +28,7 @@ from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.planning.decide import decide
 from rlhf.planning.plan import Plan
-from rlhf.planning.report import summary, tables, write_plan
+from rlhf.planning.report import PLAN, as_json, summary, tables
 from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
 from rlhf.runtime.distributed import check_started, follows, started_rank, with_started_ranks
 from rlhf.tracking.console import build_console
@@ -99,7 +100,7 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
     if note is not None:
         console.say(note)
     if plan is not None:
-        write_plan(plan, run_dir)
+        write_json(run_dir / PLAN, as_json(plan))
     if plan is not None and config.plan is PlanMode.check:
         console.say(f"plan: {summary(plan)}")
     return config, run_dir, plan

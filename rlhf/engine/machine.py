@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.cpu import has_amx
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks
 
@@ -23,11 +23,6 @@ def resolve_dtype(dtype: Dtype, device: Device) -> Dtype:
     if device is Device.cuda:
         return Dtype.bf16 if torch.cuda.is_bf16_supported() else Dtype.fp16
     return Dtype.bf16 if has_amx() else Dtype.fp32
-
-
-def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """True where the CPU multiplies bf16 matrices in hardware."""
-    return cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()
 
 
 def current_ranks(device: Device) -> Ranks:

@@ -10,7 +10,6 @@ from rlhf.config.roles import Role
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.planning.machine import GIB
-from rlhf.planning.models import models_of
 from rlhf.planning.plan import Plan, plan_run
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
@@ -105,12 +104,11 @@ def describe(plan: Plan) -> str:
     words = [f"stage {zero.stage}"]
     if plan.stages.get(Role.critic, zero.stage) != zero.stage:
         words.append(f"critic {zero.critic_stage}")
-    roles = {model.role for phase in plan.phases for model in models_of(plan.config, phase.phase)}
     offloaded = {
         "optimiser": zero.offload_optimizer,
         "weights": zero.offload_parameters,
-        "reference": zero.offload_reference and "reference" in roles,
-        "reward model": zero.offload_reward and "reward" in roles,
+        "reference": zero.offload_reference and Role.reference in plan.roles,
+        "reward model": zero.offload_reward and Role.reward in plan.roles,
         "moving average": zero.offload_ema,
     }
     names = [name for name, is_offloaded in offloaded.items() if is_offloaded]

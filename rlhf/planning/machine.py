@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.cpu import has_amx
 from rlhf.config.machine_schema import HardwareConfig
 
 GIB = 2**30
@@ -70,9 +71,7 @@ def _dtype(hardware: HardwareConfig) -> Dtype:
     """What auto will be: on a GPU bf16; on a CPU bf16 where it has AMX."""
     if hardware.dtype is not Dtype.auto:
         return hardware.dtype
-    cpu = Path("/proc/cpuinfo")
-    has_amx = cpu.exists() and "amx_bf16" in cpu.read_text()
-    return Dtype.bf16 if hardware.device is Device.cuda or has_amx else Dtype.fp32
+    return Dtype.bf16 if hardware.device is Device.cuda or has_amx() else Dtype.fp32
 
 
 def _memory_here() -> int:

@@ -17,7 +17,7 @@ from rlhf.errors import ConfigError
 from rlhf.planning.examples import steps_of
 from rlhf.planning.machine import GIB, Machine, machine_of
 from rlhf.planning.memory import weight_bytes
-from rlhf.planning.models import models_of
+from rlhf.planning.models import ModelUse, models_of
 from rlhf.planning.phases import PhasePlan, plan_phase
 from rlhf.planning.scene import Scene
 from rlhf.planning.timing import Efficiency, Setting
@@ -56,6 +56,7 @@ class Plan:
     config: RunConfig
     """The same with the ZeRO setting of the plan."""
     machine: Machine
+    models: dict[Phase, tuple[ModelUse, ...]]
     phases: tuple[PhasePlan, ...]
     limit: float
     """Bytes that one rank may use."""
@@ -116,15 +117,19 @@ class Plan:
     @property
     def stages(self) -> dict[str, int]:
         """ZeRO stage of every model of the last phase that has it."""
-        roles = {m.role for p in self.phases for m in models_of(self.config, p.phase)}
-        return {role.value: stage_of(role, self.zero) for role in Role if role in roles}
+        return {role.value: stage_of(role, self.zero) for role in Role if role in self.roles}
+
+    @property
+    def roles(self) -> set[Role]:
+        """What the models of all phases do."""
+        return {model.role for models in self.models.values() for model in models}
 
     @property
     def disk(self) -> int:
         """Bytes of the models that the run leaves."""
         total = 0
-        for phase in self.phases:
-            for model in models_of(self.config, phase.phase):
+        for models in self.models.values():
+            for model in models:
                 if model.trained:
                     size = weight_bytes(model.role, self.zero, self.machine.dtype)
                     total += model.weights * size * (2 if model.has_ema else 1)
@@ -140,15 +145,21 @@ def plan_run(config: RunConfig, efficiency: Efficiency | None = None) -> Plan:
     efficiency = efficiency or EFFICIENCY[config.hardware.device]
     machine = machine_of(config.hardware)
     steps = {phase: steps_of(config, phase) for phase in config.phase.order}
+    # Once for all candidates: no ZeRO setting changes them, and their shapes may come from files.
+    models = {phase: models_of(config, phase) for phase in config.phase.order}
     plans = []
     for candidate in _candidates(config, machine):
         at = Setting(machine=machine, zero=candidate.zero, efficiency=efficiency)
-        scenes = [Scene.of(candidate, at, phase, steps[phase]) for phase in config.phase.order]
+        scenes = [
+            Scene.of(candidate, at, phase, steps[phase], models[phase])
+            for phase in config.phase.order
+        ]
         plans.append(
             Plan(
                 asked=config,
                 config=candidate,
                 machine=machine,
+                models=models,
                 phases=tuple(plan_phase(scene) for scene in scenes),
                 limit=scenes[0].limit,
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.planning.advice import describe
@@ -69,11 +67,6 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
 def _host(plan: Plan) -> int:
     """Bytes that are offloaded in one node."""
     return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
-
-
-def write_plan(plan: Plan, run_dir: Path) -> None:
-    """Write plan.json."""
-    (run_dir / PLAN).write_text(json.dumps(as_json(plan), indent=2) + "\n")
 
 
 def summary(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from rlhf.config.schema import RunConfig
 from rlhf.planning import memory
 from rlhf.planning.machine import GIB
 from rlhf.planning.memory import Parts, States
-from rlhf.planning.models import ModelUse, models_of
+from rlhf.planning.models import ModelUse
 from rlhf.planning.timing import Setting
 
 CUDA_CONTEXT = 0.8 * GIB  # of a process on a GPU, with its libraries' workspaces
@@ -32,9 +32,16 @@ class Scene:
     states: dict[Role, States] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: RunConfig, at: Setting, phase: Phase, steps: int | None) -> Scene:
-        """The phase of a configuration, with the states of its models."""
-        models, machine = models_of(config, phase), at.machine
+    def of(
+        cls,
+        config: RunConfig,
+        at: Setting,
+        phase: Phase,
+        steps: int | None,
+        models: tuple[ModelUse, ...],
+    ) -> Scene:
+        """The phase of a configuration, with the states of its ``models``."""
+        machine = at.machine
         states = {
             model.role: memory.model_states(
                 model, zero=at.zero, dtype=machine.dtype, ranks=machine.ranks

@@ -389,3 +389,13 @@ def test_what_autograd_keeps(
     measured = saved_bytes(module, ids_BS)
     last_norm = SEQUENCES * TOKENS * 64 * 12 if again == 6 else 0  # then it is not small
     assert abs(measured - predicted) <= 0.15 * measured + last_norm
+
+
+def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
+    from rlhf.algorithms import logprobs
+    from rlhf.models import attention
+    from rlhf.rollout import scheduler
+
+    assert memory.CHUNK_ROWS == logprobs.CHUNK_ROWS
+    assert memory.LONGEST == attention.LONGEST
+    assert memory.PREFILL_TOKENS == scheduler.PREFILL_TOKENS

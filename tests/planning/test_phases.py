@@ -28,7 +28,7 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> Scene:
         zero=config.zero,
         efficiency=EFFICIENCY[config.hardware.device],
     )
-    return Scene.of(config, at, phase, steps)
+    return Scene.of(config, at, phase, steps, models_of(config, phase))
 
 
 def phase(config: RunConfig, of: Phase) -> PhasePlan:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlhf.checkpoint.folders import write_json
 from rlhf.planning.machine import GIB
 from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.report import PARTS, as_json, summary, tables, write_plan
+from rlhf.planning.report import PARTS, PLAN, as_json, summary, tables
 from tests.planning.planned import Compose, changed, run_of
 
 
@@ -119,7 +120,7 @@ def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
 
     for plan in (fitting(compose), refused(compose)):
         assert plain(as_json(plan))
-        write_plan(plan, tmp_path)
+        write_json(tmp_path / PLAN, as_json(plan))
         assert json.loads((tmp_path / "plan.json").read_text()) == as_json(plan)
 
 
