@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.types import Maximum, Mean, Metrics, Moments, Ranks, merge_metrics
+from rlhf.metrics import Maximum, Mean, Metrics, Moments, merge_metrics
+from rlhf.types import Ranks
 from tests.algorithms.ragged import f64, garbage, keeps, normal, quick, seeds, shuffled, spoiled
 
 NAN = float("nan")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept
-from rlhf.types import Moments
+from rlhf.metrics import Moments
 
 
 class Advantages(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.types import Mean
+from rlhf.metrics import Mean
 
 
 class DpoLoss(NamedTuple):

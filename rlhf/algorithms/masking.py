@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf.types import Moments
+from rlhf.metrics import Moments
 
 
 def last_kept(keep_BT: Tensor) -> Tensor:

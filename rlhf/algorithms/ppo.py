@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import masked_sum
-from rlhf.types import Maximum, Mean
+from rlhf.metrics import Maximum, Mean
 
 
 class PolicyLoss(NamedTuple):

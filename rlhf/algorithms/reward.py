@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.algorithms.masking import last_kept
-from rlhf.types import Mean, PreferenceBatch
+from rlhf.metrics import Mean
+from rlhf.types import PreferenceBatch
 
 
 class RewardLoss(NamedTuple):

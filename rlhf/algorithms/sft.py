@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rlhf.types import Mean
+from rlhf.metrics import Mean
 
 
 class SftLoss(NamedTuple):

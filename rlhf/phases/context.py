@@ -23,19 +23,11 @@ from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, tokenise
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
+from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.exporting import Export
 from rlhf.tracking.console import Console
 from rlhf.tracking.trackers import SampleWriter
-from rlhf.types import (
-    Batch,
-    Engine,
-    Judge,
-    Metrics,
-    Ranks,
-    StepReport,
-    Tracker,
-    merge_metrics,
-)
+from rlhf.types import Batch, Engine, Judge, Ranks, StepReport, Tracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

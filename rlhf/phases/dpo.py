@@ -23,6 +23,7 @@ from rlhf.data.collate import collate_pairs
 from rlhf.data.tokens import TokenData
 from rlhf.engine.build import AnyEngine, build_engine
 from rlhf.engine.partitioning import partitioner
+from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.building import require_positions
 from rlhf.phases.adapters import adapter_lr
 from rlhf.phases.context import (
@@ -43,7 +44,7 @@ from rlhf.rollout.experience import (
     language_logprobs,
     response_logprobs,
 )
-from rlhf.types import Mean, Metrics, Model, PreferenceBatch, merge_metrics
+from rlhf.types import Model, PreferenceBatch
 
 
 def run_dpo(context: RunContext) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from rlhf.config.choices import When
 from rlhf.config.ppo_schema import RolloutConfig
 from rlhf.errors import ConfigError
-from rlhf.types import Mean, Metric, Metrics, Responses, Rollout
+from rlhf.metrics import Mean, Metric, Metrics
+from rlhf.types import Responses, Rollout
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout's - training's| per token, of the same weights
 

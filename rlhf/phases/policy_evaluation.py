@@ -11,18 +11,11 @@ from torch import Tensor
 from rlhf.algorithms.streams import stream
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import Record
+from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.phases.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.ppo_metrics import kl_per_sequence
 from rlhf.rollout.experience import Opinions, WholeSequences, collect
-from rlhf.types import (
-    Engine,
-    Mean,
-    Metrics,
-    PromptBatch,
-    Rollout,
-    RolloutBackend,
-    merge_metrics,
-)
+from rlhf.types import Engine, PromptBatch, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
     from datasets import Dataset

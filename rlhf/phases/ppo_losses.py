@@ -13,9 +13,10 @@ from rlhf.algorithms.masking import masked_sum
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.config.choices import KlPlacement
 from rlhf.config.ppo_schema import PpoConfig
+from rlhf.metrics import Mean, Metrics
 from rlhf.phases.ppo_metrics import critic_metrics, policy_metrics
 from rlhf.rollout.experience import ResponseLogprobs
-from rlhf.types import Mean, Metrics, Rollout
+from rlhf.types import Rollout
 
 
 class MicroBatchLoss:

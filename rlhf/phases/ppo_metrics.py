@@ -6,9 +6,10 @@ from torch import Tensor
 
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
+from rlhf.metrics import Mean, Metrics, Moments
 from rlhf.phases.ppo_models import Reports
 from rlhf.phases.ppo_targets import Targets
-from rlhf.types import Mean, Metrics, Moments, Rollout, StepReport
+from rlhf.types import Rollout, StepReport
 
 
 def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> Metrics:

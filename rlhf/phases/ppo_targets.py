@@ -24,7 +24,8 @@ from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import whiten
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, ScaleReward
 from rlhf.config.ppo_schema import PpoConfig
-from rlhf.types import Moments, Ranks, Rollout
+from rlhf.metrics import Moments
+from rlhf.types import Ranks, Rollout
 
 
 class Targets(NamedTuple):

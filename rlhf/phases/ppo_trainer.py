@@ -17,6 +17,7 @@ from rlhf.algorithms.streams import stream
 from rlhf.config.checks import exact_div
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.errors import ConfigError
+from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.logprob_reuse import LogprobReuse, mismatch
 from rlhf.phases.ppo_losses import MicroBatchLoss
 from rlhf.phases.ppo_metrics import (
@@ -29,7 +30,7 @@ from rlhf.phases.ppo_targets import TargetMaker
 from rlhf.phases.ptx import PtxCorpus, learn_from_corpus
 from rlhf.phases.rlhf_engine import RLHFEngine
 from rlhf.rollout.experience import WholeSequences, by_length, collect, row_parts
-from rlhf.types import Metrics, PromptBatch, Rollout, merge_metrics, take_rows
+from rlhf.types import PromptBatch, Rollout, take_rows
 
 
 class PpoStats(NamedTuple):

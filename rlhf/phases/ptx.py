@@ -15,10 +15,11 @@ from rlhf.algorithms.streams import Shuffle, seed_for
 from rlhf.config.checks import BatchPlan
 from rlhf.data.collate import collate_sequences
 from rlhf.data.corpus import PtxBlocks
+from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.context import eval_batches, rows_of_rank
 from rlhf.phases.ppo_models import add_gradient
 from rlhf.phases.rlhf_engine import RLHFEngine
-from rlhf.types import Metrics, SequenceBatch, merge_metrics
+from rlhf.types import SequenceBatch
 
 
 class PtxCorpus:

@@ -25,6 +25,7 @@ from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.build import build_engine
 from rlhf.engine.partitioning import partitioner
+from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.building import ModelSource, build_scorer, require_positions
 from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import (
@@ -34,7 +35,7 @@ from rlhf.phases.context import (
     optimizer_step,
 )
 from rlhf.phases.exporting import exported
-from rlhf.types import Mean, Metrics, PreferenceBatch, merge_metrics
+from rlhf.types import PreferenceBatch
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:

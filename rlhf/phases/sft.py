@@ -16,6 +16,7 @@ from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.build import build_engine
 from rlhf.engine.partitioning import partitioner
+from rlhf.metrics import Metrics, merge_metrics
 from rlhf.models.building import ModelSource, build_actor, require_positions
 from rlhf.models.policy import Policy
 from rlhf.phases.adapters import adapter_lr, lora_spec
@@ -27,7 +28,7 @@ from rlhf.phases.context import (
 )
 from rlhf.phases.exporting import exported
 from rlhf.rollout.experience import language_logprobs
-from rlhf.types import Metrics, SequenceBatch, merge_metrics
+from rlhf.types import SequenceBatch
 
 
 def run_sft(context: RunContext) -> dict[str, Any]:

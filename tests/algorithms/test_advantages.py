@@ -21,7 +21,7 @@ from rlhf.algorithms.advantages import (
     scale_scores,
     token_rewards,
 )
-from rlhf.types import Moments
+from rlhf.metrics import Moments
 from tests.algorithms.ragged import (
     assert_close,
     f64,

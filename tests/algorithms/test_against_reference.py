@@ -24,7 +24,7 @@ from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
 from rlhf.algorithms.logprobs import Reading, token_logprobs
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss, value_loss
-from rlhf.types import Moments
+from rlhf.metrics import Moments
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
 from tests.algorithms.ragged import assert_close, keeps, normal, quick, seeds, spoiled

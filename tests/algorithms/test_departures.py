@@ -31,11 +31,12 @@ from rlhf.data.splits import largest_remainder
 from rlhf.data.tokens import Encoder
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.errors import ConfigError
+from rlhf.metrics import Moments
 from rlhf.models.building import build_actor, build_scorer, require_positions
 from rlhf.models.policy import Policy
 from rlhf.rollout.experience import WholeSequences
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.types import Moments, Responses
+from rlhf.types import Responses
 from tests.algorithms import seed_reading as seeds
 from tests.algorithms.ragged import assert_close, f64, keep_of, normal
 from tests.models_on_disk import small_tokenizer, source_of

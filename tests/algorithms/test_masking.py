@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept, masked_sum, whiten
-from rlhf.types import Moments
+from rlhf.metrics import Moments
 from tests.algorithms.ragged import (
     assert_close,
     f64,

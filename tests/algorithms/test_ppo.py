@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss, policy_loss, value_loss
-from rlhf.types import Maximum, Mean
+from rlhf.metrics import Maximum, Mean
 from tests.algorithms.ragged import (
     assert_close,
     f64,

@@ -13,10 +13,11 @@ from omegaconf import DictConfig
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
 from rlhf.errors import ConfigError
+from rlhf.metrics import Mean, Metrics
 from rlhf.phases.logprob_reuse import MISMATCH, LogprobReuse
 from rlhf.phases.ppo_trainer import PPOTrainer
 from rlhf.rollout.experience import collect
-from rlhf.types import Mean, Metrics, Ranks, Responses, Rollout
+from rlhf.types import Ranks, Responses, Rollout
 from tests.phases.ppo_pieces import MICRO, kept, log_distributions, separate_engine, some_rollout
 
 Compose = Callable[[list[str]], DictConfig]

@@ -10,8 +10,9 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
+from rlhf.metrics import Metrics, Moments
 from rlhf.phases.ppo_targets import TargetMaker, Targets
-from rlhf.types import Metrics, Moments, Ranks, Rollout
+from rlhf.types import Ranks, Rollout
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Row, Rows
 from tests.phases.ppo_pieces import kept, some_rollout

@@ -16,10 +16,11 @@ from rlhf.config.checks import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.errors import ConfigError
+from rlhf.metrics import Mean, Metrics
 from rlhf.phases.ppo_targets import TargetMaker
 from rlhf.phases.ppo_trainer import PPOTrainer
 from rlhf.rollout.experience import WholeSequences, collect, response_logprobs, response_values
-from rlhf.types import Mean, Metrics, Ranks, Rollout
+from rlhf.types import Ranks, Rollout
 from tests.algorithms import loop_reference as reference
 from tests.phases.ppo_pieces import (
     LENGTHS,

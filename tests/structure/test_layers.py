@@ -14,13 +14,14 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py")), "launch.py"]
 
 # What each part of rlhf may import of the others. Adapters do not import one another.
-BASE = {"errors", "types", "config"}
+BASE = {"errors", "metrics", "types", "config"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "types": {"errors"},
+    "metrics": {"errors"},
+    "types": {"errors", "metrics"},
     "config": {"errors"},  # not types, which imports torch
-    "algorithms": {"errors", "types", "kernels"},
+    "algorithms": {"errors", "metrics", "types", "kernels"},
     "kernels": set(),
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {"errors", "config"},  # not types and algorithms, which import torch
