@@ -5,6 +5,7 @@
  * order. bf16 in and out, fp32 between.
  */
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,7 +13,8 @@
 #include "vectors.h"
 
 enum { TILE = 16, DEPTH = 32, BLOCKS = 4, CHUNK = TILE * BLOCKS };  /* outputs, inputs of a tile */
-enum { TILE_BYTES = 1024, AHEAD = 8192 };  /* bytes; AHEAD: how far the weights are fetched early */
+enum { TILE_BYTES = 1024, DEPTH_BYTES = BLOCKS * TILE_BYTES };
+enum { AHEAD = 8192 };  /* bytes that the weights are fetched early */
 enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
 enum { ALONE, PLUS, TIMES };
 
@@ -106,16 +108,19 @@ static void finish(const Linear *l, const float *sums, int64_t row, int64_t outp
     }
 }
 
-/* 16 rows times the 64 outputs of a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
-static void product(const Linear *l, int64_t row, int64_t chunk) {
+/* Bytes ahead of the weights in use, from `from` to `to`, that are fetched at each depth. */
+typedef struct { int64_t from, to; } Window;
+
+/* A tile of rows times the 64 outputs of a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
+static void product(const Linear *l, int64_t row, int64_t chunk, Window ahead) {
     const int64_t depths = l->inputs / DEPTH, stride = l->inputs * sizeof(bf16);
-    const uint8_t *weights = (const uint8_t *)l->packed + chunk * depths * BLOCKS * TILE_BYTES;
+    const uint8_t *weights = (const uint8_t *)l->packed + chunk * depths * DEPTH_BYTES;
     const bf16 *x = l->x + row * l->inputs;
     float sums[BLOCKS][TILE * TILE] __attribute__((aligned(64)));
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-    for (int64_t depth = 0; depth < depths; depth++, weights += BLOCKS * TILE_BYTES) {
-        for (int line = 0; line < BLOCKS * TILE_BYTES; line += 64)
-            _mm_prefetch((const char *)weights + AHEAD + line, _MM_HINT_T0);
+    for (int64_t depth = 0; depth < depths; depth++, weights += DEPTH_BYTES) {
+        for (int64_t line = ahead.from; line < ahead.to; line += 64)
+            _mm_prefetch((const char *)weights + line, _MM_HINT_T1);
         _tile_loadd(4, x + depth * DEPTH, stride);
         _tile_loadd(5, weights, 64);
         _tile_dpbf16ps(0, 4, 5);
@@ -132,19 +137,41 @@ static void product(const Linear *l, int64_t row, int64_t chunk) {
         finish(l, sums[block], row, chunk * CHUNK + block * TILE);
 }
 
-/* y = combine(activation(x W^T + bias), other); x has whole tiles of rows, the last may be zeros. */
+/* Tiles for `rows` rows, at most 16. */
+static TileConfig tiles_for(int64_t rows) {
+    TileConfig config = {.palette = 1};
+    for (int tile = 0; tile < 7; tile++)
+        config.bytes[tile] = 64, config.rows[tile] = tile < 5 ? rows : TILE;
+    return config;
+}
+
+/* y = combine(activation(x W^T + bias), other).
+ *
+ * A thread multiplies all rows by a chunk of weights before it turns to the next, which it fetches
+ * meanwhile, an equal share beside each tile of rows. Where there is one tile only, and at its first
+ * chunk, it fetches a little ahead of what it reads.
+ */
 void amx_linear(const Linear *l) {
-    const int64_t chunks = (l->outputs + CHUNK - 1) / CHUNK;
+    const int64_t chunks = (l->outputs + CHUNK - 1) / CHUNK, tiles = (l->rows + TILE - 1) / TILE;
+    const int64_t chunk_bytes = l->inputs / DEPTH * DEPTH_BYTES;
+    const TileConfig whole = tiles_for(TILE), rest = tiles_for(l->rows - (tiles - 1) * TILE);
 #pragma omp parallel
     {
-        /* oneDNN keeps a configuration of its own in the same registers. */
-        TileConfig before, config = {.palette = 1};
-        for (int tile = 0; tile < 7; tile++) config.bytes[tile] = 64, config.rows[tile] = TILE;
+        TileConfig before; /* oneDNN keeps a configuration of its own in the same registers. */
         _tile_storeconfig(&before);
-        _tile_loadconfig(&config);
-#pragma omp for schedule(static)
-        for (int64_t chunk = 0; chunk < chunks; chunk++)
-            for (int64_t row = 0; row < l->rows; row += TILE) product(l, row, chunk);
+        const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        const int64_t end = chunks * (thread + 1) / threads, begin = chunks * thread / threads;
+        for (int64_t chunk = begin; chunk < end; chunk++)
+            for (int64_t tile = 0; tile < tiles; tile++) {
+                Window ahead = {chunk_bytes + DEPTH_BYTES / 64 * tile / tiles * 64,
+                                chunk_bytes + DEPTH_BYTES / 64 * (tile + 1) / tiles * 64};
+                if (chunk + 1 == end) ahead.to = 0;
+                if (tiles == 1 || (tile == 0 && chunk == begin))
+                    ahead = (Window){AHEAD, AHEAD + DEPTH_BYTES};
+                const int is_last = tile == tiles - 1;
+                if (tile == 0 || is_last) _tile_loadconfig(is_last ? &rest : &whole);
+                product(l, tile * TILE, chunk, ahead);
+            }
         _tile_loadconfig(&before);
     }
 }

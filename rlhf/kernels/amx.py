@@ -95,9 +95,6 @@ class AmxProjection:
         call = self._call
         rows = x.numel() // call.inputs
         y = x.new_empty((*x.shape[:-1], call.outputs))
-        x = x.reshape(rows, -1)
-        if rows % TILE:
-            x = torch.nn.functional.pad(x, (0, 0, 0, -rows % TILE))
         x = x.contiguous()
         other = None if other is None else other.contiguous()
         call.x, call.rows, call.y, call.combine = x.data_ptr(), rows, y.data_ptr(), combine
@@ -107,20 +104,20 @@ class AmxProjection:
 
 
 def attend(memory_2RKLD: Tensor, heads: Sequence[Tensor], *, positions_B: Tensor) -> Tensor:
-    """Attention (B, 1, Q, D) of one token in each of the first B rows of a layer's memory.
+    """Attention (B, Q, D) of one token in each of the first B rows of a layer's memory.
 
-    ``heads`` are queries (B, 1, Q, D), keys and values (B, 1, K, D); these go to their rows'
-    positions first.
+    ``heads`` are queries (B, Q, D), keys and values (B, K, D); these go to their rows' positions
+    first.
     """
     query, key, _ = heads = [x if x.stride(-1) == 1 else x.contiguous() for x in heads]
-    rows, _, num_heads, size = query.shape
+    rows, num_heads, size = query.shape
     mixed = query.new_empty(query.shape)
     keys, values = memory_2RKLD.unbind()
     call = _Attention(
         *(x.data_ptr() for x in heads),
-        *(x.stride(dim) for x in heads for dim in (0, 2)),
+        *(x.stride(dim) for x in heads for dim in (0, 1)),
         *(x.data_ptr() for x in (keys, values, positions_B)),
-        *(rows, num_heads, key.shape[2], keys.shape[2], size),
+        *(rows, num_heads, key.shape[1], keys.shape[2], size),
         size**-0.5,
         mixed.data_ptr(),
     )

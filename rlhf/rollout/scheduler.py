@@ -1,22 +1,25 @@
 """Continuous batching: rows that ended leave, and waiting prompts take their place.
 
-Shapes: B = rows in use, N = responses to make, P = prompt tokens, V = vocabulary.
+Shapes: B = rows in use, J = prompts that join, N = responses to make, P = prompt tokens,
+V = vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.rollout.decoders.decoder import Decoder
+from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
 
 PREFILL_TOKENS = 8192  # prompt tokens taken in at once: bounds the memory of a prefill
-JOINING_SHARE = 8  # waiting prompts join once 1 of so many rows is free
+JOINING_SHARE = 8  # where joining takes a pass of its own, 1 of so many rows must be free
 
 
 @dataclass
@@ -69,50 +72,63 @@ class Scheduler:
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
-        # By length, so that prompts of a prefill are alike; equal prompts are neighbours.
+        # By length, so that prompts of a prefill are alike; equal prompts become neighbours.
         waiting = sorted(requests, key=lambda r: (len(r.prompt), r.prompt), reverse=True)
         while self._anyone_works(bool(waiting or self._active)):
-            free = self._max_rows - len(self._active)
-            if waiting and (not self._active or free >= max(1, self._max_rows // JOINING_SHARE)):
-                joining = _next_prefill(waiting, free)
-                del waiting[: len(joining)]
-                first = len(self._active)
-                logits_BV = self._join(joining, draws_NT.device)
+            joining = self._next_joining(waiting)
+            del waiting[: len(joining)]
+            if joining:
+                requests, logits_BV = self._join(joining, draws_NT.device)
             elif self._active:
-                first = 0
-                newest = [request.ids[-1] for request in self._active]
-                logits_BV = self._decoder.decode(
-                    torch.tensor(newest, device=draws_NT.device),
-                    [request.position for request in self._active],
-                )
+                requests = self._active
+                logits_BV = self._decoder.decode(*self._newest(draws_NT.device))
             else:
                 self._decoder.decode(torch.zeros(1, dtype=torch.long, device=draws_NT.device), [0])
                 continue
-            self._extend(self._active[first:], logits_BV, draws_NT)
+            self._extend(requests, logits_BV, draws_NT)
             self._leave()
 
-    def _join(self, joining: list[Request], device: torch.device) -> Tensor:
-        """Logits (B, V) of the joining requests; equal prompts are run once, and copied."""
-        rows: dict[tuple[int, ...], int] = {}
-        copies = []
-        for request in joining:
-            if request.prompt in rows:
-                copies.append(request)
-            else:
-                rows[request.prompt] = len(rows)
+    def _next_joining(self, waiting: Sequence[Request]) -> list[Request]:
+        """The first of ``waiting`` that fit into the free rows and one prefill; none: not yet."""
+        free = self._max_rows - len(self._active)
+        packs = isinstance(self._decoder, PackingDecoder)
+        fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
+        if not waiting or (self._active and free < fewest):
+            return []
+        fitting = max(1, PREFILL_TOKENS // len(waiting[0].prompt))
+        return list(waiting[: min(free, fitting)])
+
+    def _newest(self, device: torch.device) -> tuple[Tensor, list[int]]:
+        """The newest token (B,) of each request in work, and where it stands."""
+        newest = [request.ids[-1] for request in self._active]
+        return torch.tensor(newest, device=device), [r.position for r in self._active]
+
+    def _join(self, joining: list[Request], device: torch.device) -> tuple[list[Request], Tensor]:
+        """Requests that get a token now, and their logits (B, V): ``joining``, and maybe all.
+
+        Equal prompts, which are neighbours, are run once and copied.
+        """
+        groups = [list(group) for _, group in groupby(joining, key=lambda r: r.prompt)]
+        prompts = [torch.tensor(group[0].prompt) for group in groups]
+        ids_JP = pad_sequence(prompts, batch_first=True).to(device)
+        lengths = [len(prompt) for prompt in prompts]
+        decoder, behind = self._decoder, len(self._active)
+        if self._active and isinstance(decoder, PackingDecoder):
+            first = 0
+            logits_BV = decoder.decode_and_prefill(*self._newest(device), ids_JP, lengths)
+        else:
+            first = behind
+            logits_BV = decoder.prefill(ids_JP, lengths, first_row=behind)
+        self._active += [group[0] for group in groups]
+        sources = list(range(len(logits_BV)))
+        for row, group in enumerate(groups, start=behind):
+            for request in group[1:]:
+                decoder.copy_row(row, len(self._active), columns=len(request.prompt))
                 self._active.append(request)
-        first = len(self._active) - len(rows)
-        lengths = [len(prompt) for prompt in rows]
-        ids_BP = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        for row, prompt in enumerate(rows):
-            ids_BP[row, : len(prompt)] = torch.tensor(prompt)
-        logits_BV = self._decoder.prefill(ids_BP.to(device), lengths, first_row=first)
-        for request in copies:
-            source, target = first + rows[request.prompt], len(self._active)
-            self._decoder.copy_row(source, target, columns=len(request.prompt))
-            self._active.append(request)
-        sources = [*range(len(rows)), *(rows[request.prompt] for request in copies)]
-        return logits_BV[torch.tensor(sources, device=device)] if copies else logits_BV
+                sources.append(row - first)
+        if len(sources) > len(logits_BV):
+            logits_BV = logits_BV[torch.tensor(sources, device=device)]
+        return self._active[first:], logits_BV
 
     def _extend(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> None:
         """One more token for each of ``requests``."""
@@ -142,9 +158,3 @@ class Scheduler:
                 last = self._active.pop()
                 self._decoder.copy_row(len(self._active), row, columns=last.position)
                 self._active[row] = last
-
-
-def _next_prefill(waiting: Sequence[Request], free: int) -> list[Request]:
-    """The first of ``waiting`` that fit into ``free`` rows and one prefill; at least one."""
-    widest = len(waiting[0].prompt)
-    return list(waiting[: max(1, min(free, PREFILL_TOKENS // widest))])

@@ -20,8 +20,8 @@ def half(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, 33])
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (100, 96), (7, 64)])
+@pytest.mark.parametrize("rows", [1, 15, 16, 32, 33, 79])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (100, 96), (7, 64), (330, 64)])
 def test_a_linear_layer(rows: int, outputs: int, inputs: int) -> None:
     weight, bias = half(outputs, inputs, seed=1) / 8, half(outputs, seed=2)
     x, other = half(rows, inputs, seed=3), half(rows, outputs, seed=4)
@@ -58,12 +58,12 @@ def test_activations(name: str) -> None:
 def test_attention(heads: int, kv_heads: int, size: int) -> None:
     rows, capacity, positions = 5, 41, torch.tensor([0, 40, 7, 15, 16])
     memory = half(2, rows + 1, kv_heads, capacity, size, seed=1)
-    joined = half(rows, 1, heads + 2 * kv_heads, size, seed=2)
-    query, key, value = joined.split([heads, kv_heads, kv_heads], dim=2)
+    joined = half(rows, heads + 2 * kv_heads, size, seed=2)
+    query, key, value = joined.split([heads, kv_heads, kv_heads], dim=1)
     expected_memory = memory.clone()
     for row, position in enumerate(positions):
-        expected_memory[0, row, :, position] = key[row, 0]
-        expected_memory[1, row, :, position] = value[row, 0]
+        expected_memory[0, row, :, position] = key[row]
+        expected_memory[1, row, :, position] = value[row]
 
     mixed = amx.attend(memory, (query, key, value), positions_B=positions)
 
@@ -71,11 +71,11 @@ def test_attention(heads: int, kv_heads: int, size: int) -> None:
     for row, position in enumerate(positions):
         keys, values = expected_memory[:, row, :, : position + 1].float()
         expected = functional.scaled_dot_product_attention(
-            query[row, 0].float()[:, None],
+            query[row].float()[:, None],
             keys.repeat_interleave(heads // kv_heads, dim=0),
             values.repeat_interleave(heads // kv_heads, dim=0),
         )
-        torch.testing.assert_close(mixed[row, 0].float(), expected[:, 0], **HALF)
+        torch.testing.assert_close(mixed[row].float(), expected[:, 0], **HALF)
 
 
 def test_onednn_keeps_its_own_tiles() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf.rollout.decoders.decoder import Decoder
+from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,6 +71,13 @@ def some_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
+def padded(prompts: list[list[int]]) -> tuple[Tensor, list[int]]:
+    """Prompts and their lengths, with a column that is padding in every row."""
+    lengths = [len(prompt) for prompt in prompts]
+    width = max(lengths) + 1
+    return torch.tensor([p + [0] * (width - len(p)) for p in prompts]), lengths
+
+
 class Rows:
     """A decoder, the tokens that each of its rows should remember, and the logits it gave last."""
 
@@ -81,13 +88,25 @@ class Rows:
 
     def join(self, prompts: list[list[int]]) -> None:
         """Prompts go into the rows behind those that there are."""
-        lengths = [len(prompt) for prompt in prompts]
-        width = max(lengths) + 1  # a column that is padding in every row
-        ids_BP = torch.tensor([p + [0] * (width - len(p)) for p in prompts])
-        logits_BV = self.decoder.prefill(ids_BP, lengths, first_row=len(self.sequences))
-        assert logits_BV.shape == (len(prompts), VOCABULARY)
+        ids_NP, lengths = padded(prompts)
+        logits_NV = self.decoder.prefill(ids_NP, lengths, first_row=len(self.sequences))
+        assert logits_NV.shape == (len(prompts), VOCABULARY)
         self.sequences += [list(prompt) for prompt in prompts]
-        self.logits += list(logits_BV)
+        self.logits += list(logits_NV)
+
+    def grow_and_join(self, tokens: list[int], prompts: list[list[int]]) -> None:
+        """Every row takes a token, prompts go into the rows behind; in one pass where it can."""
+        if not isinstance(self.decoder, PackingDecoder):
+            self.grow(tokens)
+            self.join(prompts)
+            return
+        positions = [len(sequence) for sequence in self.sequences]
+        self.sequences = [[*s, t] for s, t in zip(self.sequences, tokens, strict=True)]
+        self.sequences += [list(prompt) for prompt in prompts]
+        newest = torch.tensor(tokens)
+        logits_BV = self.decoder.decode_and_prefill(newest, positions, *padded(prompts))
+        assert logits_BV.shape == (len(self.sequences), VOCABULARY)
+        self.logits = list(logits_BV)
 
     def grow(self, tokens: list[int]) -> None:
         """Every row takes a token."""
@@ -185,4 +204,24 @@ def check_rows_are_independent(model: PreTrainedModel, make: DecoderFactory) -> 
         rows.check()
 
 
-CHECKS = (check_greedy_tokens, check_logprobs, check_rows_are_independent)
+@torch.no_grad()
+def check_prompts_join_a_step(model: PreTrainedModel, make: DecoderFactory) -> None:
+    """Prompts beside the newest tokens of others, in a memory that others have used."""
+    first, second, third, fourth = some_prompts((5, 12, 9, 3))
+    rows = Rows(model, make(model, 4, 24))
+    rows.join([second])
+    rows.grow_and_join([7], [first])
+    rows.check()
+    rows.leave(0)
+    rows.grow_and_join([8], [third, fourth])
+    rows.check()
+    rows.grow([21, 22, 23])
+    rows.check()
+
+
+CHECKS = (
+    check_greedy_tokens,
+    check_logprobs,
+    check_rows_are_independent,
+    check_prompts_join_a_step,
+)

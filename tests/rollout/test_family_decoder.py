@@ -95,6 +95,8 @@ def test_half_precision_is_off_by_its_rounding_alone(
         rows.join(some_prompts())
         for _ in range(4):
             rows.grow_greedily()
+        rows.leave(1)
+        rows.grow_and_join([5, 6, 7], some_prompts((6,)))
         rows.logits = [logits_V.float() for logits_V in rows.logits]
         rows.check(tolerance=0.05)
 

@@ -48,6 +48,24 @@ class TableDecoder:
         return logits_BV
 
 
+class PackingTable(TableDecoder):
+    """Takes prompts beside the newest tokens."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.passes = 0
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        self.passes += 1
+        return super().decode(ids_B, positions)
+
+    def decode_and_prefill(
+        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+    ) -> Tensor:
+        logits_BV = self.decode(ids_B, positions)
+        return torch.cat([logits_BV, self.prefill(ids_NP, lengths, first_row=len(positions))])
+
+
 def next_token(tokens: list[int]) -> int:
     return (sum(tokens) * 7 + len(tokens)) % VOCABULARY
 
@@ -65,13 +83,14 @@ def run(
     max_rows: int,
     limits: list[int] | None = None,
     min_tokens: int = 0,
+    table: type[TableDecoder] = TableDecoder,
 ) -> tuple[list[Request], TableDecoder]:
     limits = limits or [12] * len(prompts)
     requests = [Request(i, p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
     sampling = SamplingSettings(
         max_tokens=12, temperature=1.0, top_k=1, top_p=1.0, min_tokens=min_tokens
     )
-    decoder = TableDecoder(max_rows)
+    decoder = table(max_rows)
     Scheduler(
         decoder,
         sampling,
@@ -86,9 +105,10 @@ def run(
 PROMPTS = [tuple(range(i, i + 1 + i % 5)) for i in range(23)]
 
 
+@pytest.mark.parametrize("table", [TableDecoder, PackingTable])
 @pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 23])
-def test_every_request_gets_its_own_tokens(max_rows: int) -> None:
-    requests, decoder = run(PROMPTS, max_rows=max_rows)
+def test_every_request_gets_its_own_tokens(max_rows: int, table: type[TableDecoder]) -> None:
+    requests, decoder = run(PROMPTS, max_rows=max_rows, table=table)
     assert [r.ids for r in requests] == [expected(p, 12) for p in PROMPTS]
     assert [r.has_ended for r in requests] == [expected(p, 12)[-1] == END for p in PROMPTS]
     assert {len(r.ids) for r in requests} > {12}, "some end early, some never"
@@ -112,6 +132,19 @@ def test_waiting_prompts_take_free_places() -> None:
     assert len(decoder.decoded) < 1.5 * tokens / 4, "the rows were mostly full"
 
 
+def test_prompts_join_a_step_of_the_others() -> None:
+    """A place that is free is taken at once; only the first prompts have a pass of their own."""
+    limits = [2 if i % 2 else 10 for i in range(16)]
+    prompts = [(i + 1, 5) for i in range(16)]
+    requests, decoder = run(prompts, max_rows=4, limits=limits, table=PackingTable)
+    assert isinstance(decoder, PackingTable)
+    assert decoder.prefills[0] == [2] * 4
+    assert decoder.passes < 1.25 * sum(len(r.ids) for r in requests) / 4
+    assert [r.ids for r in requests] == [
+        expected(p, n) for p, n in zip(prompts, limits, strict=True)
+    ]
+
+
 def test_prompts_of_like_length_are_taken_together() -> None:
     _, decoder = run(PROMPTS, max_rows=6)
     longest = [length for lengths in decoder.prefills for length in lengths]
@@ -123,6 +156,16 @@ def test_equal_prompts_share_a_prefill() -> None:
     requests, decoder = run(prompts, max_rows=5)
     assert decoder.prefills == [[2, 1]]
     assert [r.ids for r in requests] == [expected(p, 12) for p in prompts]
+
+
+@pytest.mark.parametrize("table", [TableDecoder, PackingTable])
+def test_equal_prompts_that_join_late_share_a_prefill(table: type[TableDecoder]) -> None:
+    prompts, limits = [(9, 9, 9), (8, 8, 8), (7, 7, 7), (3, 4), (3, 4)], [9, 2, 2, 9, 9]
+    requests, decoder = run(prompts, max_rows=3, limits=limits, table=table)
+    assert decoder.prefills == [[3, 3, 3], [2]]
+    assert [r.ids for r in requests] == [
+        expected(p, n) for p, n in zip(prompts, limits, strict=True)
+    ]
 
 
 def test_the_end_token_is_barred_until_enough_tokens_are_there() -> None:

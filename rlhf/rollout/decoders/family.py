@@ -1,8 +1,9 @@
 """Decoding for the known families: few operations per token, on weights laid out for it.
 
-Shapes: R = rows of the memory, B = rows in use, P = prompt tokens, L = columns in sight,
-Q = heads of queries, K = heads of keys and values, D = size of a head, G = Q / K, H = hidden size,
-V = vocabulary. A layer's memory (2, R, K, columns, D) holds keys, then values.
+Shapes: R = rows of the memory, B = rows in use, N = prompts, P = tokens of each, T = all tokens of
+a pass, L = columns in sight, Q = heads of queries, K = heads of keys and values, D = size of a
+head, H = hidden size, V = vocabulary. A layer's memory (2, R, K, columns, D) holds keys, then
+values.
 """
 
 from __future__ import annotations
@@ -22,18 +23,21 @@ from rlhf.rollout.decoders.projections import on_amx
 
 
 class Heads(NamedTuple):
-    """What a layer's heads make of their inputs, here of T tokens in each row."""
+    """What a layer's heads make of their inputs."""
 
-    query_BTQD: Tensor
-    key_BTKD: Tensor
-    value_BTKD: Tensor
+    query_TQD: Tensor
+    key_TKD: Tensor
+    value_TKD: Tensor
 
 
-Attend = Callable[[Tensor, Heads], Tensor]  # writes to a layer's memory, reads (B, T, Q, D) from it
+Attend = Callable[[Tensor, Heads], Tensor]  # writes to a layer's memory, reads (T, Q, D) from it
 
 
 class FamilyDecoder:
-    """Runs a model of a known family; a ``Decoder``."""
+    """Runs a model of a known family; a ``PackingDecoder``.
+
+    Only attention knows which row a token is of: all else takes the tokens of a pass as one list.
+    """
 
     def __init__(
         self, parts: Parts, weight_of: WeightOf, *, rows: int, tokens: int, dtype: torch.dtype
@@ -53,25 +57,11 @@ class FamilyDecoder:
         # Zeros: what a mask hides is still multiplied, by 0.
         self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
 
-    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Take prompts, right-padded, into the rows from ``first_row`` on; their logits (B, V)."""
-        num_rows, num_columns = ids_BP.shape
-        rows = slice(first_row, first_row + num_rows)
-
-        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
-            query, key, value = (x.transpose(1, 2) for x in heads)
-            memory_2RKLD[0, rows, :, :num_columns] = key
-            memory_2RKLD[1, rows, :, :num_columns] = value
-            # Causal: no token sees the padding on its right.
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
-            ).transpose(1, 2)
-
-        positions_P = torch.arange(num_columns, device=self._device)
-        rotate = None if self._rotations is None else self._rotations.at(positions_P[:, None])
-        x_BPH = self._through(self._embed(ids_BP, positions_P), rotate, attend)
-        last_B = torch.tensor(lengths, device=self._device) - 1
-        return self._logits(x_BPH[torch.arange(num_rows, device=self._device), last_B])
+    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Take prompts, right-padded, into the rows from ``first_row`` on; their logits (N, V)."""
+        attend = self._attend_prompts(ids_NP, first_row)
+        x_TH = self._through(ids_NP.flatten(), self._columns(ids_NP), attend)
+        return self._logits(x_TH[self._last_tokens(ids_NP, lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Take one token for each of the first B rows, at its position; logits (B, V)."""
@@ -83,9 +73,65 @@ class FamilyDecoder:
 
         Nothing in it waits for the value of a tensor, so that it can be captured as a graph.
         """
-        num_rows, parts = len(ids_B), self._parts
+        attend = self._attend_newest(positions_B, columns)
+        return self._logits(self._through(ids_B, positions_B, attend))
+
+    def decode_and_prefill(
+        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+    ) -> Tensor:
+        """``decode``, and ``prefill`` of the rows behind, in one pass; logits (B + N, V)."""
+        num_rows = len(ids_B)
+        positions_B = torch.tensor(positions, device=self._device)
+        attend_newest = self._attend_newest(positions_B, max(positions) + 1)
+        attend_prompts = self._attend_prompts(ids_NP, num_rows)
+
+        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+            newest_BQD = attend_newest(memory_2RKLD, Heads(*(x[:num_rows] for x in heads)))
+            prompts_TQD = attend_prompts(memory_2RKLD, Heads(*(x[num_rows:] for x in heads)))
+            return torch.cat([newest_BQD, prompts_TQD])
+
+        ids_T = torch.cat([ids_B, ids_NP.flatten()])
+        x_TH = self._through(ids_T, torch.cat([positions_B, self._columns(ids_NP)]), attend)
+        last_N = num_rows + self._last_tokens(ids_NP, lengths)
+        return self._logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
+
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Make row ``target`` remember the ``columns`` tokens of row ``source``."""
+        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
+
+    def _columns(self, ids_NP: Tensor) -> Tensor:
+        """Positions (N * P) of prompts' tokens."""
+        num_prompts, num_columns = ids_NP.shape
+        return torch.arange(num_columns, device=self._device).repeat(num_prompts)
+
+    def _last_tokens(self, ids_NP: Tensor, lengths: list[int]) -> Tensor:
+        """Which of the N * P tokens end prompts."""
+        num_columns = ids_NP.shape[1]
+        last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
+        return torch.tensor(last, device=self._device)
+
+    def _attend_prompts(self, ids_NP: Tensor, first_row: int) -> Attend:
+        """Attention of prompts, which go to the rows from ``first_row`` on."""
+        num_prompts, num_columns = ids_NP.shape
+        rows = slice(first_row, first_row + num_prompts)
+
+        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+            query, key, value = (x.unflatten(0, (num_prompts, -1)).transpose(1, 2) for x in heads)
+            memory_2RKLD[0, rows, :, :num_columns] = key
+            memory_2RKLD[1, rows, :, :num_columns] = value
+            # Causal: no token sees the padding on its right.
+            mixed_NQPD = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            )
+            return mixed_NQPD.transpose(1, 2).flatten(0, 1)
+
+        return attend
+
+    def _attend_newest(self, positions_B: Tensor, columns: int) -> Attend:
+        """Attention of one token in each of the first B rows, to what is before it."""
+        num_rows, parts = len(positions_B), self._parts
         if on_amx(self._device, self._dtype) and parts.head_dim % amx.TILE == 0:
-            return self._step(ids_B, positions_B, partial(amx.attend, positions_B=positions_B))
+            return partial(amx.attend, positions_B=positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
@@ -94,44 +140,36 @@ class FamilyDecoder:
 
         def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
             keys_RKLD, values_RKLD = memory_2RKLD.unbind()
-            keys_RKLD[rows_B, :, positions_B] = heads.key_BTKD[:, 0]
-            values_RKLD[rows_B, :, positions_B] = heads.value_BTKD[:, 0]
+            keys_RKLD[rows_B, :, positions_B] = heads.key_TKD
+            values_RKLD[rows_B, :, positions_B] = heads.value_TKD
             # Queries that share a head of keys take the place of positions: nothing is repeated.
             return functional.scaled_dot_product_attention(
-                heads.query_BTQD.reshape(grouped),
+                heads.query_TQD.reshape(grouped),
                 keys_RKLD[:num_rows, :, :columns],
                 values_RKLD[:num_rows, :, :columns],
                 attn_mask=mask_B11L,
-            ).reshape(num_rows, 1, parts.num_heads, parts.head_dim)
+            ).reshape(num_rows, parts.num_heads, parts.head_dim)
 
-        return self._step(ids_B, positions_B, attend)
+        return attend
 
-    def copy_row(self, source: int, target: int, *, columns: int) -> None:
-        """Make row ``target`` remember the ``columns`` tokens of row ``source``."""
-        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
-
-    def _step(self, ids_B: Tensor, positions_B: Tensor, attend: Attend) -> Tensor:
-        x_B1H = self._embed(ids_B[:, None], positions_B[:, None])
-        rotate = None if self._rotations is None else self._rotations.at(positions_B[:, None, None])
-        return self._logits(self._through(x_B1H, rotate, attend)[:, 0])
-
-    def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+    def _embed(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
         parts = self._parts
-        x_BTH: Tensor = functional.embedding(ids_BT, parts.tokens.weight).to(self._dtype)
+        x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(self._dtype)
         if self._project_in is not None:
-            x_BTH = self._project_in(x_BTH)
+            x_TH = self._project_in(x_TH)
         if parts.positions is not None:
-            places_BT = positions_BT + parts.position_offset
-            x_BTH = x_BTH + functional.embedding(places_BT, parts.positions.weight).to(self._dtype)
-        return x_BTH
+            places_T = positions_T + parts.position_offset
+            x_TH = x_TH + functional.embedding(places_T, parts.positions.weight).to(self._dtype)
+        return x_TH
 
-    def _through(self, x: Tensor, rotate: Rotations | None, attend: Attend) -> Tensor:
-        """The hidden state (B, T, H) behind all blocks."""
-        order = self._parts.order
+    def _through(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """The hidden state (T, H) behind all blocks."""
+        order, x = self._parts.order, self._embed(ids_T, positions_T)
+        rotate = None if self._rotations is None else self._rotations.at(positions_T[:, None])
         for layer, memory in zip(self._layers, self._memory, strict=True):
             normed = x if order is Order.norm_last else layer.attention_norm(x)
             heads = self._heads(layer, normed, rotate)
-            mixed = layer.output.plus(attend(memory, heads).flatten(2), x)
+            mixed = layer.output.plus(attend(memory, heads).flatten(1), x)
             if order is Order.norm_last:
                 x = layer.attention_norm(mixed)
                 x = layer.mlp_norm(layer.down.plus(layer.widened(x), x))
@@ -140,8 +178,8 @@ class FamilyDecoder:
                 x = layer.down.plus(layer.widened(layer.mlp_norm(inner)), mixed)
         return x
 
-    def _heads(self, layer: Layer, x_BTH: Tensor, rotate: Rotations | None) -> Heads:
-        query, key, value = self._split([project(x_BTH) for project in layer.query_key_value])
+    def _heads(self, layer: Layer, x_TH: Tensor, rotate: Rotations | None) -> Heads:
+        query, key, value = self._split([project(x_TH) for project in layer.query_key_value])
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         if rotate is not None:
@@ -149,15 +187,15 @@ class FamilyDecoder:
         return Heads(query, key, value)
 
     def _split(self, projected: list[Tensor]) -> tuple[Tensor, ...]:
-        """Queries, keys and values (B, T, heads, D) of one projection, or of three."""
-        parts, leading = self._parts, projected[0].shape[:2]
+        """Queries, keys and values (T, heads, D) of one projection, or of three."""
+        parts, num_tokens = self._parts, len(projected[0])
         if len(parts.blocks[0].query_key_value) == 1:
-            return projected[0].view(*leading, parts.num_heads, -1).chunk(3, dim=-1)
+            return projected[0].view(num_tokens, parts.num_heads, -1).chunk(3, dim=-1)
         counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
         if len(projected) == 1:
-            together = projected[0].view(*leading, sum(counts), parts.head_dim)
-            return torch.split(together, list(counts), dim=2)
-        shapes = ((*leading, count, parts.head_dim) for count in counts)
+            together = projected[0].view(num_tokens, sum(counts), parts.head_dim)
+            return torch.split(together, list(counts), dim=1)
+        shapes = ((num_tokens, count, parts.head_dim) for count in counts)
         return tuple(x.view(shape) for x, shape in zip(projected, shapes, strict=True))
 
     def _logits(self, x_BH: Tensor) -> Tensor:
