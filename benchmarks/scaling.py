@@ -3,7 +3,7 @@
     python benchmarks/scaling.py [--shape tiny] [--rounds 3] [--sweeps response tokens]
 
 Each sweep changes one thing: the length of the responses, the batch, the share of the prompts'
-columns that is padding, the size of the models. The sweep ``tokens`` answers 64 prompts, 16 rows at
+columns that is padding, the size of the models. The sweep ``tokens`` answers 256 prompts, 16 rows at
 once, three times: with responses of mixed length, from next to nothing to the maximum and a quarter
 of it in the mean; with as many tokens in responses of equal length; and with the maximum in all of
 them. ``rollout=fast`` alone takes such limits. All points take turns; each turn is a new process
@@ -25,7 +25,7 @@ from common import BENCHMARKS, Samples, Way, finish, medians, parser, table, tak
 from shapes import SHAPES, Work, make_models
 
 ROWS_AT_ONCE = 16
-SEQUENCES = 64  # of the sweep `tokens`
+SEQUENCES = 256  # of the sweep `tokens`
 LONGEST = 4  # the maximum of the sweep `tokens` is so many times the mean
 SIZES = ("tiny", "small", "opt125m")
 PARTS = ("generate", "score", "train")
