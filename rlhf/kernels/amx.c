@@ -108,8 +108,17 @@ static void finish(const Linear *l, const float *sums, int64_t row, int64_t outp
     }
 }
 
-/* Bytes ahead of the weights in use, from `from` to `to`, that are fetched at each depth. */
-typedef struct { int64_t from, to; } Window;
+/* What is fetched at each depth: bytes from `from` to `to` ahead of the weights in use, for later; or
+ * those that are needed soon. */
+typedef struct { int64_t from, to; int is_soon; } Window;
+
+static inline void fetch_ahead(const uint8_t *weights, Window ahead) {
+    if (ahead.is_soon)
+        for (int line = 0; line < DEPTH_BYTES; line += 64)
+            _mm_prefetch((const char *)weights + AHEAD + line, _MM_HINT_T0);
+    for (int64_t line = ahead.from; line < ahead.to; line += 64)
+        _mm_prefetch((const char *)weights + line, _MM_HINT_T1);
+}
 
 /* A tile of rows times the 64 outputs of a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
 static void product(const Linear *l, int64_t row, int64_t chunk, Window ahead) {
@@ -119,8 +128,7 @@ static void product(const Linear *l, int64_t row, int64_t chunk, Window ahead) {
     float sums[BLOCKS][TILE * TILE] __attribute__((aligned(64)));
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (int64_t depth = 0; depth < depths; depth++, weights += DEPTH_BYTES) {
-        for (int64_t line = ahead.from; line < ahead.to; line += 64)
-            _mm_prefetch((const char *)weights + line, _MM_HINT_T1);
+        fetch_ahead(weights, ahead);
         _tile_loadd(4, x + depth * DEPTH, stride);
         _tile_loadd(5, weights, 64);
         _tile_dpbf16ps(0, 4, 5);
@@ -164,10 +172,9 @@ void amx_linear(const Linear *l) {
         for (int64_t chunk = begin; chunk < end; chunk++)
             for (int64_t tile = 0; tile < tiles; tile++) {
                 Window ahead = {chunk_bytes + DEPTH_BYTES / 64 * tile / tiles * 64,
-                                chunk_bytes + DEPTH_BYTES / 64 * (tile + 1) / tiles * 64};
-                if (chunk + 1 == end) ahead.to = 0;
-                if (tiles == 1 || (tile == 0 && chunk == begin))
-                    ahead = (Window){AHEAD, AHEAD + DEPTH_BYTES};
+                                chunk_bytes + DEPTH_BYTES / 64 * (tile + 1) / tiles * 64,
+                                tiles == 1 || (tile == 0 && chunk == begin)};
+                if (tiles == 1 || chunk + 1 == end) ahead.to = 0;
                 const int is_last = tile == tiles - 1;
                 if (tile == 0 || is_last) _tile_loadconfig(is_last ? &rest : &whole);
                 product(l, tile * TILE, chunk, ahead);

@@ -107,10 +107,10 @@ def test_scaling(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cost_follows_tokens(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens"]
+    arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens", "--prompts", "32"]
     found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
     assert set(found["mixed_over_equal"]) == {"equal", "longest"}
-    assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4, 64 * 16]
+    assert [row["tokens"] for row in found["rows"]] == [32 * 4, 32 * 4, 32 * 16]
 
 
 @pytest.mark.slow
