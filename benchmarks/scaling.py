@@ -3,8 +3,8 @@
     python benchmarks/scaling.py [--shape tiny] [--rounds 3] [--sweeps response tokens]
 
 Each sweep changes one thing: the length of the responses, the batch, the share of the prompts'
-columns that is padding, the size of the models. The sweep ``tokens`` answers 256 prompts, 16 rows at
-once, three times: with responses of mixed length, from next to nothing to the maximum and a quarter
+columns that is padding, the size of the models. The sweep ``tokens`` answers 256 prompts, 16 rows
+at once, three times: with responses of mixed length, from next to nothing to the maximum, a quarter
 of it in the mean; with as many tokens in responses of equal length; and with the maximum in all of
 them. ``rollout=fast`` alone takes such limits. All points take turns; each turn is a new process
 with two iterations that are not counted.

@@ -1,4 +1,4 @@
-/* Decode steps on a CPU with AMX: linear layers for a few rows, and attention of one token a row.
+/* Decode steps on a CPU with AMX: linear layers for a few rows, and attention of the newest tokens.
  *
  * Compiled at first use by compiling.py; amx.py says what the arguments are. Both functions are limited by
  * how fast the weights, or the keys and values, can be read from memory: everything is read once, in
@@ -184,13 +184,13 @@ void amx_linear(const Linear *l) {
 }
 
 typedef struct {
-    const bf16 *query, *key, *value;  /* (rows, heads, size) with these strides */
-    int64_t query_row, query_head, key_row, key_head, value_row, value_head;
+    const bf16 *query, *key, *value;  /* (tokens, heads, size) with these strides */
+    int64_t query_token, query_head, key_token, key_head, value_token, value_head;
     bf16 *keys, *values;              /* (rows, kv_heads, capacity, size) */
-    const int64_t *positions;
-    int64_t rows, heads, kv_heads, capacity, size;
+    const int64_t *rows, *positions;  /* where each token is */
+    int64_t tokens, heads, kv_heads, capacity, size;
     float scale;
-    bf16 *mixed;                      /* (rows, heads, size) */
+    bf16 *mixed;                      /* (tokens, heads, size) */
 } Attention;
 
 static float dot(const bf16 *a, const bf16 *b, int64_t size) {
@@ -224,43 +224,56 @@ static void softmax(float *scores, int64_t seen) {
         _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), share));
 }
 
-/* Each row's newest key and value go to its position; its heads read all up to there. */
-void amx_attend(const Attention *a) {
-#pragma omp parallel for collapse(2) schedule(dynamic, 4) /* rows differ in length */
-    for (int64_t row = 0; row < a->rows; row++)
-        for (int64_t kv = 0; kv < a->kv_heads; kv++) {
-            const int64_t seen = a->positions[row] + 1, group = a->heads / a->kv_heads;
-            const int64_t bytes = a->size * sizeof(bf16);
-            bf16 *keys = a->keys + (row * a->kv_heads + kv) * a->capacity * a->size;
-            bf16 *values = a->values + (row * a->kv_heads + kv) * a->capacity * a->size;
-            float scores[seen + 16];
-            memcpy(keys + (seen - 1) * a->size, a->key + row * a->key_row + kv * a->key_head, bytes);
-            memcpy(values + (seen - 1) * a->size, a->value + row * a->value_row + kv * a->value_head,
-                   bytes);
-            for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
-                const bf16 *query = a->query + row * a->query_row + head * a->query_head;
-                for (int64_t i = 0; i < seen; i++) {
-                    fetch(values + i * a->size, bytes);
-                    scores[i] = a->scale * dot(query, keys + i * a->size, a->size);
-                }
-                softmax(scores, seen);
-                for (int64_t d = 0; d < a->size; d += 64) {
-                    const int64_t lanes = a->size - d;
-                    __m512 sums[4];
-                    __mmask16 masks[4];
-                    for (int j = 0; j < 4; j++) {
-                        sums[j] = _mm512_setzero_ps();
-                        masks[j] = lanes >= 16 * (j + 1) ? 0xffff : 0;
-                    }
-                    for (int64_t i = 0; i < seen; i++) {
-                        const __m512 share = _mm512_set1_ps(scores[i]);
-                        for (int j = 0; j < 4; j++)
-                            sums[j] = _mm512_fmadd_ps(
-                                share, load_bf16(values + i * a->size + d + 16 * j, masks[j]), sums[j]);
-                    }
-                    bf16 *mixed = a->mixed + (row * a->heads + head) * a->size + d;
-                    for (int j = 0; j < 4; j++) store_bf16(mixed + 16 * j, sums[j], masks[j]);
-                }
-            }
+/* A token's key and value go to their place. */
+static void remember(const Attention *a, int64_t token, int64_t kv) {
+    const int64_t head = a->rows[token] * a->kv_heads + kv, bytes = a->size * sizeof(bf16);
+    const int64_t at = (head * a->capacity + a->positions[token]) * a->size;
+    memcpy(a->keys + at, a->key + token * a->key_token + kv * a->key_head, bytes);
+    memcpy(a->values + at, a->value + token * a->value_token + kv * a->value_head, bytes);
+}
+
+/* The heads of a token that share keys read its row up to itself. */
+static void read_row(const Attention *a, int64_t token, int64_t kv) {
+    const int64_t seen = a->positions[token] + 1, group = a->heads / a->kv_heads;
+    const int64_t first = (a->rows[token] * a->kv_heads + kv) * a->capacity * a->size;
+    const bf16 *keys = a->keys + first, *values = a->values + first;
+    float scores[seen + 16];
+    for (int64_t head = kv * group; head < (kv + 1) * group; head++) {
+        const bf16 *query = a->query + token * a->query_token + head * a->query_head;
+        for (int64_t i = 0; i < seen; i++) {
+            fetch(values + i * a->size, a->size * sizeof(bf16));
+            scores[i] = a->scale * dot(query, keys + i * a->size, a->size);
         }
+        softmax(scores, seen);
+        for (int64_t d = 0; d < a->size; d += 64) {
+            const int64_t lanes = a->size - d;
+            __m512 sums[4];
+            __mmask16 masks[4];
+            for (int j = 0; j < 4; j++) {
+                sums[j] = _mm512_setzero_ps();
+                masks[j] = lanes >= 16 * (j + 1) ? 0xffff : 0;
+            }
+            for (int64_t i = 0; i < seen; i++) {
+                const __m512 share = _mm512_set1_ps(scores[i]);
+                for (int j = 0; j < 4; j++)
+                    sums[j] = _mm512_fmadd_ps(
+                        share, load_bf16(values + i * a->size + d + 16 * j, masks[j]), sums[j]);
+            }
+            bf16 *mixed = a->mixed + (token * a->heads + head) * a->size + d;
+            for (int j = 0; j < 4; j++) store_bf16(mixed + 16 * j, sums[j], masks[j]);
+        }
+    }
+}
+
+/* All tokens are remembered before any is answered: those of a prompt see each other. */
+void amx_attend(const Attention *a) {
+#pragma omp parallel
+    {
+#pragma omp for collapse(2)
+        for (int64_t token = 0; token < a->tokens; token++)
+            for (int64_t kv = 0; kv < a->kv_heads; kv++) remember(a, token, kv);
+#pragma omp for collapse(2) schedule(dynamic, 4) /* some see more than others */
+        for (int64_t token = 0; token < a->tokens; token++)
+            for (int64_t kv = 0; kv < a->kv_heads; kv++) read_row(a, token, kv);
+    }
 }

@@ -1,6 +1,6 @@
 """Kernels for decode steps on a CPU with AMX, compiled once on the machine that runs them.
 
-Shapes: B = rows in use, R = all rows and L = columns of a layer's memory, Q = heads of queries,
+Shapes: T = tokens, R = rows and L = columns of a layer's memory, Q = heads of queries,
 K = heads of keys and values, D = size of a head, I = inputs, O = outputs of a linear layer.
 """
 
@@ -38,10 +38,10 @@ class _Attention(ctypes.Structure):
         *(
             (f"{name}_{part}", _Size)
             for name in ("query", "key", "value")
-            for part in ("row", "head")
+            for part in ("token", "head")
         ),
-        *((name, _Pointer) for name in ("keys", "values", "positions")),
-        *((name, _Size) for name in ("rows", "heads", "kv_heads", "capacity", "size")),
+        *((name, _Pointer) for name in ("keys", "values", "rows", "positions")),
+        *((name, _Size) for name in ("tokens", "heads", "kv_heads", "capacity", "size")),
         ("scale", ctypes.c_float),
         ("mixed", _Pointer),
     )
@@ -103,21 +103,22 @@ class AmxProjection:
         return y
 
 
-def attend(memory_2RKLD: Tensor, heads: Sequence[Tensor], *, positions_B: Tensor) -> Tensor:
-    """Attention (B, Q, D) of one token in each of the first B rows of a layer's memory.
+def attend(
+    memory_2RKLD: Tensor, heads: Sequence[Tensor], *, rows_T: Tensor, positions_T: Tensor
+) -> Tensor:
+    """Attention (T, Q, D) of tokens, each to all of its row in a layer's memory up to itself.
 
-    ``heads`` are queries (B, Q, D), keys and values (B, K, D); these go to their rows' positions
-    first.
+    ``heads`` are queries (T, Q, D), keys and values (T, K, D); these go to their places first.
     """
     query, key, _ = heads = [x if x.stride(-1) == 1 else x.contiguous() for x in heads]
-    rows, num_heads, size = query.shape
+    tokens, num_heads, size = query.shape
     mixed = query.new_empty(query.shape)
     keys, values = memory_2RKLD.unbind()
     call = _Attention(
         *(x.data_ptr() for x in heads),
         *(x.stride(dim) for x in heads for dim in (0, 1)),
-        *(x.data_ptr() for x in (keys, values, positions_B)),
-        *(rows, num_heads, key.shape[1], keys.shape[2], size),
+        *(x.data_ptr() for x in (keys, values, rows_T, positions_T)),
+        *(tokens, num_heads, key.shape[1], keys.shape[2], size),
         size**-0.5,
         mixed.data_ptr(),
     )

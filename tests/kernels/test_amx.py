@@ -65,7 +65,8 @@ def test_attention(heads: int, kv_heads: int, size: int) -> None:
         expected_memory[0, row, :, position] = key[row]
         expected_memory[1, row, :, position] = value[row]
 
-    mixed = amx.attend(memory, (query, key, value), positions_B=positions)
+    own = torch.arange(rows)
+    mixed = amx.attend(memory, (query, key, value), rows_T=own, positions_T=positions)
 
     assert torch.equal(memory, expected_memory)
     for row, position in enumerate(positions):
@@ -76,6 +77,22 @@ def test_attention(heads: int, kv_heads: int, size: int) -> None:
             values.repeat_interleave(heads // kv_heads, dim=0),
         )
         torch.testing.assert_close(mixed[row].float(), expected[:, 0], **HALF)
+
+
+def test_tokens_of_a_prompt_see_each_other() -> None:
+    """Two prompts beside the newest token of another row: each token as if it came alone."""
+    heads, size, rows_T = 2, 32, torch.tensor([2, 0, 0, 0, 1, 1])
+    positions_T = torch.tensor([9, 0, 1, 2, 0, 1])
+    memory = half(2, 3, heads, 12, size, seed=1)
+    query, key, value = half(6, 3 * heads, size, seed=2).split(heads, dim=1)
+    expected_memory, expected = memory.clone(), []
+    for token in range(6):
+        own = {"rows_T": rows_T[token, None], "positions_T": positions_T[token, None]}
+        one = [x[token, None] for x in (query, key, value)]
+        expected.append(amx.attend(expected_memory, one, **own))
+    mixed = amx.attend(memory, (query, key, value), rows_T=rows_T, positions_T=positions_T)
+    assert torch.equal(memory, expected_memory)
+    assert torch.equal(mixed, torch.cat(expected))
 
 
 def test_onednn_keeps_its_own_tiles() -> None:

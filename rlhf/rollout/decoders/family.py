@@ -33,6 +33,9 @@ class Heads(NamedTuple):
 Attend = Callable[[Tensor, Heads], Tensor]  # writes to a layer's memory, reads (T, Q, D) from it
 
 
+SHORT = 96  # tokens of prompts up to which the kernel for newest tokens takes them too
+
+
 class FamilyDecoder:
     """Runs a model of a known family; a ``PackingDecoder``.
 
@@ -53,6 +56,7 @@ class FamilyDecoder:
         self._rotations = (
             None if parts.rotary is None else builder.rotations(parts.rotary, tokens, self._device)
         )
+        self._attends_compiled = on_amx(self._device, dtype) and parts.head_dim % amx.TILE == 0
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros: what a mask hides is still multiplied, by 0.
         self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
@@ -82,16 +86,18 @@ class FamilyDecoder:
         """``decode``, and ``prefill`` of the rows behind, in one pass; logits (B + N, V)."""
         num_rows = len(ids_B)
         positions_B = torch.tensor(positions, device=self._device)
-        attend_newest = self._attend_newest(positions_B, max(positions) + 1)
-        attend_prompts = self._attend_prompts(ids_NP, num_rows)
-
-        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
-            newest_BQD = attend_newest(memory_2RKLD, Heads(*(x[:num_rows] for x in heads)))
-            prompts_TQD = attend_prompts(memory_2RKLD, Heads(*(x[num_rows:] for x in heads)))
-            return torch.cat([newest_BQD, prompts_TQD])
-
-        ids_T = torch.cat([ids_B, ids_NP.flatten()])
-        x_TH = self._through(ids_T, torch.cat([positions_B, self._columns(ids_NP)]), attend)
+        positions_T = torch.cat([positions_B, self._columns(ids_NP)])
+        if self._attends_compiled and ids_NP.shape[1] <= SHORT:
+            rows_N = torch.arange(num_rows, num_rows + len(ids_NP))
+            rows_T = torch.cat([torch.arange(num_rows), rows_N.repeat_interleave(ids_NP.shape[1])])
+            attend = partial(amx.attend, rows_T=rows_T, positions_T=positions_T)
+        else:
+            attend = _attend_both(
+                self._attend_newest(positions_B, max(positions) + 1),
+                self._attend_prompts(ids_NP, num_rows),
+                num_rows,
+            )
+        x_TH = self._through(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
         last_N = num_rows + self._last_tokens(ids_NP, lengths)
         return self._logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
 
@@ -116,7 +122,9 @@ class FamilyDecoder:
         rows = slice(first_row, first_row + num_prompts)
 
         def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
-            query, key, value = (x.unflatten(0, (num_prompts, -1)).transpose(1, 2) for x in heads)
+            query, key, value = (
+                x.view(num_prompts, num_columns, *x.shape[1:]).transpose(1, 2) for x in heads
+            )
             memory_2RKLD[0, rows, :, :num_columns] = key
             memory_2RKLD[1, rows, :, :num_columns] = value
             # Causal: no token sees the padding on its right.
@@ -130,9 +138,9 @@ class FamilyDecoder:
     def _attend_newest(self, positions_B: Tensor, columns: int) -> Attend:
         """Attention of one token in each of the first B rows, to what is before it."""
         num_rows, parts = len(positions_B), self._parts
-        if on_amx(self._device, self._dtype) and parts.head_dim % amx.TILE == 0:
-            return partial(amx.attend, positions_B=positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
+        if self._attends_compiled:
+            return partial(amx.attend, rows_T=rows_B, positions_T=positions_B)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
         mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
@@ -202,3 +210,14 @@ class FamilyDecoder:
         for step in self._final:
             x_BH = step(x_BH)
         return self._head(x_BH)
+
+
+def _attend_both(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
+    """The first of the tokens, one of each row, by one way; those of prompts by the other."""
+
+    def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+        newest_BQD = attend_newest(memory_2RKLD, Heads(*(x[:num_rows] for x in heads)))
+        prompts_TQD = attend_prompts(memory_2RKLD, Heads(*(x[num_rows:] for x in heads)))
+        return torch.cat([newest_BQD, prompts_TQD])
+
+    return attend
