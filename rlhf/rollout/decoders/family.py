@@ -87,6 +87,7 @@ class FamilyDecoder:
         num_rows = len(ids_B)
         positions_B = torch.tensor(positions, device=self._device)
         positions_T = torch.cat([positions_B, self._columns(ids_NP)])
+        attend: Attend
         if self._attends_compiled and ids_NP.shape[1] <= SHORT:
             rows_N = torch.arange(num_rows, num_rows + len(ids_NP))
             rows_T = torch.cat([torch.arange(num_rows), rows_N.repeat_interleave(ids_NP.shape[1])])
