@@ -9,7 +9,7 @@ run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow"
