@@ -19,9 +19,8 @@ class Mean:
     @classmethod
     def of(cls, values: Tensor, keep: Tensor | None = None) -> Self:
         """Mean of ``values`` where ``keep`` is True (everywhere without it)."""
-        keep = torch.ones_like(values, dtype=torch.bool) if keep is None else keep
-        kept = values.detach().double().masked_fill(~keep, 0.0)
-        return cls(kept.sum(), keep.sum().double())
+        kept, count = _kept(values, keep)
+        return cls(kept.sum(), count)
 
     def __add__(self, other: Mean) -> Mean:
         return Mean(self.total + other.total, self.count + other.count)
@@ -42,9 +41,8 @@ class Moments:
     @classmethod
     def of(cls, values: Tensor, keep: Tensor | None = None) -> Self:
         """Moments of ``values`` where ``keep`` is True (everywhere without it)."""
-        keep = torch.ones_like(values, dtype=torch.bool) if keep is None else keep
-        kept = values.detach().double().masked_fill(~keep, 0.0)
-        return cls(kept.sum(), kept.square().sum(), keep.sum().double())
+        kept, count = _kept(values, keep)
+        return cls(kept.sum(), kept.square().sum(), count)
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -85,6 +83,12 @@ class Maximum:
     def value(self) -> float:
         """The maximum as a number."""
         return self.largest.item()
+
+
+def _kept(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Values in fp64, 0 where ``keep`` is False, and how many are kept; out of the graph."""
+    keep = torch.ones_like(values, dtype=torch.bool) if keep is None else keep
+    return values.detach().double().masked_fill(~keep, 0.0), keep.sum().double()
 
 
 Metric = Mean | Moments | Maximum

@@ -48,12 +48,12 @@ def run(script: str, *arguments: str, figures: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_rollout(tmp_path: Path) -> None:
     ways = ["generate fp32, dynamic cache", "rollout=hf bf16", "rollout=fast bf16"]
-    arguments = ["--repeats", "1", "--tokens", "8", "--ways", *ways]
+    arguments = ["--repeats", "3", "--tokens", "128", "--ways", *ways]  # a step must show
     found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
     assert [row["way"] for row in found["rows"]] == ways
     for row in found["rows"]:
-        assert row["tokens_per_second"] == pytest.approx(16 * 8 / row["seconds"])
-        assert row["step_ms"] < 1e3 * row["seconds"]  # below 0 where a neighbour is at work
+        assert row["tokens_per_second"] == pytest.approx(16 * 128 / row["seconds"])
+        assert 0 < row["step_ms"] < 1e3 * row["seconds"]
         assert row["share_of_floor"] == pytest.approx(row["floor_ms"] / row["step_ms"])
     assert found["rows"][0]["times_generate_fp32"] == 1.0
     assert found["rates"][0]["bandwidth_gb_per_s"] > 0
@@ -107,10 +107,10 @@ def test_scaling(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_cost_follows_tokens(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens", "--prompts", "32"]
+    arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens", "--prompts", "64"]
     found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
     assert set(found["mixed_over_equal"]) == {"equal", "longest"}
-    assert [row["tokens"] for row in found["rows"]] == [32 * 4, 32 * 4, 32 * 16]
+    assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4, 64 * 16]
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ from rlhf.rollout.decoders.families import Order, Parts
 from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
 from rlhf.rollout.decoders.projections import on_amx
 
+SHORT = 96  # tokens of prompts up to which the kernel for newest tokens takes them too
+
 
 class Heads(NamedTuple):
     """What a layer's heads make of their inputs."""
@@ -31,9 +33,6 @@ class Heads(NamedTuple):
 
 
 Attend = Callable[[Tensor, Heads], Tensor]  # writes to a layer's memory, reads (T, Q, D) from it
-
-
-SHORT = 96  # tokens of prompts up to which the kernel for newest tokens takes them too
 
 
 class FamilyDecoder:
