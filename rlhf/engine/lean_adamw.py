@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.engine.masters import Masters, Split
-from rlhf.kernels.adamw import Split as KernelSplit
-from rlhf.kernels.adamw import Step, adamw_kernel
+from rlhf.kernels.adamw import SplitState, Step, adamw_kernel
 
 CHUNK = 2**18  # weights updated at once without the kernel: what belongs to them fits into a cache
 
@@ -89,7 +88,7 @@ class LeanAdamW:
             for state in states:
                 gradient = state.parameter.grad
                 if gradient is not None and self._kernel is not None:
-                    split = KernelSplit(state.high, state.low, state.first, state.second)
+                    split = SplitState(state.high, state.low, state.first, state.second)
                     self._kernel.step(split, gradient, numbers)
                 elif gradient is not None:
                     _step_in_chunks(state, gradient.reshape(-1), numbers)

@@ -13,7 +13,7 @@ from rlhf.kernels.compiling import compiled
 _Pointer, _Size, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
-class Split(NamedTuple):
+class SplitState(NamedTuple):
     """A parameter in two halves, and its moments; all contiguous, on the CPU."""
 
     high: Tensor  # bf16
@@ -51,7 +51,7 @@ class AdamwKernel:
         self._library = library
         library.adamw_squares.restype = ctypes.c_double
 
-    def step(self, split: Split, gradient: Tensor, numbers: Step) -> None:
+    def step(self, split: SplitState, gradient: Tensor, numbers: Step) -> None:
         """Take one step on a bf16 gradient."""
         gradient = gradient.contiguous()
         call = _Call(

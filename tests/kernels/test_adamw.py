@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.kernels.adamw import AdamwKernel, Split, Step, adamw_kernel
+from rlhf.kernels.adamw import AdamwKernel, SplitState, Step, adamw_kernel
 
 KERNEL = adamw_kernel()
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="no C compiler")
@@ -21,15 +21,15 @@ def kernel() -> AdamwKernel:
     return KERNEL
 
 
-def split_of(weights: Tensor, moments: torch.dtype = torch.float32) -> Split:
+def split_of(weights: Tensor, moments: torch.dtype = torch.float32) -> SplitState:
     """These fp32 weights, whose upper halves are bf16 numbers, and moments of 0."""
     bits = weights.view(torch.int32)
     low = bits.to(torch.int16)
     high = (bits - low.int()).view(torch.float32).bfloat16()
-    return Split(high, low, *torch.zeros(2, weights.numel(), dtype=moments))
+    return SplitState(high, low, *torch.zeros(2, weights.numel(), dtype=moments))
 
 
-def weights_of(split: Split) -> Tensor:
+def weights_of(split: SplitState) -> Tensor:
     bits = split.high.float().view(torch.int32) + split.low.int()
     return bits.view(torch.float32)
 
@@ -76,7 +76,7 @@ def test_weights_come_back_bit_by_bit(kernel: AdamwKernel) -> None:
     upper = torch.tensor([0x3F80, 0x3F81, 0xBF80 - 0x10000, 0xBF81 - 0x10000], dtype=torch.int32)
     bits = (upper[:, None] * 65536 + torch.arange(65536, dtype=torch.int32)).flatten()
     split = split_of(bits.view(torch.float32))
-    before = Split(*(part.clone() for part in split))
+    before = SplitState(*(part.clone() for part in split))
     kernel.step(split, numbers(bits.numel()).bfloat16(), STILL)
     assert torch.equal(weights_of(split).view(torch.int32), bits)
     assert torch.equal(split.high, before.high)
