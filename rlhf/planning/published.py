@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from rlhf.config.choices import Phase
@@ -135,16 +136,12 @@ class Largest:
 
 def largest(conf: Path, hardware: str, *more: str) -> Largest:
     """The largest OPT that ``experiment=table3`` fits, with ``more`` overrides."""
-    found = None
-    for size in SIZES:
-        for option, overrides in OPTIONS.items():
-            words = ("experiment=table3", f"hardware={hardware}", f"model={size}")
-            plan = plan_run(composed(conf, *words, *overrides, *more))
-            if plan.fits:
-                found = Largest(hardware=hardware, size=size, option=option, plan=plan)
-                break
-    assert found is not None, "OPT-1.3B fits the smallest of them"
-    return found
+    for size, (option, overrides) in product(reversed(SIZES), OPTIONS.items()):
+        words = ("experiment=table3", f"hardware={hardware}", f"model={size}")
+        plan = plan_run(composed(conf, *words, *overrides, *more))
+        if plan.fits:
+            return Largest(hardware=hardware, size=size, option=option, plan=plan)
+    raise AssertionError("OPT-1.3B fits the smallest of them")
 
 
 @dataclass(frozen=True, kw_only=True)

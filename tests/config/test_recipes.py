@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from rlhf.config.checks import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.freeze import freeze, load_frozen, to_run_config
+from rlhf.config.pages import write_below
 from rlhf.config.recipes import TABLE_MARK, renew_page
 from rlhf.data.sources import load_datasets
 from rlhf.data.splits import divide
@@ -338,5 +339,5 @@ def test_page_without_the_mark_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "recipes.md"
     page.write_text("# Title\n")
     with pytest.raises(ValueError, match="has no line"):
-        renew_page(page, CONF)
+        write_below(page, TABLE_MARK, "tables")
     assert page.read_text() == "# Title\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -10,6 +12,7 @@ import pytest
 
 from rlhf.config.choices import Phase
 from rlhf.config.composing import composed
+from rlhf.planning import published
 from rlhf.planning.plan import plan_run
 from rlhf.planning.published import (
     CELLS,
@@ -24,6 +27,14 @@ from rlhf.planning.published import (
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """The tests and the page ask for the same configs, which do not change meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(published, "composed", cache(composed))
+        yield
 
 
 def off(ratio: float) -> float:
