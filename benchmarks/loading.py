@@ -16,7 +16,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,7 @@ LOADERS = ("from_pretrained", "build_actor", "RLHFEngine")
 VOCABULARY = 2048
 LIMIT = 256  # tokens of an example; none of the synthetic ones is longer
 SPECK_RECORDS, RECORDS = 200, 20_000
-SHARDED = {
-    ", ".join(parts): parts
-    for parts in product(("stored", "random"), ("bf16", "fp32"), ("whole", "sharded"))
-}
+SOURCES, DTYPES, BUILDS = ("stored", "random"), ("bf16", "fp32"), ("whole", "sharded")
 
 
 def by_transformers(folder: Path, device: str) -> Callable[[], Any]:
@@ -126,12 +122,12 @@ def two_ranks(task: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def sharded_rows(shape: str, names: list[str], rounds: int) -> list[dict[str, Any]]:
-    """Figures of two ranks: sources of weights, precisions and ways to build, as named."""
+def sharded_rows(shape: str, rounds: int) -> list[dict[str, Any]]:
+    """Figures of two ranks: every source of weights, precision and way to build."""
     with tempfile.TemporaryDirectory() as folder:
         make_half(Path(folder), shape)
         ways = {
-            name: Way(
+            f"{source}, {dtype}, {build}": Way(
                 script=Path(__file__),
                 task={
                     "way": "ranks",
@@ -142,8 +138,9 @@ def sharded_rows(shape: str, names: list[str], rounds: int) -> list[dict[str, An
                     "sharded": build == "sharded",
                 },
             )
-            for name, (source, dtype, build) in SHARDED.items()
-            if name in names
+            for source in SOURCES
+            for dtype in DTYPES
+            for build in BUILDS
         }
         found = take_turns(ways, rounds)
     return [{"shape": shape, "way": way, **medians(found[way])} for way in ways]
@@ -169,7 +166,6 @@ def main() -> None:
     """Load every shape in every way, tokenise, and print the tables."""
     choices = parser(__doc__, shape=["tiny", "opt125m"])
     choices.add_argument("--sharded_shape", choices=SHAPES, default="llama60m")
-    choices.add_argument("--sharded_ways", nargs="+", default=[*SHARDED], choices=SHARDED)
     options = choices.parse_args()
     rows: list[dict[str, Any]] = []
     script = Path(__file__)
@@ -182,7 +178,7 @@ def main() -> None:
     records = SPECK_RECORDS if options.shape == ["speck"] else RECORDS
     task = {"way": "tokenise", "records": records}
     rates = take_turns({"tokenise": Way(script=script, task=task)}, options.rounds)["tokenise"]
-    sharded = sharded_rows(options.sharded_shape, options.sharded_ways, options.rounds)
+    sharded = sharded_rows(options.sharded_shape, options.rounds)
     keys = ("seconds", "peak_gb", "added_gb")
     loaded = table(
         ("shape, way", "seconds", "peak GB", "of it by loading, GB"),

@@ -47,7 +47,7 @@ def run(script: str, *arguments: str, figures: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_rollout(tmp_path: Path) -> None:
-    ways = ["generate fp32, dynamic cache", "rollout=fast bf16"]
+    ways = ["generate fp32, dynamic cache", "rollout=hf bf16", "rollout=fast bf16"]
     arguments = ["--repeats", "3", "--tokens", "128", "--ways", *ways]  # a step must show
     found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
     assert [row["way"] for row in found["rows"]] == ways
@@ -115,13 +115,12 @@ def test_cost_follows_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_loading(tmp_path: Path) -> None:
-    sharded = ["stored, bf16, whole", "random, fp32, sharded"]
-    arguments = ["--sharded_shape", "speck_llama", "--sharded_ways", *sharded]
+    arguments = ["--sharded_shape", "speck_llama"]
     found = run("loading.py", *arguments, figures=tmp_path / "loading.json")
     ways = ["from_pretrained", "build_actor", "RLHFEngine"]
     assert [row["way"] for row in found["rows"]] == ways
     assert all(row["seconds"] > 0 and row["peak_gb"] > 0 for row in found["rows"])
-    assert [row["way"] for row in found["sharded"]] == sharded
+    assert len(found["sharded"]) == 8
     assert all(row["loading_seconds"] > 0 and row["saving_peak_1"] > 0 for row in found["sharded"])
     phases = ["sft", "reward", "ppo"]
     assert list(found["rows_per_second"]) == [

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.config import recipes
 from rlhf.config.checks import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.freeze import freeze, load_frozen, to_run_config
-from rlhf.config.pages import write_below
 from rlhf.config.recipes import TABLE_MARK, renew_page
 from rlhf.data.sources import load_datasets
 from rlhf.data.splits import divide
@@ -335,9 +335,10 @@ def test_page_lists_every_experiment_and_preset() -> None:
             assert (f"| `{group}={path.stem}` |" in page) == (path.stem != "default")
 
 
-def test_page_without_the_mark_is_refused(tmp_path: Path) -> None:
+def test_page_without_the_mark_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "recipes_page", lambda conf: f"tables of {conf}")
     page = tmp_path / "recipes.md"
     page.write_text("# Title\n")
     with pytest.raises(ValueError, match="has no line"):
-        write_below(page, TABLE_MARK, "tables")
+        renew_page(page, CONF)
     assert page.read_text() == "# Title\n"
