@@ -25,12 +25,19 @@ from rlhf.config.freeze import (
 from rlhf.config.names import explain
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema import RunConfig
-from rlhf.errors import ConfigError, RlhfError
+from rlhf.cpu import cap_libraries
+from rlhf.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.planning.decide import decide
 from rlhf.planning.plan import Plan
 from rlhf.planning.report import PLAN, as_json, summary, tables
 from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
-from rlhf.runtime.distributed import check_started, follows, started_rank, with_started_ranks
+from rlhf.runtime.distributed import (
+    check_machine,
+    check_started,
+    follows,
+    started_rank,
+    with_started_ranks,
+)
 from rlhf.tracking.console import build_console
 
 USER_ERROR = 2
@@ -90,6 +97,7 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
     asked = to_run_config(cfg)
     if asked.plan is not PlanMode.only:  # which asks for no ranks
         asked = with_started_ranks(asked)
+        check_machine(asked)
     config, plan, note = decide(asked)
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
@@ -134,6 +142,7 @@ def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
     refuse_changes(frozen, cfg, overrides)
     config = with_free_keys(frozen, cfg, overrides)
     check_started(config)
+    check_machine(config)
     return config, run_dir
 
 
@@ -171,6 +180,12 @@ def launch() -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     sys.argv[1:] = [PRESETS.get(word, word) for word in without_local_rank(sys.argv[1:])]
     try:
+        if sys.platform != "linux":
+            raise CapabilityError(
+                f"this program runs on Linux only, and this system is {sys.platform}; "
+                "use a Linux machine, a container or WSL 2"
+            )
+        cap_libraries()
         if started_rank() in {None, 0}:
             main()
         else:

@@ -70,6 +70,6 @@ class AdamwKernel:
 
 
 def adamw_kernel() -> AdamwKernel | None:
-    """The kernel; None where it cannot be compiled."""
+    """Return the kernel, or None if it cannot be compiled."""
     library = compiled("adamw")
     return None if library is None else AdamwKernel(library)

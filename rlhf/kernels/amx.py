@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.kernels.compiling import compiled, has_cpu_flags
+from rlhf.kernels.compiling import compiled
 
 TILE, DEPTH, CHUNK = 16, 32, 64  # rows, inputs and outputs that a product takes at once
 ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]  # in the order of amx.c
@@ -47,11 +46,9 @@ class _Attention(ctypes.Structure):
     )
 
 
-@cache
 def kernels() -> Any | None:
-    """The compiled kernels; None where this CPU has no AMX, or there is no C compiler for it."""
-    library = compiled("amx") if has_cpu_flags("amx_bf16", "avx512_bf16") else None
-    return library if library is not None and library.amx_enable() else None
+    """Return the compiled kernels, or None if this CPU has no AMX or they cannot be compiled."""
+    return compiled("amx")
 
 
 class AmxProjection:

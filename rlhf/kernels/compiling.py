@@ -1,4 +1,8 @@
-"""From a C file beside this one to functions, once for each machine."""
+"""Compile a C file beside this one for this machine's CPU, once, and load its functions.
+
+A kernel is optional: whatever keeps it from being compiled or loaded is a reason that the run
+prints, and torch computes instead.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +11,131 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
-FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
+from rlhf.cpu import MAX_ISA, Isa, read_cpu, usable_isa
+
+KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx512_bf16, "amx": Isa.amx}  # what each one needs
+FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
-@cache
+class Kernel(NamedTuple):
+    """The functions of one C file, or the reason why there are none."""
+
+    library: ctypes.CDLL | None
+    reason: str | None = None
+
+
+class _Failure(Exception):
+    """What kept a kernel from being compiled or loaded."""
+
+
 def compiled(name: str) -> ctypes.CDLL | None:
-    """The functions of ``name``.c; None where there is no C compiler that can make them.
+    """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
     They share torch's OpenMP threads: torch's libgomp is in the process already.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    library = (
-        None if compiler is None else _library(compiler, Path(__file__).with_name(f"{name}.c"))
-    )
-    return None if library is None else ctypes.CDLL(str(library))
+    return kernel(name, usable_isa()).library
 
 
-def has_cpu_flags(*names: str) -> bool:
-    """True where /proc/cpuinfo names all these abilities."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and set(names).issubset(cpuinfo.read_text().split())
+def describe(names: Iterable[str] = KERNELS) -> str:
+    """Return one line: which kernels run here, and why the others do not."""
+    isa = usable_isa()
+    found = {name: kernel(name, isa) for name in names if KERNELS[name] <= read_cpu().isa}
+    running = [name for name, each in found.items() if each.library is not None]
+    reasons: dict[str, list[str]] = {}
+    for name, each in found.items():
+        if each.reason is not None:
+            reasons.setdefault(each.reason, []).append(name)
+    parts = [f"{', '.join(running) or 'none'} in C ({isa.name})"]
+    parts += [f"torch instead of {', '.join(of)}: {reason}" for reason, of in reasons.items()]
+    return f"kernels: {'; '.join(parts)}"
 
 
-def _library(compiler: str, source: Path) -> Path | None:
-    """The shared library of ``source`` for this CPU; None where the compiler cannot make it."""
-    target = _output([compiler, "-march=native", "-Q", "--help=target"])  # names the CPU
+@cache
+def kernel(name: str, isa: Isa) -> Kernel:
+    """Return the functions of ``name``.c under a cap of ``isa``, or why there are none."""
+    if isa < KERNELS[name]:
+        cap = os.environ.get(MAX_ISA)
+        return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {KERNELS[name].name}")
+    try:
+        library = _load(Path(__file__).with_name(f"{name}.c"), isa)
+    except _Failure as failure:
+        return Kernel(None, str(failure))
+    enable = getattr(library, f"{name}_enable", None)
+    if enable is not None and not enable():
+        return Kernel(None, "Linux does not let this process use it")
+    return Kernel(library)
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps what this machine compiles and measures, shared by all runs."""
+    return Path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf").expanduser()
+
+
+def _load(source: Path, isa: Isa) -> ctypes.CDLL:
+    """Load the library from the cache, or compile it there, or else for this process only."""
+    options = [*FLAGS, *_target(isa)]
     texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
-    digest = hashlib.sha256(b"".join(texts) + " ".join(FLAGS).encode() + target)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlhf"
-    library = home / f"{source.stem}-{digest.hexdigest()[:16]}.so"
-    if not library.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=home) as folder:
-            made = Path(folder) / library.name
-            _output([compiler, *FLAGS, str(source), "-lm", "-o", str(made)])
-            if not made.exists():
-                return None
-            made.replace(library)  # at once: other ranks may be doing the same
-    return library
+    # The CPU's name keeps machines with one home folder and different CPUs apart.
+    key = f"{options} {read_cpu().name} {sorted(read_cpu().flags)}"
+    digest = hashlib.sha256(b"".join(texts) + key.encode()).hexdigest()[:16]
+    library = cache_folder() / f"{source.stem}-{digest}.so"
+    try:
+        if not library.exists():
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=library.parent) as folder:
+                made = _compile(source, Path(folder), options)
+                made.replace(library)  # at once: other ranks may be doing the same
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        unusable = f"{library.parent} cannot hold compiled code ({_reason(error)})"
+    try:
+        with TemporaryDirectory(prefix="rlhf-") as folder:  # a loaded library outlives its file
+            return ctypes.CDLL(str(_compile(source, Path(folder), options)))
+    except OSError as error:
+        raise _Failure(
+            f"{unusable}, and neither can the temporary folder ({_reason(error)}); set "
+            "RLHF_CACHE to a folder that can be written and is not mounted noexec"
+        ) from error
 
 
-def _output(command: list[str]) -> bytes:
-    return subprocess.run(command, capture_output=True, check=False).stdout
+def _reason(error: OSError) -> str:
+    """Return what went wrong, without the file's name, which the dynamic linker puts first."""
+    return error.strerror or str(error).rpartition(": ")[2]
+
+
+def _target(isa: Isa) -> list[str]:
+    """Return the compiler's options for this CPU, capped by ``isa``."""
+    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # the compiler writes no AMX by itself
+    return ["-march=x86-64-v3" if is_capped else "-march=native"]
+
+
+def _compile(source: Path, folder: Path, options: list[str]) -> Path:
+    """Compile ``source`` into ``folder``."""
+    made = folder / f"{source.stem}.so"
+    command = [_gcc(), *options, str(source), "-lm", "-o", str(made)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode or not made.exists():
+        lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
+        raise _Failure(f"{command[0]} failed with exit code {run.returncode} ({lines[0].strip()})")
+    return made
+
+
+def _gcc() -> str:
+    """Return gcc, under whichever name it has here.
+
+    clang is left alone: its OpenMP threads would compete with torch's for the same cores.
+    """
+    found = [path for name in ("gcc", "cc") if (path := shutil.which(name)) is not None]
+    for path in found:
+        run = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        if "Free Software Foundation" in run.stdout:
+            return path
+    if found:
+        raise _Failure(f"{found[0]} is not gcc, and only gcc shares torch's threads; install gcc")
+    raise _Failure("there is no C compiler; install gcc")

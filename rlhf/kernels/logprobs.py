@@ -6,19 +6,17 @@ Shapes: N = tokens, V = vocabulary.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.kernels.compiling import compiled, has_cpu_flags
+from rlhf.kernels.compiling import compiled
 
 
-@cache
 def logprob_kernel() -> LogprobKernel | None:
-    """The kernel; None where this CPU has no such registers, or there is no C compiler for it."""
-    library = compiled("logprobs") if has_cpu_flags("avx512_bf16") else None
+    """Return the kernel, or None without AVX512-BF16 or if it cannot be compiled."""
+    library = compiled("logprobs")
     return None if library is None else LogprobKernel(library)
 
 

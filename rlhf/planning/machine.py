@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.config.choices import Device, Dtype
-from rlhf.config.cpu import has_amx
 from rlhf.config.machine_schema import HardwareConfig
+from rlhf.config.precision import cpu_dtype
 
 GIB = 2**30
 GB = 10**9
@@ -68,10 +68,10 @@ def machine_of(hardware: HardwareConfig) -> Machine:
 
 
 def _dtype(hardware: HardwareConfig) -> Dtype:
-    """What auto will be: on a GPU bf16; on a CPU bf16 where it has AMX."""
-    if hardware.dtype is not Dtype.auto:
-        return hardware.dtype
-    return Dtype.bf16 if hardware.device is Device.cuda or has_amx() else Dtype.fp32
+    """Return what auto will be; a GPU, which need not be this machine's, is taken to have bf16."""
+    if hardware.device is Device.cpu:
+        return cpu_dtype(hardware.dtype)
+    return Dtype.bf16 if hardware.dtype is Dtype.auto else hardware.dtype
 
 
 def _memory_here() -> int:

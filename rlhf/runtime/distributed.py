@@ -14,7 +14,9 @@ from pathlib import Path
 
 from rlhf.config.checks import num_ranks, validate
 from rlhf.config.choices import Device
+from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema import RunConfig
+from rlhf.cpu import cores
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.runtime.commands import Way, launch_way, slurm_task
 
@@ -69,6 +71,21 @@ def check_started(config: RunConfig) -> None:
             f"{config.launcher.master_addr}: torchrun starts the ranks, on every node; "
             "launcher.dry_run=true prints the commands"
         )
+
+
+def check_machine(config: RunConfig) -> None:
+    """Check that the ranks that start on this machine can compute here.
+
+    Raises:
+        CapabilityError: if a GPU is missing, or the precision cannot be computed.
+    """
+    hardware = config.hardware
+    if hardware.device is Device.cpu:
+        cpu_dtype(hardware.dtype)  # without torch
+    elif started_rank() is not None or launch_way(config, os.environ) is not Way.hostfile:
+        from rlhf.engine.machine import check_machine as check
+
+        check(hardware)
 
 
 def follows() -> bool:
@@ -169,4 +186,4 @@ def _meeting_point() -> str:
 
 def cores_of_rank(config: RunConfig) -> int:
     """CPU cores that one rank may keep busy."""
-    return max(1, len(os.sched_getaffinity(0)) // config.hardware.ranks_per_node)
+    return max(1, cores() // config.hardware.ranks_per_node)

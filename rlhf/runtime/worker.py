@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 
 from rlhf.checkpoint.folders import phase_result, phase_result_path, whole_folder, write_json
-from rlhf.config.choices import ModelInit, Phase, Source
+from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema import RunConfig
 from rlhf.data.sources import describe, load_datasets
@@ -22,6 +22,7 @@ from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic import GoldJudge
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
+from rlhf.kernels.compiling import describe as describe_kernels
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
 from rlhf.phases.context import RunContext
 from rlhf.phases.dpo import run_dpo
@@ -95,6 +96,8 @@ def build_context(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
         f"{dtype}, ZeRO stage {config.zero.stage}, seed {config.seed}"
     )
+    if dtype is Dtype.bf16 and config.hardware.device is Device.cpu:
+        console.say(describe_kernels())
     parts = load_parts(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
     if ranks.is_main:

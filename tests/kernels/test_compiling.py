@@ -1,37 +1,168 @@
-"""Compiling C where it runs: once, and without harm where it cannot be done."""
+"""Compile C where it runs: once for each CPU, and without harm if it cannot be done."""
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rlhf import cpu
+from rlhf.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.kernels import compiling
+from rlhf.kernels.compiling import KERNELS, compiled, describe, kernel
+
+NO_GCC = "there is no C compiler; install gcc"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is loaded or compiled yet, and no cap is set."""
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(MAX_ISA, raising=False)
+    kernel.cache_clear()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Make a script the only program on the PATH."""
+
+    def only(name: str, script: str) -> None:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(path.parent))
+
+    return only
+
+
+needs_gcc = pytest.mark.skipif(
+    shutil.which("gcc") is None or read_cpu().isa is Isa.none, reason="no gcc, or no AVX2"
+)
+
+
+@needs_gcc
+def test_a_library_is_made_once(tmp_path: Path) -> None:
+    assert compiled("adamw") is not None
+    (library,) = (tmp_path / "cache").iterdir()
+    written = library.stat().st_mtime_ns
+    kernel.cache_clear()
+    assert compiled("adamw") is not None
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [library.name]
+    assert library.stat().st_mtime_ns == written
+
+
+@needs_gcc
+def test_a_kept_library_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled("adamw") is not None
+    kernel.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert compiled("adamw") is not None
+
+
+@needs_gcc
+def test_cpus_that_share_a_home_keep_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert compiled("adamw") is not None
+    here = read_cpu()
+    monkeypatch.setattr(compiling, "read_cpu", lambda: here._replace(name="another CPU"))
+    kernel.cache_clear()
+    assert compiled("adamw") is not None
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@needs_gcc
+def test_a_lower_level_is_compiled_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if read_cpu().isa > Isa.avx2:
+        assert compiled("adamw") is not None
+        monkeypatch.setenv(MAX_ISA, "avx2")
+    assert compiled("adamw") is not None
+    assert len(list((tmp_path / "cache").iterdir())) == (2 if read_cpu().isa > Isa.avx2 else 1)
+
+
+@pytest.mark.parametrize("level", Isa)
+def test_kernels_above_the_cap_are_not_loaded(level: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MAX_ISA, level.name)
+    for name, needed in KERNELS.items():
+        if needed > level:
+            assert compiled(name) is None
+            assert kernel(name, level).reason == f"RLHF_MAX_CPU_ISA={level.name}"
+
+
+def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset()))
+    monkeypatch.setattr(compiling, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset({"asimd"})))
+    monkeypatch.setenv(MAX_ISA, "none")
+    assert describe() == "kernels: none in C (none); torch instead of adamw: RLHF_MAX_CPU_ISA=none"
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kernel("adamw", Isa.avx2) == (None, NO_GCC)
+
+
+def test_the_threads_of_clang_are_not_mixed_with_those_of_torch(
+    compiler: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    compiler("cc", "echo Debian clang version 19.1.7")
+    assert kernel("adamw", Isa.avx2) == (
+        None,
+        f"{tmp_path}/bin/cc is not gcc, and only gcc shares torch's threads; install gcc",
+    )
 
 
 def test_a_compiler_that_fails_leaves_nothing(
+    compiler: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    gnu = 'echo "Copyright (C) 2022 Free Software Foundation, Inc."'
+    compiler(
+        "gcc", f'[ "$1" = --version ] && {gnu} || {{ echo "x: fatal error: no" >&2; exit 3; }}'
+    )
+    assert kernel("adamw", Isa.avx2) == (
+        None,
+        f"{tmp_path}/bin/gcc failed with exit code 3 (x: fatal error: no)",
+    )
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_gcc
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
+    assert compiled("adamw") is not None
+
+
+@needs_gcc
+def test_a_mount_that_may_not_be_executed_is_done_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = Path(compiling.__file__).with_name("adamw.c")
-    assert compiling._library("false", source) is None
-    assert list((tmp_path / "rlhf").iterdir()) == []
+    load = ctypes.CDLL
+
+    def noexec(path: str) -> ctypes.CDLL:
+        if path.startswith(str(tmp_path)):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", noexec)
+    assert compiled("adamw") is not None
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kernel.cache_clear()
+    assert kernel("adamw", Isa.avx2) == (
+        None,
+        f"{tmp_path}/cache cannot hold compiled code (failed to map segment from shared object), "
+        "and neither can the temporary folder (failed to map segment from shared object); "
+        "set RLHF_CACHE to a folder that can be written and is not mounted noexec",
+    )
 
 
-def test_no_compiler_means_no_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling.shutil, "which", lambda _: None)
-    assert compiling.compiled.__wrapped__("adamw") is None
-
-
-def test_a_library_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compiler = compiling.shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = Path(compiling.__file__).with_name("adamw.c")
-    made = compiling._library(compiler, source)
-    assert made is not None
-    written = made.stat().st_mtime_ns
-    assert compiling._library(compiler, source) == made
-    assert made.stat().st_mtime_ns == written
-    assert [path.name for path in made.parent.iterdir()] == [made.name]
+def test_nowhere_to_write_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    reason = kernel("adamw", Isa.avx2).reason
+    assert reason is not None
+    assert reason.startswith("/proc/nowhere cannot hold compiled code (No such file or directory)")

@@ -1,0 +1,23 @@
+"""The precision that a run on a CPU computes in: one rule for the engine and the planner."""
+
+from __future__ import annotations
+
+from rlhf.config.choices import Dtype
+from rlhf.cpu import multiplies_bf16, multiplies_fp16, read_cpu
+from rlhf.errors import CapabilityError
+
+
+def cpu_dtype(dtype: Dtype) -> Dtype:
+    """Return the precision that ``auto`` stands for on this CPU; any other precision stays.
+
+    Raises:
+        CapabilityError: if ``dtype`` is fp16 and this CPU cannot train in it.
+    """
+    if dtype is Dtype.fp16 and not multiplies_fp16():
+        raise CapabilityError(
+            f"hardware.dtype=fp16: {read_cpu().name} has no fp16 arithmetic, and DeepSpeed refuses "
+            f"to emulate it; use hardware.dtype=auto, which is {cpu_dtype(Dtype.auto)} here"
+        )
+    if dtype is not Dtype.auto:
+        return dtype
+    return Dtype.bf16 if multiplies_bf16() else Dtype.fp32

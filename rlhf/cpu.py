@@ -1,0 +1,135 @@
+"""Read this machine's CPU: its name, its cores, and the instruction sets that a run may use.
+
+Nothing here imports torch: the planner, the engine and the kernels follow the same rules.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.errors import ConfigError
+
+CPUINFO = Path("/proc/cpuinfo")
+MAX_ISA = "RLHF_MAX_CPU_ISA"
+
+
+class Isa(IntEnum):
+    """The instruction sets that this project has its own code for, each with those before it."""
+
+    none = 0
+    """Only what torch brings."""
+    avx2 = 1
+    """AVX2 with FMA; on ARM, NEON."""
+    avx512_bf16 = 2
+    """AVX-512 with products of bf16 numbers."""
+    amx = 3
+    """AMX: products of bf16 matrices."""
+
+
+# The flags in /proc/cpuinfo that each level adds to the level before it.
+FLAGS = {
+    Isa.avx2: {"avx2", "fma"},
+    Isa.avx512_bf16: {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
+    Isa.amx: {"amx_tile", "amx_bf16"},
+}
+# oneDNN's own cap; its values that are not here admit everything.
+# https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html
+ONEDNN_MAX_ISA = "ONEDNN_MAX_CPU_ISA"
+ONEDNN_LEVELS = {
+    "SSE41": Isa.none,
+    "AVX": Isa.none,
+    "AVX2": Isa.avx2,
+    "AVX2_VNNI": Isa.avx2,
+    "AVX2_VNNI_2": Isa.avx2,
+    "AVX512_CORE": Isa.avx2,
+    "AVX512_CORE_VNNI": Isa.avx2,
+    "AVX512_CORE_BF16": Isa.avx512_bf16,
+    "AVX512_CORE_FP16": Isa.avx512_bf16,
+}
+ONEDNN_NAMES = {Isa.none: "SSE41", Isa.avx2: "AVX2", Isa.avx512_bf16: "AVX512_CORE_BF16"}
+
+
+class Cpu(NamedTuple):
+    """A CPU as Linux describes it."""
+
+    name: str
+    """Model name, and the numbers that tell apart CPUs of one name."""
+    flags: frozenset[str]
+
+    @property
+    def isa(self) -> Isa:
+        """The highest level whose flags, and those of all levels below it, are there."""
+        if "asimd" in self.flags:
+            return Isa.avx2
+        found = Isa.none
+        for level, flags in FLAGS.items():
+            if not flags <= self.flags:
+                break
+            found = level
+        return found
+
+
+@cache
+def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
+    """Return the CPU that ``cpuinfo`` describes; without the file, one without any flags."""
+    if not cpuinfo.exists():
+        return Cpu(platform.processor() or platform.machine(), frozenset())
+    first, _, _ = cpuinfo.read_text().partition("\n\n")  # the first core
+    fields = dict(line.partition(":")[::2] for line in first.splitlines())
+    values = {key.strip(): value.strip() for key, value in fields.items()}
+    numbers = [values.get(key, "") for key in ("cpu family", "model", "stepping", "CPU part")]
+    name = values.get("model name", f"{platform.machine()} {values.get('CPU implementer', '')}")
+    flags = values.get("flags") or values.get("Features") or ""
+    return Cpu(f"{name.strip()} ({'-'.join(filter(None, numbers))})", frozenset(flags.split()))
+
+
+def usable_isa(cpu: Cpu | None = None) -> Isa:
+    """Return the level that kernels of this project may use: the CPU's, capped by RLHF_MAX_CPU_ISA.
+
+    Raises:
+        ConfigError: if the variable holds another word than the names of the levels.
+    """
+    cap = os.environ.get(MAX_ISA, "")
+    if cap and cap not in Isa.__members__:
+        raise ConfigError(f"{MAX_ISA}={cap}: must be one of {', '.join(Isa.__members__)}, or unset")
+    return min((cpu or read_cpu()).isa, Isa[cap] if cap else max(Isa))
+
+
+def cap_libraries() -> None:
+    """Hold oneDNN, which multiplies torch's matrices, to RLHF_MAX_CPU_ISA; call before torch loads.
+
+    Raises:
+        ConfigError: if the variable holds another word than the names of the levels.
+    """
+    if os.environ.get(MAX_ISA) and usable_isa() in ONEDNN_NAMES:
+        os.environ.setdefault(ONEDNN_MAX_ISA, ONEDNN_NAMES[usable_isa()])
+
+
+def multiplies_bf16(cpu: Cpu | None = None) -> bool:
+    """Return True if products of bf16 numbers are native here, and so faster than fp32's.
+
+    On x86 they need AVX512-BF16 or AMX, which oneDNN must be allowed to use; on ARM, the flag bf16.
+    """
+    cpu = cpu or read_cpu()
+    onednn = ONEDNN_LEVELS.get(os.environ.get(ONEDNN_MAX_ISA, "").upper(), max(Isa))
+    if "asimd" in cpu.flags:
+        return "bf16" in cpu.flags
+    return min(usable_isa(cpu), onednn) >= Isa.avx512_bf16
+
+
+def multiplies_fp16(cpu: Cpu | None = None) -> bool:
+    """Return True if DeepSpeed trains in fp16 on this CPU, which is what oneDNN says of it."""
+    cpu = cpu or read_cpu()
+    allowed = os.environ.get(ONEDNN_MAX_ISA, "").upper()
+    has_fp16 = {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp"} & cpu.flags
+    return bool(has_fp16) and allowed not in ONEDNN_LEVELS.keys() - {"AVX512_CORE_FP16"}
+
+
+def cores() -> int:
+    """Return the number of cores that this process may keep busy."""
+    return len(os.sched_getaffinity(0))
