@@ -27,6 +27,7 @@ from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema import RunConfig
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
+from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.plan import Plan
 from rlhf.planning.report import PLAN, as_json, summary, tables
@@ -38,6 +39,7 @@ from rlhf.runtime.distributed import (
     started_rank,
     with_started_ranks,
 )
+from rlhf.runtime.workload import read_loads
 from rlhf.tracking.console import build_console
 
 USER_ERROR = 2
@@ -97,8 +99,13 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
     asked = to_run_config(cfg)
     if asked.plan is not PlanMode.only:  # which asks for no ranks
         asked = with_started_ranks(asked)
-        check_machine(asked)
-    config, plan, note = decide(asked)
+    if lacks_rates(asked.hardware) and asked.plan is PlanMode.check:
+        from rlhf.runtime.cpu_rates import measure_cpu  # which takes torch
+
+        measure_cpu()
+    config, plan, note = decide(asked, read_loads(asked))
+    if config.plan is not PlanMode.only:
+        check_machine(config)
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
@@ -116,7 +123,7 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
 
 def show_plan(config: RunConfig, plan: Plan | None) -> float | None:
     """Print memory, time and cost, in a sweep in one line; returns the hours."""
-    plan = plan or decide(config).plan
+    plan = plan or decide(config, read_loads(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if HydraConfig.get().mode is RunMode.MULTIRUN:

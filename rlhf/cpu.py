@@ -130,6 +130,11 @@ def multiplies_fp16(cpu: Cpu | None = None) -> bool:
     return bool(has_fp16) and allowed not in ONEDNN_LEVELS.keys() - {"AVX512_CORE_FP16"}
 
 
+def cache_folder() -> Path:
+    """Return the folder that keeps what is compiled and measured for this machine."""
+    return Path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf").expanduser()
+
+
 def cores() -> int:
     """Return the number of cores that this process may keep busy."""
     return len(os.sched_getaffinity(0))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.config.choices import ModelInit, Phase
+from rlhf.config.choices import Device, ModelInit, Phase
 from rlhf.config.data_checks import check_data
 from rlhf.config.feature_checks import (
     check_engine,
@@ -16,6 +16,7 @@ from rlhf.config.feature_checks import (
     check_zero,
 )
 from rlhf.config.launch_checks import check_launcher
+from rlhf.config.machine_schema import HardwareConfig
 from rlhf.config.ranges import check_ranges
 from rlhf.config.schema import ModelConfig, RunConfig
 from rlhf.errors import ConfigError
@@ -148,6 +149,7 @@ def validate(config: RunConfig) -> None:
     check_models(config)
     check_lengths(config)
     check_data(config)
+    check_hardware(config.hardware)
     check_launcher(config)
     check_zero(config)
     check_engine(config)
@@ -158,6 +160,16 @@ def validate(config: RunConfig) -> None:
         check_rollout(config)
         rollout_plan(config)
         ptx_plan(config)
+
+
+def check_hardware(hardware: HardwareConfig) -> None:
+    """Only a CPU's rates can be left to be measured: the GPUs of a plan need not be here."""
+    for key in ("peak_tflops", "fp32_tflops", "memory_bandwidth_gb"):
+        if hardware.device is Device.cuda and getattr(hardware, key) is None:
+            raise ConfigError(
+                f"hardware.{key}=null: only rates of a CPU are measured; give the GPU's figure, "
+                "see conf/hardware/template.yaml"
+            )
 
 
 def check_name(name: str) -> None:

@@ -19,7 +19,7 @@ class HardwareConfig:
     ranks_per_node: int
     """Processes on each node; on GPUs one per GPU."""
     dtype: Dtype
-    """auto: on a CPU bf16 where it has AMX, else fp32; on a GPU bf16 where it can, else fp16."""
+    """auto: on a CPU bf16 if it multiplies bf16, else fp32; on a GPU bf16, before Ampere fp16."""
     batch_size: int
     """Sequences (pairs) of an optimiser step in sft, reward and dpo, where these do not say."""
     max_micro_batch_size: int
@@ -32,12 +32,15 @@ class HardwareConfig:
     """Memory of one GPU; on a CPU what the ranks of a node share, null: this machine's."""
     host_memory_gib: float | None
     """The host's memory of one node; null: this machine's."""
-    peak_tflops: float
-    """Dense matrix products of one rank in half precision, at best."""
-    fp32_tflops: float
+    peak_tflops: float | None
+    """Dense matrix products of one GPU, or of a whole CPU, in half precision, at best.
+
+    Here and in the next two, null (on a CPU only): measured once on this machine.
+    """
+    fp32_tflops: float | None
     """The same in fp32."""
-    memory_bandwidth_gb: float
-    """Gigabytes per second (1e9) that one rank reads from its memory."""
+    memory_bandwidth_gb: float | None
+    """Gigabytes per second (1e9) that one GPU, or a whole CPU, reads from its memory."""
     link_bandwidth_gb: float
     """Gigabytes per second that a rank sends to the others of its node."""
     network_bandwidth_gb: float

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.config.choices import Phase, Template
+from rlhf.config.schema import RunConfig
 from rlhf.data.chat import ChatTemplate
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
@@ -41,6 +42,16 @@ class TokenLimits:
     reward: int
     dpo: int
     prompt: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> TokenLimits:
+        """Return the limits of a run."""
+        return cls(
+            sft=config.sft.max_tokens,
+            reward=config.reward.max_tokens,
+            dpo=config.dpo.max_tokens,
+            prompt=config.rollout.max_prompt_tokens,
+        )
 
 
 class TokenData(NamedTuple):
@@ -189,9 +200,10 @@ def prompt_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns,
     return columns, left_out
 
 
-def _columns_of(
+def columns_for(
     phase: Phase, limits: TokenLimits
 ) -> tuple[Callable[[Rows, Encoder, Limit], tuple[Columns, Counter[str]]], Limit]:
+    """Return the function that makes a phase's columns, and the limit that it keeps."""
     return {
         Phase.sft: (sft_columns, Limit("sft.max_tokens", limits.sft)),
         Phase.reward: (pair_columns, Limit("reward.max_tokens", limits.reward)),
@@ -221,7 +233,7 @@ def tokenise(
     from datasets import Dataset
     from filelock import FileLock
 
-    columns_of, limit = _columns_of(phase, limits)
+    columns_of, limit = columns_for(phase, limits)
     key = cache_key(part, phase, tokenizer, limit=limit.tokens, template=template)
     folder = cache_dir / "tokens" / key
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rlhf.cpu import MAX_ISA, Isa, read_cpu, usable_isa
+from rlhf.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 
 KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx512_bf16, "amx": Isa.amx}  # what each one needs
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
@@ -70,11 +70,6 @@ def kernel(name: str, isa: Isa) -> Kernel:
     if enable is not None and not enable():
         return Kernel(None, "Linux does not let this process use it")
     return Kernel(library)
-
-
-def cache_folder() -> Path:
-    """Return the folder that keeps what this machine compiles and measures, shared by all runs."""
-    return Path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf").expanduser()
 
 
 def _load(source: Path, isa: Isa) -> ctypes.CDLL:

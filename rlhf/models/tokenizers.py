@@ -12,6 +12,7 @@ from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.sources import explain_load_failure
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 END_TOKEN = "<|end|>"
@@ -51,8 +52,25 @@ def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
 ) -> PreTrainedTokenizerBase:
     """A byte-level BPE tokenizer of at most ``vocab_size`` tokens; every text can be encoded."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(texts, vocab_size=vocab_size, end_token=end_token),
+        pad_token=PAD_TOKEN,
+        eos_token=end_token,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def byte_level_bpe(
+    texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
+) -> Tokenizer:
+    """Train the same tokenizer without transformers around it.
+
+    Raises:
+        ConfigError: if the vocabulary has no room for all bytes.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = [PAD_TOKEN, end_token]
@@ -71,12 +89,7 @@ def train_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD_TOKEN,
-        eos_token=end_token,
-        clean_up_tokenization_spaces=False,
-    )
+    return tokenizer
 
 
 def load_tokenizer(

@@ -81,17 +81,11 @@ class RunContext:
 
     def _tokenised(self, part: Part, phase: Phase) -> TokenData:
         config = self.config
-        limits = TokenLimits(
-            sft=config.sft.max_tokens,
-            reward=config.reward.max_tokens,
-            dpo=config.dpo.max_tokens,
-            prompt=config.rollout.max_prompt_tokens,
-        )
         return tokenise(
             part,
             phase,
             self.tokenizer,
-            limits=limits,
+            limits=TokenLimits.of(config),
             cache_dir=Path(config.data.cache_dir).expanduser(),
             template=config.data.template,
         )

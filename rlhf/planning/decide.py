@@ -12,6 +12,7 @@ from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.planning.models import UnknownModelError
 from rlhf.planning.plan import Plan, plan_run
+from rlhf.planning.workload import Loads
 
 
 class Decision(NamedTuple):
@@ -22,7 +23,7 @@ class Decision(NamedTuple):
     note: str | None = None
 
 
-def decide(config: RunConfig) -> Decision:
+def decide(config: RunConfig, loads: Loads | None = None) -> Decision:
     """Plan a run and write into its configuration what the plan has chosen.
 
     Raises:
@@ -31,7 +32,7 @@ def decide(config: RunConfig) -> Decision:
     if config.plan is PlanMode.off:
         return Decision(config, None)
     try:
-        plan = plan_run(config)
+        plan = plan_run(config, loads)
     except UnknownModelError as error:
         if config.plan is PlanMode.only:
             raise ConfigError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_schema import HardwareConfig
 from rlhf.config.precision import cpu_dtype
+from rlhf.planning.cpu_rates import cpu_rates
 
 GIB = 2**30
 GB = 10**9
@@ -33,6 +34,8 @@ class Machine:
     nvme_of_node: float
     price_per_hour: float | None
     """US dollars for all nodes."""
+    call_seconds: float = 0.0
+    """Of one small torch operation on a CPU; on a GPU it is in the times of the layers."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -47,6 +50,16 @@ def machine_of(hardware: HardwareConfig) -> Machine:
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _memory_here()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _memory_here()
     tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
+    bandwidth, call_seconds = hardware.memory_bandwidth_gb, 0.0
+    if not is_gpu:
+        rates = cpu_rates()
+        if tflops is None:  # emulated bf16 is at best as fast as fp32
+            tflops = rates.fp32_tflops if dtype is Dtype.fp32 else rates.bf16_tflops
+            tflops = tflops or rates.fp32_tflops
+        bandwidth = bandwidth or rates.bandwidth_gb
+        call_seconds = rates.call_microseconds * 1e-6
+    assert tflops is not None, "null is refused for GPUs"
+    assert bandwidth is not None
     # The ranks of a CPU share its cores and its bandwidth.
     share = 1 if is_gpu else hardware.ranks_per_node
     price = hardware.price_per_hour
@@ -58,12 +71,13 @@ def machine_of(hardware: HardwareConfig) -> Machine:
         memory=memory / share,
         host_memory_of_node=host,
         operations=tflops * 1e12 / share,
-        bandwidth=hardware.memory_bandwidth_gb * GB / share,
+        bandwidth=bandwidth * GB / share,
         link=hardware.link_bandwidth_gb * GB,
         network_of_node=hardware.network_bandwidth_gb * GB,
         host_link=hardware.host_bandwidth_gb * GB,
         nvme_of_node=hardware.nvme_bandwidth_gb * GB,
         price_per_hour=None if price is None else price * hardware.nodes,
+        call_seconds=call_seconds,
     )
 
 

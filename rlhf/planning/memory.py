@@ -119,16 +119,16 @@ def activations(
     ``by_products``: attention is that by matrix products, not the fused one.
     """
     shape = model.shape
-    whole = sequences * layer_activations(shape, tokens, size=size, by_products=by_products)
+    whole: float = sequences * layer_activations(shape, tokens, size=size, by_products=by_products)
     if by_products:  # its causal mask, which all heads and sequences share
         whole += tokens * tokens * size
     kept = model.layers - model.checkpointed
     inputs = sequences * model.checkpointed * shape.hidden * tokens * size
     # A checkpointed layer is whole while its own backward pass runs.
-    return kept * whole + inputs + (whole if model.checkpointed else 0)
+    return round(kept * whole + inputs + (whole if model.checkpointed else 0))
 
 
-def layer_activations(shape: ModelShape, tokens: int, *, size: int, by_products: bool) -> int:
+def layer_activations(shape: ModelShape, tokens: float, *, size: int, by_products: bool) -> float:
     """Bytes that one layer keeps of ``tokens`` tokens, as autograd saves them.
 
     Two norms: each its input and its result; RMSNorm the input in fp32 and the quotient too.
@@ -140,7 +140,7 @@ def layer_activations(shape: ModelShape, tokens: int, *, size: int, by_products:
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = 2 * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
-    attention = 2 * (queries + (queries if by_products else keys)) * size
+    attention: float = 2 * (queries + (queries if by_products else keys)) * size
     if shape.norms_heads:
         attention += (queries + keys) * (SINGLE + size)
     if shape.keeps_scores:

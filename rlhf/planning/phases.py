@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf.config.checks import BatchPlan, RolloutPlan, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
@@ -35,6 +35,8 @@ class PhasePlan:
     """Seconds of one step by what it does."""
     steps: int | None
     """Steps of the phase; None where the examples cannot be counted."""
+    other_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of the whole phase outside its steps, by what they are for."""
 
     @property
     def bytes(self) -> int:
@@ -44,7 +46,9 @@ class PhasePlan:
     @property
     def seconds(self) -> float:
         """Seconds of the phase, or of one step where the steps are not known."""
-        return sum(self.step_seconds.values()) * (1 if self.steps is None else self.steps)
+        if self.steps is None:
+            return sum(self.step_seconds.values())
+        return sum(self.step_seconds.values()) * self.steps + sum(self.other_seconds.values())
 
 
 def divisors(number: int, cap: int) -> list[int]:
@@ -80,25 +84,28 @@ def _micro_batches(scene: Scene, plan: BatchPlan) -> list[int]:
 
 def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
     """SFT, reward model or DPO with micro-batches of this size."""
-    config, at = scene.config, scene.at
+    at = scene.at
     pair = 2 if scene.phase in (Phase.reward, Phase.dpo) else 1
-    tokens = getattr(config, scene.phase.value).max_tokens
+    longest, tokens = scene.load.longest, scene.load.tokens
     learner, *others = scene.models
-    shape = {"sequences": pair * micro, "tokens": tokens}
-    moments = {"training": scene.learning(learner, **shape, positions=tokens)}
+    shape = {"sequences": pair * micro, "tokens": longest}
+    moments = {"training": scene.learning(learner, **shape, positions=longest)}
     if others:
         moments["reference"] = scene.reading(others, **shape)
-    passes = plan.per_rank // micro
     seconds = {"train": 0.0, "score": 0.0}
     for model in scene.models:
-        work = timing.forward_operations(
-            model, sequences=pair * plan.per_rank, tokens=tokens, positions=tokens
+        work = scene.work(
+            model,
+            sequences=pair * plan.per_rank,
+            tokens=tokens,
+            positions=tokens,
+            micro=pair * micro,
         )
         if model.trained:
-            seconds["train"] += timing.training_seconds(at, model, work=work, passes=passes)
+            seconds["train"] += timing.training_seconds(at, model, work)
         # Without its adapters DPO's learner is its own reference.
         if not model.trained or (scene.phase is Phase.dpo and not others):
-            seconds["score"] += timing.reading_seconds(at, model, work=work, passes=passes)
+            seconds["score"] += timing.reading_seconds(at, model, work)
     moment, parts = max(moments.items(), key=lambda item: item[1].total())
     return PhasePlan(
         phase=scene.phase,
@@ -108,8 +115,32 @@ def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
         moment=moment,
         host=scene.host,
         step_seconds={part: value for part, value in seconds.items() if value},
-        steps=scene.steps,
+        steps=scene.load.steps,
+        other_seconds=_around_training(scene, pair * micro),
     )
+
+
+def _around_training(scene: Scene, micro: int) -> dict[str, float]:
+    """Seconds of a supervised phase outside its steps; none are planned if its data is unknown."""
+    if not scene.load.held_out:
+        return {}
+    config, phase = scene.config, scene.phase
+    settings = getattr(config, phase.value)
+    pair = 1 if phase is Phase.sft else 2
+    tokens = scene.load.tokens
+    evaluated = pair * min(scene.load.held_out, settings.eval_examples) / scene.at.machine.ranks
+    times = 2 if phase is Phase.sft else 1
+    if settings.eval_every and scene.load.steps:
+        times += (scene.load.steps - 1) // settings.eval_every
+    reading = sum(
+        timing.reading_seconds(
+            scene.at,
+            model,
+            scene.work(model, sequences=evaluated, tokens=tokens, positions=tokens, micro=micro),
+        )
+        for model in scene.models
+    )
+    return {"evaluate": times * reading, "prepare": scene.preparing}
 
 
 def _plan_ppo(scene: Scene) -> PhasePlan:
@@ -130,8 +161,39 @@ def _plan_ppo(scene: Scene) -> PhasePlan:
         moment=larger.moment,
         host=scene.host,
         step_seconds=generation.step_seconds | training.step_seconds,
-        steps=scene.steps,
+        steps=scene.load.steps,
+        other_seconds=_around_ppo(scene, training.micro_batch),
     )
+
+
+def _around_ppo(scene: Scene, micro: int) -> dict[str, float]:
+    """The same for PPO, whose evaluations answer prompts before and after it, and between."""
+    config, load = scene.config, scene.load
+    if not load.held_out:
+        return {}
+    prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
+    times = 2 + bool(config.ppo.ema_beta)
+    if config.ppo.eval_every and load.steps:
+        times += load.steps // config.ppo.eval_every
+    answering = 0.0
+    if prompts:
+        how = _how_sampled(scene, responses=prompts, rows=min(micro, prompts))
+        answering = timing.sampling_seconds(scene.at, scene.models[0], how)
+    response = config.rollout.max_response_tokens
+    tokens = load.tokens + response
+    for model in scene.models:
+        work = scene.work(model, sequences=prompts, tokens=tokens, positions=response, micro=micro)
+        answering += timing.reading_seconds(scene.at, model, work)
+    block = config.rollout.max_prompt_tokens + response
+    corpus = scene.work(
+        scene.models[0],
+        sequences=config.ppo.ptx_eval_blocks,
+        tokens=block,
+        positions=block,
+        micro=micro,
+    )
+    reading = timing.reading_seconds(scene.at, scene.models[0], corpus)
+    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}
 
 
 def _rows(scene: Scene, rollout: RolloutPlan) -> list[int]:
@@ -148,32 +210,23 @@ def _sampling(scene: Scene, rollout: RolloutPlan, rows: int) -> PhasePlan:
     """The rollout of one step."""
     config, at, actor = scene.config, scene.at, scene.models[0]
     settings, size = config.rollout, scene.at.size(scene.models[0])
+    # The fast loop allocates its cache for the longest prompts that may come.
     tokens = settings.max_prompt_tokens + settings.max_response_tokens
-    is_hybrid = settings.backend is Backend.hybrid_engine
-    tp = settings.hybrid_engine.inference_tp_size if is_hybrid else 1
     parts = scene.resident(learning=False)
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # Rows of a group of tensor-parallel ranks are all on each of them, a part of the heads each.
     parts["kv_cache"] = memory.kv_cache(actor.shape, rows=rows, tokens=tokens, size=size)
-    prefill = min(memory.PREFILL_TOKENS, rows * settings.max_prompt_tokens)
+    prefill = min(memory.PREFILL_TOKENS, rows * scene.load.longest)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory.SINGLE
-    whole = actor.weights * size // tp
+    whole = actor.weights * size // _tensor_parallel(scene)
     gathers = is_sharded and _gathers(scene, settings.backend, parts.total() + whole)
     copies = not at.machine.is_gpu and settings.backend is Backend.fast
     if gathers or copies:
         parts["gathered_weights"] = whole
     if not gathers:
         parts["buffers"] += scene.live(actor)
-    how = timing.Sampling(
-        responses=rollout.per_rank,
-        rows=rows,
-        prompt_tokens=settings.max_prompt_tokens,
-        response_tokens=settings.max_response_tokens,
-        tensor_parallel=tp,
-        gathers=gathers,
-        layer_factor=HF_LAYER_FACTOR if settings.backend is Backend.hf else 1.0,
-    )
+    how = _how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,
@@ -183,11 +236,34 @@ def _sampling(scene: Scene, rollout: RolloutPlan, rows: int) -> PhasePlan:
         moment="generation",
         host=scene.host,
         step_seconds={"generate": timing.sampling_seconds(at, actor, how)},
-        steps=scene.steps,
+        steps=scene.load.steps,
     )
 
 
 HF_LAYER_FACTOR = 6.0  # generate launches its operations one by one
+
+
+def _tensor_parallel(scene: Scene) -> int:
+    """Ranks that share one copy of the weights while they generate."""
+    rollout = scene.config.rollout
+    is_hybrid = rollout.backend is Backend.hybrid_engine
+    return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
+
+
+def _how_sampled(
+    scene: Scene, *, responses: int, rows: int, gathers: bool = False
+) -> timing.Sampling:
+    """Responses of full length to prompts of mean length."""
+    rollout = scene.config.rollout
+    return timing.Sampling(
+        responses=responses,
+        rows=rows,
+        prompt_tokens=scene.load.tokens,
+        response_tokens=rollout.max_response_tokens,
+        tensor_parallel=_tensor_parallel(scene),
+        gathers=gathers,
+        layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
+    )
 
 
 def _gathers(scene: Scene, backend: Backend, needed: int) -> bool:
@@ -206,29 +282,28 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
     """Scoring and training of one step."""
     config, at = scene.config, scene.at
     response = config.rollout.max_response_tokens
-    tokens = config.rollout.max_prompt_tokens + response
-    moments = {"scoring": scene.reading(scene.models, sequences=micro, tokens=tokens)}
+    longest, tokens = scene.load.longest + response, scene.load.tokens + response
+    moments = {"scoring": scene.reading(scene.models, sequences=micro, tokens=longest)}
     score, train = 0.0, 0.0
     reuses = config.rollout.backend is Backend.fast and (
         config.rollout.reuse_logprobs is not When.never
     )
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        work = timing.forward_operations(
-            model, sequences=rollout.per_rank, tokens=tokens, positions=response
+        work = scene.work(
+            model, sequences=rollout.per_rank, tokens=tokens, positions=response, micro=micro
         )
-        passes = rollout.per_rank // micro or 1
         readings = _readings(scene, reuses=reuses) if model.role is Role.actor else 1
-        score += readings * timing.reading_seconds(at, model, work=work, passes=passes)
+        score += readings * timing.reading_seconds(at, model, work)
         if not model.trained:
             continue
         moments[f"training of the {model.role}"] = scene.learning(
-            model, sequences=micro, tokens=tokens, positions=response
+            model, sequences=micro, tokens=longest, positions=response
         )
-        each = timing.training_seconds(
-            at, model, work=work / rollout.mini_batches, passes=learning.per_rank // micro
+        batch = scene.work(
+            model, sequences=learning.per_rank, tokens=tokens, positions=response, micro=micro
         )
-        train += updates * each
+        train += updates * timing.training_seconds(at, model, batch)
     moment, parts = max(moments.items(), key=lambda item: item[1].total())
     return PhasePlan(
         phase=Phase.ppo,
@@ -238,7 +313,7 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
         moment=moment,
         host=scene.host,
         step_seconds={"score": score, "train": train},
-        steps=scene.steps,
+        steps=scene.load.steps,
     )
 
 

@@ -14,13 +14,13 @@ from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.planning.examples import steps_of
 from rlhf.planning.machine import GIB, Machine, machine_of
 from rlhf.planning.memory import weight_bytes
 from rlhf.planning.models import ModelUse, models_of
 from rlhf.planning.phases import PhasePlan, plan_phase
 from rlhf.planning.scene import Scene
 from rlhf.planning.timing import Efficiency, Setting
+from rlhf.planning.workload import Loads, assumed_loads
 
 # Shares of the peaks. On GPUs fitted to table 1 of DeepSpeed-Chat's announcement (docs/planner.md),
 # on CPUs to this project's own step (docs/performance.md).
@@ -44,6 +44,7 @@ EFFICIENCY = {
         message_seconds=100e-6,
     ),
 }
+START_SECONDS = 8.0  # until torch, transformers and deepspeed are imported
 HOST_RESERVED = 0.1  # of the host's memory: the system, data, files that are being read
 
 
@@ -53,6 +54,8 @@ class Plan:
 
     asked: RunConfig
     """The configuration as it was composed."""
+    loads: Loads | None
+    """Its data as it was read; None if it was not."""
     config: RunConfig
     """The same with the ZeRO setting of the plan."""
     machine: Machine
@@ -91,8 +94,9 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases; a phase whose steps are not known counts with one."""
-        return sum(phase.seconds for phase in self.phases)
+        """Seconds of all phases and of the start; without known steps a phase counts with one."""
+        start = 0.0 if self.machine.is_gpu else START_SECONDS
+        return start + sum(phase.seconds for phase in self.phases)
 
     @property
     def hours(self) -> float | None:
@@ -136,27 +140,33 @@ class Plan:
         return total
 
 
-def plan_run(config: RunConfig, efficiency: Efficiency | None = None) -> Plan:
+def plan_run(
+    config: RunConfig, loads: Loads | None = None, efficiency: Efficiency | None = None
+) -> Plan:
     """The plan of a configuration; with zero.auto the fastest that fits, else least memory.
+
+    ``loads`` describe the data as it was read; without them its sequences count as long as they
+    may be.
 
     Raises:
         UnknownModelError: the shape of a model is not known.
     """
     efficiency = efficiency or EFFICIENCY[config.hardware.device]
     machine = machine_of(config.hardware)
-    steps = {phase: steps_of(config, phase) for phase in config.phase.order}
+    found = assumed_loads(config) if loads is None else loads
     # Once for all candidates: no ZeRO setting changes them, and their shapes may come from files.
     models = {phase: models_of(config, phase) for phase in config.phase.order}
     plans = []
     for candidate in _candidates(config, machine):
         at = Setting(machine=machine, zero=candidate.zero, efficiency=efficiency)
         scenes = [
-            Scene.of(candidate, at, phase, steps[phase], models[phase])
+            Scene.of(candidate, at, phase, found[phase], models[phase])
             for phase in config.phase.order
         ]
         plans.append(
             Plan(
                 asked=config,
+                loads=loads,
                 config=candidate,
                 machine=machine,
                 models=models,

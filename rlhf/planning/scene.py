@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,10 +14,13 @@ from rlhf.planning import memory
 from rlhf.planning.machine import GIB
 from rlhf.planning.memory import Parts, States
 from rlhf.planning.models import ModelUse
-from rlhf.planning.timing import Setting
+from rlhf.planning.timing import Pass, Setting, forward_bytes, forward_operations
+from rlhf.planning.workload import Load
 
 CUDA_CONTEXT = 0.8 * GIB  # of a process on a GPU, with its libraries' workspaces
 CPU_PROCESS = 0.5 * GIB  # of a process with torch, transformers and its data loaded
+PREPARING = 1.0  # seconds of a phase in which its data is tokenised and its engines are made
+LOADED = 0.5e9  # bytes of weights that are read or written per second
 FRAGMENTED = 0.03  # of the memory, lost between blocks
 
 
@@ -28,7 +32,7 @@ class Scene:
     at: Setting
     phase: Phase
     models: tuple[ModelUse, ...]
-    steps: int | None
+    load: Load
     states: dict[Role, States] = field(default_factory=dict)
 
     @classmethod
@@ -37,7 +41,7 @@ class Scene:
         config: RunConfig,
         at: Setting,
         phase: Phase,
-        steps: int | None,
+        load: Load,
         models: tuple[ModelUse, ...],
     ) -> Scene:
         """The phase of a configuration, with the states of its ``models``."""
@@ -48,7 +52,7 @@ class Scene:
             )
             for model in models
         }
-        return cls(config=config, at=at, phase=phase, models=models, steps=steps, states=states)
+        return cls(config=config, at=at, phase=phase, models=models, load=load, states=states)
 
     @property
     def limit(self) -> float:
@@ -109,6 +113,23 @@ class Scene:
         ]
         return self.resident(learning=False) + max(each, key=Counter.total)
 
+    def work(
+        self, model: ModelUse, *, sequences: float, tokens: float, positions: float, micro: int
+    ) -> Pass:
+        """Forward passes over ``sequences`` of ``tokens``, ``micro`` at once."""
+        each = {"sequences": sequences, "tokens": tokens, "positions": positions}
+        touched = forward_bytes(
+            model, **each, size=self.at.size(model), products=self.attends_by_products(tokens)
+        )
+        passes = math.ceil(sequences / micro)
+        return Pass(forward_operations(model, **each), touched, passes)
+
+    @property
+    def preparing(self) -> float:
+        """Seconds until the models are built, and saved at the end."""
+        weights = sum(model.weights * self.at.size(model) for model in self.models)
+        return PREPARING + weights / LOADED
+
     def live(self, model: ModelUse) -> int:
         """Weights that a pass over a sharded model has gathered."""
         zero, machine = self.at.zero, self.at.machine
@@ -121,7 +142,7 @@ class Scene:
             return 0
         return memory.reduce_buckets(model, zero=zero, dtype=machine.dtype, ranks=machine.ranks)
 
-    def attends_by_products(self, tokens: int) -> bool:
+    def attends_by_products(self, tokens: float) -> bool:
         """Whether attention is that by matrix products, not the fused one."""
         return not self.at.machine.is_gpu and tokens <= memory.LONGEST
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.planning.machine import HOST_MEMORY_BANDWIDTH, Machine
-from rlhf.planning.memory import kv_cache, weight_bytes
+from rlhf.planning.memory import kv_cache, layer_activations, weight_bytes
 from rlhf.planning.models import ModelUse
 
 ADAM_BYTES = 28  # read and written per weight: gradient, master, two moments, weight
@@ -36,6 +37,12 @@ class Efficiency:
     """Launches and waiting of one layer in one decode step."""
     message_seconds: float
     """Latency of one message between ranks."""
+    touches: float = 0.0
+    """Times that a forward pass reads or writes each byte of activations; 0: hidden by products."""
+    layer_calls: float = 0.0
+    """Calls of torch operations in one layer of a forward pass, if the device waits for them."""
+    decode_calls: float = 0.0
+    """The same in a decode step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +73,50 @@ class Setting:
         return weight_bytes(model.role, self.zero, self.machine.dtype)
 
 
-def forward_operations(model: ModelUse, *, sequences: int, tokens: int, positions: int) -> float:
+def forward_operations(
+    model: ModelUse, *, sequences: float, tokens: float, positions: float
+) -> float:
     """One pass over ``sequences`` of ``tokens``, with logits at ``positions`` of each."""
     shape = model.shape
     products = 2 * (shape.multiplied + model.adapters) * tokens
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens  # causal: half
     width = 1 if model.is_scorer else shape.vocab
     return sequences * (products + attention + 2 * width * shape.embedding * positions)
+
+
+def forward_bytes(
+    model: ModelUse, *, sequences: float, tokens: float, positions: float, size: int, products: bool
+) -> float:
+    """Bytes of activations in one pass over ``sequences`` of ``tokens``, logits included.
+
+    ``products``: attention by matrix products, which writes its scores.
+    """
+    shape = model.shape
+    layer = layer_activations(shape, tokens, size=size, by_products=products)
+    scores = 2.0 * shape.heads * tokens * tokens * size if products else 0.0
+    logits = 0.0 if model.is_scorer else positions * shape.vocab * size
+    return sequences * (shape.layers * (layer + scores) + logits)
+
+
+class Pass(NamedTuple):
+    """The forward passes of one step over a model."""
+
+    operations: float
+    bytes: float
+    """Of activations."""
+    passes: int
+    """Micro-batches that they are divided into."""
+
+
+def computing_seconds(at: Setting, model: ModelUse, work: Pass) -> float:
+    """Seconds of the forward passes if no weight is waited for."""
+    efficiency = at.efficiency
+    calls = work.passes * model.shape.layers * efficiency.layer_calls
+    return (
+        work.operations / at.rate_of(model)
+        + efficiency.touches * work.bytes / at.bandwidth
+        + calls * at.machine.call_seconds
+    )
 
 
 def backward_share(model: ModelUse) -> float:
@@ -113,22 +157,23 @@ def _spread_seconds(at: Setting, moved: float, *, within_node: bool = False) -> 
     return max(inside, 0.0 if within_node else outside) / at.efficiency.link + latency
 
 
-def reading_seconds(at: Setting, model: ModelUse, *, work: float, passes: int) -> float:
-    """Forward passes of ``work`` operations in all, in ``passes`` micro-batches."""
-    return max(work / at.rate_of(model), passes * whole_weights_seconds(at, model))
+def reading_seconds(at: Setting, model: ModelUse, work: Pass) -> float:
+    """Seconds of forward passes."""
+    gathering = work.passes * whole_weights_seconds(at, model)
+    return max(computing_seconds(at, model, work), gathering)
 
 
-def training_seconds(at: Setting, model: ModelUse, *, work: float, passes: int) -> float:
-    """Forward and backward passes of one step, ``work`` being the forward ones, and the step."""
+def training_seconds(at: Setting, model: ModelUse, work: Pass) -> float:
+    """Seconds of one step's forward passes, which are ``work``, backward passes and optimiser."""
     zero = at.zero
     if not model.trained:
         return 0.0
-    compute = work * (1 + backward_share(model)) / at.rate_of(model)
+    compute = computing_seconds(at, model, work) * (1 + backward_share(model))
     stage = stage_of(model.role, zero)
     forward = whole_weights_seconds(at, model)
     backward = whole_weights_seconds(at, model, within_node=zero.hpz_partition_size > 1)
-    reduces = passes if stage > 1 else 1  # from stage 2 on after every micro-batch
-    moved = passes * (forward + backward) + reduces * _reduce_seconds(at, model)
+    reduces = work.passes if stage > 1 else 1  # from stage 2 on after every micro-batch
+    moved = work.passes * (forward + backward) + reduces * _reduce_seconds(at, model)
     together = max(compute, moved) if zero.overlap_comm else compute + moved
     return together + optimizer_seconds(at, model)
 
@@ -168,8 +213,8 @@ class Sampling:
     responses: int
     rows: int
     """Of these at once."""
-    prompt_tokens: int
-    response_tokens: int
+    prompt_tokens: float
+    response_tokens: float
     tensor_parallel: int
     gathers: bool
     """Whether sharded weights are whole during the rollout; else layer by layer, at every token."""
@@ -187,11 +232,12 @@ def sampling_seconds(at: Setting, actor: ModelUse, how: Sampling) -> float:
         actor, sequences=how.responses, tokens=how.prompt_tokens, positions=1
     )
     step = forward_operations(actor, sequences=how.rows, tokens=1, positions=1)
-    seen = (how.prompt_tokens + tokens) // 2
+    seen = round(how.prompt_tokens + tokens) // 2
     cached = kv_cache(shape, rows=how.rows, tokens=seen, size=size)
     each = max(actor.weights * size / tp / at.bandwidth, step / at.operations)
     each += cached / (machine.bandwidth * efficiency.attention)
-    each += shape.layers * efficiency.layer_seconds * how.layer_factor
+    layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
+    each += shape.layers * layer * how.layer_factor
     if tp > 1:  # two sums over the group's ranks in every layer
         message = how.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
         waiting = efficiency.message_seconds * math.log2(tp)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
+import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,13 @@ from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
-from rlhf.phases.context import RunContext
+from rlhf.phases.context import RunContext, peak_memory_gib
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.rollout_checks import require_rollouts
 from rlhf.phases.sft import run_sft
+from rlhf.planning.report import PLAN
 from rlhf.runtime.distributed import Meeting, cores_of_rank
 from rlhf.runtime.memory import keep_freed_memory
 from rlhf.tracking.console import Console, build_console
@@ -70,17 +73,64 @@ def run(run_dir: Path, meeting: Meeting | None = None) -> float:
         try:
             for phase in unfinished:
                 result = RUNNERS[phase](context)
+                result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
                 if ranks.is_main:
                     write_json(phase_result_path(run_dir, phase), result)
                 ranks.barrier()
         finally:
             context.close()
     result = summarise(config, run_dir)
+    result |= whole_beside_the_plan(run_dir, result["phases"], unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
         show_summary(console, result, run_dir)
     ranks.barrier()
     return float(result["objective"])
+
+
+def beside_the_plan(
+    run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
+) -> dict[str, dict[str, float]]:
+    """Return the phase's time, and the most memory up to its end: measured, and as planned.
+
+    A process on a CPU keeps what it has held, so that the memory of earlier phases counts too.
+    """
+    measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
+    if not (run_dir / PLAN).exists():  # plan=off, or the shape of a model is not known
+        return {"measured": measured}
+    phases = json.loads((run_dir / PLAN).read_text())["phases"]
+    so_far = list(phases)[: list(phases).index(phase) + 1]
+    planned = {
+        "hours": phases[phase]["hours"],
+        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in so_far),
+    }
+    return {"planned": planned, "measured": measured}
+
+
+def whole_beside_the_plan(
+    run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
+) -> dict[str, dict[str, float]]:
+    """Return the same of the whole run; measured since the process started, which loads libraries.
+
+    Phases that an earlier attempt has finished count with their own time.
+    """
+    earlier = sum(phases[name]["seconds"] for name in phases if name not in unfinished)
+    measured = {
+        "hours": (seconds_of_process() + earlier) / 3600,
+        "memory_gib": max(each["measured"]["memory_gib"] for each in phases.values()),
+    }
+    if not (run_dir / PLAN).exists():
+        return {"measured": measured}
+    plan = json.loads((run_dir / PLAN).read_text())
+    memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())
+    return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
+
+
+def seconds_of_process() -> float:
+    """Return the age of this process, as Linux counts it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
+    return float(Path("/proc/uptime").read_text().split()[0]) - started
 
 
 def build_context(

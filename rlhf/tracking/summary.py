@@ -63,11 +63,29 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     for phase, rows in PHASE_ROWS.items():
         if phase in result["phases"]:
             measures = result["phases"][phase]
-            names = iter((phase, str(timedelta(seconds=round(measures["seconds"])))))
+            names = iter((phase, _duration(measures["seconds"] / 3600)))
             for row in rows(measures):
                 table.add_row(next(names, ""), *row, next(names, ""))
             table.add_section()
+    if "measured" in result:
+        of_run = _rows_of_run(result["measured"], result.get("planned"))
+        duration = iter(("run", _duration(result["measured"]["hours"])))
+        for row in of_run:
+            table.add_row(next(duration, ""), *row, next(duration, ""))
     return table
+
+
+def _rows_of_run(
+    measured: Mapping[str, float], planned: Mapping[str, float | None] | None
+) -> Iterator[Row]:
+    """Time and memory beside what the plan said of them."""
+    time = memory = ""
+    if planned is not None:
+        hours, gib = planned["hours"], planned["memory_gib"]
+        time = "" if hours is None else f", planned {_duration(hours)}"
+        memory = "" if gib is None else f", planned {_number(gib)}"
+    yield Row(f"time{time}")
+    yield Row(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
 
 
 def where_it_lies(run_dir: Path) -> list[str]:
@@ -141,7 +159,6 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
         if f"{key}_after_ema" in measures:
             yield Row("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
     yield Row("KL to reference, nats", after=_number(measures["kl_to_reference"]))
-    yield Row("peak memory, GiB", after=_number(measures["peak_memory_gib"]))
 
 
 PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
@@ -150,6 +167,10 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
     "ppo": _ppo_rows,
     "dpo": _dpo_rows,
 }
+
+
+def _duration(hours: float) -> str:
+    return str(timedelta(hours=hours)).partition(".")[0]
 
 
 def _number(value: float) -> str:

@@ -9,6 +9,16 @@ import pytest
 
 from rlhf.config.choices import Dtype
 from rlhf.config.machine_schema import HardwareConfig
+from rlhf.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
+from rlhf.errors import ConfigError
+from rlhf.planning.cpu_rates import (
+    ESTIMATES,
+    CpuRates,
+    cpu_rates,
+    keep_rates,
+    lacks_rates,
+    rates_file,
+)
 from rlhf.planning.machine import machine_of
 from tests.planning.planned import Compose, changed, run_of
 
@@ -35,8 +45,9 @@ def test_fp32_has_a_peak_of_its_own(compose: Compose) -> None:
 
 
 def test_the_ranks_of_a_cpu_share_it(compose: Compose) -> None:
-    one = machine_of(profile(compose, "cpu", memory_gib=8, dtype=Dtype.bf16))
-    two = machine_of(profile(compose, "cpu", memory_gib=8, dtype=Dtype.bf16, ranks_per_node=2))
+    given = {"memory_gib": 8, "dtype": Dtype.bf16, "peak_tflops": 1.6, "memory_bandwidth_gb": 27}
+    one = machine_of(profile(compose, "cpu", **given))
+    two = machine_of(profile(compose, "cpu", **given, ranks_per_node=2))
     assert (one.memory, two.memory) == (8 * 2**30, 4 * 2**30)
     assert (one.operations, two.operations) == (1.6e12, 0.8e12)
     assert (one.bandwidth, two.bandwidth) == (27e9, 13.5e9)
@@ -44,20 +55,69 @@ def test_the_ranks_of_a_cpu_share_it(compose: Compose) -> None:
     assert one.price_per_hour is None
 
 
-def test_auto_is_bf16_on_gpus_and_where_the_cpu_has_amx(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [(FLAGS[Isa.avx512_bf16], Dtype.bf16), (set(), Dtype.fp32)]
+)
+def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(
+    flags: set[str], dtype: Dtype, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu = profile(compose, "cpu")
     assert machine_of(profile(compose, "a100_80g", dtype=Dtype.auto)).dtype is Dtype.bf16
-    read = Path.read_text
-    for flags, dtype in (("fpu amx_bf16 sse", Dtype.bf16), ("fpu sse", Dtype.fp32)):
+    known = FLAGS[Isa.avx2] | flags
+    monkeypatch.setattr("rlhf.cpu.read_cpu", lambda: Cpu("EPYC", frozenset(known)))
+    monkeypatch.delenv(MAX_ISA, raising=False)
+    monkeypatch.delenv(ONEDNN_MAX_ISA, raising=False)
+    assert machine_of(profile(compose, "cpu")).dtype is dtype
 
-        def flagged(path: Path, *args: object, flags: str = flags) -> str:
-            return flags if path == Path("/proc/cpuinfo") else read(path)
 
-        monkeypatch.setattr(Path, "read_text", flagged)
-        monkeypatch.setattr(Path, "exists", lambda path: path == Path("/proc/cpuinfo"))
-        assert machine_of(cpu).dtype is dtype
+def test_rates_that_no_profile_names_are_those_of_this_cpu(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    auto = profile(compose, "cpu", dtype=Dtype.fp32)
+    assert lacks_rates(auto)
+    assert machine_of(auto).operations == ESTIMATES[usable_isa()][1] * cores() * 1e12
+    rates = CpuRates(bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2)
+    keep_rates(rates)
+    assert cpu_rates() == rates
+    assert not lacks_rates(auto)
+    found = machine_of(auto)
+    assert (found.operations, found.bandwidth, found.call_seconds) == (5e11, 30e9, 2e-6)
+    assert machine_of(profile(compose, "cpu", dtype=Dtype.bf16)).operations == 2e12
+    given = machine_of(profile(compose, "cpu", dtype=Dtype.fp32, fp32_tflops=1.0))
+    assert (given.operations, given.bandwidth) == (1e12, 30e9)
+
+
+def test_rates_of_a_busy_machine_are_measured_again(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    keep_rates(
+        CpuRates(
+            bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2, was_busy=True
+        )
+    )
+    assert cpu_rates().is_measured
+    assert lacks_rates(profile(compose, "cpu"))
+    given = {"peak_tflops": 1.0, "fp32_tflops": 1.0, "memory_bandwidth_gb": 1.0}
+    assert not lacks_rates(profile(compose, "cpu", **given))
+    assert not lacks_rates(profile(compose, "a100_80g"))
+
+
+def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    rates_file().write_text('{"bf16_tflops": ')
+    assert not cpu_rates().is_measured
+    monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
+    keep_rates(cpu_rates())
+    assert not cpu_rates().is_measured
+
+
+@pytest.mark.parametrize("key", ["peak_tflops", "fp32_tflops", "memory_bandwidth_gb"])
+def test_rates_of_gpus_are_not_measured(key: str, compose: Compose) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"hardware\.{key}=null: only rates of a CPU are measured"
+    ):
+        run_of(compose, "hardware=a100_80g", f"hardware.{key}=null")
 
 
 @pytest.mark.parametrize(("limit", "found"), [("max", None), ("1000000", 10**6), (None, None)])

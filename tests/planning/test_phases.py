@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rlhf.planning.phases import PhasePlan, plan_phase
 from rlhf.planning.plan import EFFICIENCY, plan_run
 from rlhf.planning.scene import Scene
 from rlhf.planning.timing import Setting
+from rlhf.planning.workload import assumed_loads
 from tests.planning.planned import Compose, changed, named, run_of
 
 TRUNK = {"shared_trunk": True, "num_layers_unfrozen": 2}
@@ -28,7 +30,8 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> Scene:
         zero=config.zero,
         efficiency=EFFICIENCY[config.hardware.device],
     )
-    return Scene.of(config, at, phase, steps, models_of(config, phase))
+    load = replace(assumed_loads(config)[phase], steps=steps)
+    return Scene.of(config, at, phase, load, models_of(config, phase))
 
 
 def phase(config: RunConfig, of: Phase) -> PhasePlan:

@@ -94,20 +94,20 @@ def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
 def test_reading_computes_while_weights_come() -> None:
     at = setting(stage=3, efficiency=replace(PERFECT, matmul=0.5, sharded=0.8))
     whole = N / 1e4
-    assert timing.reading_seconds(at, use(), work=4e5, passes=1) == pytest.approx(1.0)
-    assert timing.reading_seconds(at, use(), work=4e4, passes=5) == pytest.approx(5 * whole)
+    assert timing.reading_seconds(at, use(), timing.Pass(4e5, 0, 1)) == pytest.approx(1.0)
+    assert timing.reading_seconds(at, use(), timing.Pass(4e4, 0, 5)) == pytest.approx(5 * whole)
     # Weights that are not gathered make nobody wait.
     plain = replace(at, zero=zero_config(stage=2))
-    assert timing.reading_seconds(plain, use(), work=4e5, passes=1) == pytest.approx(0.8)
+    assert timing.reading_seconds(plain, use(), timing.Pass(4e5, 0, 1)) == pytest.approx(0.8)
 
 
 def test_a_training_step() -> None:
     alone = machine(ranks=1, nodes=1)
     at = setting(of=alone, stage=0)  # fp32 weights
     adam = 28 * N / 1e6
-    found = timing.training_seconds(at, use(), work=1e6, passes=2)
+    found = timing.training_seconds(at, use(), timing.Pass(1e6, 0, 2))
     assert found == pytest.approx(3.0 + adam)
-    assert timing.training_seconds(at, use(Role.reference), work=1e6, passes=2) == 0
+    assert timing.training_seconds(at, use(Role.reference), timing.Pass(1e6, 0, 2)) == 0
 
 
 @pytest.mark.parametrize(
@@ -123,25 +123,25 @@ def test_communication_of_a_training_step(stage: int, sums: float, adam: float) 
     work = 1e5
     compute = 3 * work / 1e6
     at = setting(stage=stage, overlap_comm=False)
-    found = timing.training_seconds(at, use(), work=work, passes=3)
+    found = timing.training_seconds(at, use(), timing.Pass(work, 0, 3))
     assert found == pytest.approx(compute + sums + adam)
     hidden = setting(stage=stage, overlap_comm=True)
-    found = timing.training_seconds(hidden, use(), work=work, passes=3)
+    found = timing.training_seconds(hidden, use(), timing.Pass(work, 0, 3))
     assert found == pytest.approx(max(compute, sums) + adam)
 
 
 def test_the_second_copy_of_a_node_saves_the_backward_pass_the_network() -> None:
-    plain = timing.training_seconds(setting(stage=3), use(), work=0, passes=1)
+    plain = timing.training_seconds(setting(stage=3), use(), timing.Pass(0, 0, 1))
     at = setting(stage=3, hpz_partition_size=2)
-    found = timing.training_seconds(at, use(), work=0, passes=1)
+    found = timing.training_seconds(at, use(), timing.Pass(0, 0, 1))
     assert plain - found == pytest.approx(N / 1e4 - N / 1e5)
 
 
 def test_quantised_gradients() -> None:
     # int4 instead of 2 bytes.
-    plain = timing.training_seconds(setting(stage=3), use(), work=0, passes=1)
+    plain = timing.training_seconds(setting(stage=3), use(), timing.Pass(0, 0, 1))
     at = setting(stage=3, quantize_gradients=True)
-    found = timing.training_seconds(at, use(), work=0, passes=1)
+    found = timing.training_seconds(at, use(), timing.Pass(0, 0, 1))
     assert plain - found == pytest.approx(N / 1e4 * 3 / 4)
 
 
@@ -226,8 +226,8 @@ def seconds(at: Setting, model: ModelUse, *, passes: int = 4) -> tuple[float, fl
         gathers=False,
     )
     return (
-        timing.reading_seconds(at, model, work=work, passes=passes),
-        timing.training_seconds(at, model, work=work, passes=passes),
+        timing.reading_seconds(at, model, timing.Pass(work, 0, passes)),
+        timing.training_seconds(at, model, timing.Pass(work, 0, passes)),
         timing.sampling_seconds(at, model, how),
     )
 

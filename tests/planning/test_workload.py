@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema import RunConfig
-from rlhf.planning.examples import examples_of, steps_of
+from rlhf.planning.workload import examples_of, steps_of
 from tests.planning.planned import Compose, changed, run_of
 
 

@@ -1,8 +1,10 @@
-"""How many steps a phase takes."""
+"""What a run reads: steps, held-out examples and lengths of every phase."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
@@ -10,6 +12,37 @@ from rlhf.config.schema import DataConfig, RunConfig
 
 COUNTED = (".jsonl", ".csv")  # files of one example a line
 LARGEST = 2**30  # bytes of a file whose lines are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What one phase reads: SFT examples, pairs of the reward and dpo phases, prompts of PPO."""
+
+    steps: int | None
+    """Optimiser steps, rounds of PPO; None if the examples cannot be counted."""
+    tokens: float
+    """Mean length of a sequence in tokens; in PPO, of a prompt."""
+    longest: int
+    """Length of the longest one."""
+    held_out: int = 0
+    """Examples held out; 0 if that is not known."""
+
+
+Loads = Mapping[Phase, Load]
+
+
+def assumed_loads(config: RunConfig) -> dict[Phase, Load]:
+    """Return the loads of data that has not been read: every sequence as long as it may be."""
+    longest = {
+        Phase.sft: config.sft.max_tokens,
+        Phase.reward: config.reward.max_tokens,
+        Phase.dpo: config.dpo.max_tokens,
+        Phase.ppo: config.rollout.max_prompt_tokens,
+    }
+    return {
+        phase: Load(steps=steps_of(config, phase), tokens=longest[phase], longest=longest[phase])
+        for phase in config.phase.order
+    }
 
 
 def steps_of(config: RunConfig, phase: Phase) -> int | None:

@@ -1,0 +1,135 @@
+"""Read a run's data as its phases will, before it starts, so that the plan counts what is there.
+
+Nothing here imports torch. Generated data is counted from a sample of it, and what cannot be read
+quickly (a data set of the hub, large files) is not read at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
+from rlhf.config.schema import RunConfig
+from rlhf.data.records import Record
+from rlhf.data.sources import SAMPLE, load_datasets
+from rlhf.data.splits import Part, blend, divide
+from rlhf.data.tokens import Encoder, TokenLimits, columns_for
+from rlhf.errors import DataError
+from rlhf.models.tokenizers import byte_level_bpe
+from rlhf.planning.workload import Load, Loads
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LARGEST = 2**26  # bytes of files that are read
+GENERATED = 2000  # examples of generated data that are made
+ENCODED = 1000  # examples of a phase that are encoded
+LETTERS_PER_TOKEN = 4  # of a tokenizer that is not on this machine
+
+
+def read_loads(config: RunConfig) -> Loads | None:
+    """Return what every phase reads, or None if it cannot be known quickly.
+
+    Raises:
+        DataError: if the data is malformed or too small, and the run is to start.
+    """
+    data = config.data
+    if data.source is Source.hub or not (data.source is Source.synthetic or _is_small(config)):
+        return None
+    made = min(data.size, GENERATED) if data.source is Source.synthetic else 0
+    scale = data.size / made if made else 1.0
+    if made:
+        data = replace(data, size=made)
+    try:
+        sets = load_datasets(data, seed=config.seed)
+        divided = divide(sets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+    except DataError:
+        if config.plan is PlanMode.only:
+            return None  # the data may be on the machine that the plan is for
+        raise
+    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    encoder = Encoder(_Lengths(_tokenizer(config, parts.values())))
+    return {phase: _load(config, phase, parts, encoder, scale) for phase in config.phase.order}
+
+
+def _load(
+    config: RunConfig, phase: Phase, parts: dict[Phase, Part], encoder: Encoder, scale: float
+) -> Load:
+    """Return what one phase reads; ``scale`` examples of it stand for each one in ``parts``."""
+    part = parts[Phase.reward if phase is Phase.dpo else phase]
+    columns_of, limit = columns_for(phase, TokenLimits.of(config))
+    columns, _ = columns_of(list(islice(enumerate(part.train), ENCODED)), encoder, limit)
+    sides = ("chosen_ids", "rejected_ids") if phase in (Phase.reward, Phase.dpo) else ("ids",)
+    lengths = [len(ids) for side in sides for ids in columns[side]]
+    kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
+    return Load(
+        steps=_steps(config, phase, round(len(part.train) * kept * scale)),
+        tokens=sum(lengths) / max(1, len(lengths)),
+        longest=max(lengths, default=0),
+        held_out=round(len(part.eval) * kept * scale),
+    )
+
+
+def _steps(config: RunConfig, phase: Phase, examples: int) -> int:
+    """Return the steps that the phase itself will take."""
+    if phase is not Phase.ppo:
+        settings = getattr(config, phase.value)
+        return math.ceil(examples * float(settings.epochs) / int(settings.batch_size))
+    ppo = config.ppo
+    per_step = ppo.rollout_batch_size // ppo.responses_per_prompt
+    passes = math.inf if ppo.epochs is None else max(1, math.ceil(examples * ppo.epochs / per_step))
+    return int(min(math.inf if ppo.steps is None else ppo.steps, passes))
+
+
+def _is_small(config: RunConfig) -> bool:
+    """Return True if all files of the data are on this machine, and small."""
+    paths = config.data.path if isinstance(config.data.path, list) else [config.data.path]
+    paths += [dataset.path for dataset in config.data.sets.values()]
+    files = [Path(str(path)).expanduser() for path in paths if path is not None]
+    is_sample = [str(path).startswith(SAMPLE) for path in files]
+    sizes = [path.stat().st_size for path in files if path.is_file()]
+    return len(sizes) + sum(is_sample) == len(files) and sum(sizes) <= LARGEST
+
+
+class _Encoded(NamedTuple):
+    input_ids: Sequence[Sequence[int]]
+
+
+class _Lengths:
+    """A tokenizer as ``Encoder`` calls one, without transformers, for the numbers of tokens."""
+
+    eos_token_id = -1
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = True) -> _Encoded:
+        if self._tokenizer is None:
+            return _Encoded([[0] * math.ceil(len(text) / LETTERS_PER_TOKEN) for text in texts])
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return _Encoded([each.ids for each in found])
+
+
+def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:
+    """Return the run's tokenizer, or one trained on a sample as the run will train it."""
+    from tokenizers import Tokenizer
+
+    is_alone = config.phase.order == [Phase.reward]
+    model = config.model
+    if is_alone and config.reward_model.init is not ModelInit.sft:
+        model = config.reward_model
+    place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
+    if place is None:
+        return byte_level_bpe(_texts(parts), vocab_size=model.vocab_size)
+    file = Path(place).expanduser() / "tokenizer.json"
+    return Tokenizer.from_file(str(file)) if file.is_file() else None
+
+
+def _texts(parts: Iterable[Part]) -> Iterable[str]:
+    records: Iterable[Record] = (r for part in parts for r in islice(part.train, ENCODED))
+    return (text for record in records for text in record if text)
