@@ -17,6 +17,7 @@ from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.machine import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.types import Ranks
+from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state
 from tests.zero_settings import zero_config
 
@@ -127,6 +128,7 @@ def check_adapter_rate(ranks: Ranks, zero: ZeroConfig) -> None:
 
 def check_overflow(ranks: Ranks, zero: ZeroConfig) -> None:
     """An overflow is known before the step; a discarded step changes neither weights nor scale."""
+    emulate_fp16()
     engine = engine_of(ranks, zero, Dtype.fp16, replace(ADAMW, ema_beta=0.0))
     while True:  # until the loss scale has come down to where gradients are finite
         backward_twice(engine, ranks)

@@ -106,9 +106,11 @@ def allow(monkeypatch: pytest.MonkeyPatch, **ops: bool) -> None:
 
 
 def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero import partition_parameters, stage3
 
     allow(monkeypatch, quantizer=True)
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # torch emulates it
     monkeypatch.setattr(partition_parameters, "CUDAQuantizer", Int8)
     monkeypatch.setattr(stage3, "CUDAQuantizer", Int8)
     monkeypatch.setattr(partition_parameters.Init, "quantizer_module", Int8(), raising=False)

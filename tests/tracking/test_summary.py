@@ -32,7 +32,6 @@ RESULT: dict[str, Any] = {
             "corpus_perplexity_after_ema": 13.1,
             "kl_to_reference": 7.21,
             "seconds": 3783.2,
-            "peak_memory_gib": 1.31,
         },
         "dpo": {
             "accuracy": 0.7,
@@ -41,9 +40,10 @@ RESULT: dict[str, Any] = {
             "gold_after": 0.5,
             "kl_to_reference": 2.5,
             "seconds": 60.0,
-            "peak_memory_gib": 1.25,
         },
     },
+    "planned": {"hours": 1.0, "memory_gib": 1.25},
+    "measured": {"hours": 3910 / 3600, "memory_gib": 1.31},
     "versions": {"torch": "2.13.0", "deepspeed": "0.19.8"},
 }
 
@@ -81,12 +81,12 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
         "corpus perplexity 12.500 13.250",
         "averaged actor 13.100",
         "KL to reference, nats 7.210",
-        "peak memory, GiB 1.310",
         "dpo held-out accuracy 0.700 0:01:00",
         "95 % interval 0.650-0.748",
         "held-out gold score 0.310 0.500",
         "KL to reference, nats 2.500",
-        "peak memory, GiB 1.250",
+        "run time, planned 1:00:00 1:05:10",
+        "peak memory, GiB, planned 1.250 1.310",
         "torch 2.13.0, deepspeed 0.19.8",
         "Where it lies",
     ]
@@ -111,6 +111,15 @@ def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:
     text = "\n".join(printed(RESULT | {"phases": {"reward": reward, "ppo": known}}, run_dir))
     assert "held-out score" in text
     assert not any(word in text for word in (*optional, "best possible", "averaged"))
+
+
+def test_a_run_without_a_plan_shows_what_was_measured(run_dir: Path) -> None:
+    unplanned = {key: value for key, value in RESULT.items() if key != "planned"}
+    lines = printed(unplanned, run_dir)
+    assert "run time 1:05:10" in lines
+    assert "peak memory, GiB 1.310" in lines
+    unknown = RESULT | {"planned": {"hours": None, "memory_gib": 1.25}}
+    assert "run time 1:05:10" in printed(unknown, run_dir)
 
 
 def test_only_what_is_there_is_listed_as_one_would_type_it(run_dir: Path) -> None:

@@ -1,0 +1,25 @@
+"""fp16 on every CPU: torch emulates it if the CPU has none, slowly and with the same results.
+
+``python -m tests.emulated_fp16`` is launch.py on such a CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import rlhf.config.precision
+
+
+def emulate_fp16() -> None:
+    """Let this program and DeepSpeed take this CPU for one with fp16 arithmetic."""
+    from deepspeed.accelerator import get_accelerator
+
+    rlhf.config.precision.multiplies_fp16 = lambda: True
+    get_accelerator().is_fp16_supported = lambda: True
+
+
+if __name__ == "__main__":
+    from launch import launch
+
+    emulate_fp16()
+    sys.exit(launch())
