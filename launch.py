@@ -22,7 +22,7 @@ from rlhf.config.freeze import (
     to_run_config,
     with_free_keys,
 )
-from rlhf.config.names import explain
+from rlhf.config.names import explain, opened
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError, RlhfError
@@ -169,7 +169,8 @@ def launch() -> int:
     # libgomp reads it when torch loads. Its own default spins for milliseconds: no faster on an
     # idle machine, and much slower beside a busy neighbour.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    sys.argv[1:] = [PRESETS.get(word, word) for word in without_local_rank(sys.argv[1:])]
+    words = without_local_rank(sys.argv[1:])
+    sys.argv[1:] = [opened(PRESETS.get(word, word)) for word in words]
     try:
         if started_rank() in {None, 0}:
             main()

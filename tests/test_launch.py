@@ -71,6 +71,11 @@ def test_info_works(what: str, tmp_path: Path) -> None:
         ),
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options"),
         ("foo", "cannot read foo: missing EQUAL"),
+        (
+            "zero.extra={zero_optimization:{stage:9}}",
+            "zero.extra.zero_optimization.stage=9: zero.stage decides this; set zero.stage instead",
+        ),
+        ("zero.extra.bf16.enabled=1", "a new one is added with +zero.extra.bf16.enabled=VALUE"),
         ("seed=x", "seed=x: expected a whole number"),
         ("data=local", "data.path is missing"),
         ("sft.batch_size=60 hardware.ranks_per_node=8", "sft.batch_size=60 is not a multiple of"),
@@ -138,6 +143,15 @@ def test_tab_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
     run = launch("-sc query=bash", tmp_path, env=env)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == offered
+
+
+def test_a_mapping_takes_new_keys(tmp_path: Path) -> None:
+    keys = "zero.extra={zero_optimization:{overlap_comm:false}} model.architecture={rope_theta:9}"
+    run = launch(f"--cfg job --resolve {keys}", tmp_path)
+    assert run.returncode == 0, run.stderr
+    shown = OmegaConf.create(run.stdout)
+    assert shown.zero.extra.zero_optimization.overlap_comm is False
+    assert (shown.model.architecture.rope_theta, shown.model.architecture.head_dim) == (9, 32)
 
 
 def test_completion_installs(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rlhf.config.hybrid_checks import check_hybrid_engine
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.config.schema import RunConfig
-from rlhf.config.zero_checks import check_nvme, check_quantized, check_sharded_keys
+from rlhf.config.zero_checks import check_extra, check_nvme, check_quantized, check_sharded_keys
 from rlhf.errors import ConfigError
 
 ROUGH_BETA2 = 0.99  # beyond, a step changes a second moment by less than bf16 rounds
@@ -138,6 +138,7 @@ def check_zero(config: RunConfig) -> None:
     zero = config.zero
     if zero.offload_optimizer and zero.stage == 0:
         raise ConfigError("zero.offload_optimizer=true: it needs zero.stage=1, 2 or 3")
+    check_extra(zero)
     check_sharded_keys(zero)
     check_nvme(config)
     check_quantized(config)

@@ -70,15 +70,21 @@ def in_words(kind: Any) -> str:
 
 def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     """The error for a key that does not exist; ``siblings`` are the names beside it."""
-    group, _, name = key.rpartition(".")
     keys = schema_types()
-    if keys.get(group) == dict[str, Any]:
-        hint = did_you_mean(name, siblings)
+    if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
+        hint = did_you_mean(key.rpartition(".")[2], siblings)
         return ConfigError(f"unknown key {key}; a new one is added with +{key}=VALUE{hint}")
     without_group = [choice for choice in keys if choice.endswith(f".{key}")]
     if without_group:
         return ConfigError(f"unknown key {key}; did you mean {' or '.join(without_group)}?")
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+
+
+def opened(word: str) -> str:
+    """Return an override that sets a mapping with the ++ without which Hydra takes no new keys."""
+    key, _, value = word.partition("=")
+    is_mapping = value.startswith("{") and get_origin(schema_types().get(key)) is dict
+    return f"++{word}" if is_mapping else word
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError | None:

@@ -48,6 +48,10 @@ def test_every_type_of_the_schema_has_words() -> None:
         ("model@reward_modl", "unknown key model@reward_modl; did you mean model@reward_model?"),
         ("qqq", "unknown key qqq"),
         ("zero.extra.a", "unknown key zero.extra.a; a new one is added with +zero.extra.a=VALUE"),
+        (
+            "zero.extra.a.b",
+            "unknown key zero.extra.a.b; a new one is added with +zero.extra.a.b=VALUE",
+        ),
     ],
 )
 def test_unknown_key(key: str, message: str) -> None:
