@@ -97,8 +97,13 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
 
 
 def check_rollout(config: RunConfig) -> None:
-    """Log-probabilities that PPO is to take from the rollout are measured there."""
+    """Refuse settings of the rollout that its backend cannot follow, or that end every response."""
     rollout = config.rollout
+    if "" in rollout.stop:
+        raise ConfigError(
+            f"rollout.stop={rollout.stop}: an empty text would end every response at its first "
+            "token; remove it from the list"
+        )
     if rollout.reuse_logprobs is When.always and rollout.backend is not Backend.fast:
         raise ConfigError(
             f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: generate "

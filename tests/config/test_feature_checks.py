@@ -45,6 +45,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["rollout.reuse_logprobs=always", "rollout.backend=hf"],
             ["rollout.reuse_logprobs=always", "rollout.backend=hf", "use rollout.backend=fast"],
         ),
+        (["rollout.stop=[a,'']"], ["rollout.stop=['a', '']", "an empty text", "remove it"]),
         (
             ["ppo.advantage_estimator=rloo"],
             ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=1", "use 2 or more"],
