@@ -30,7 +30,13 @@ from rlhf.planning.decide import decide
 from rlhf.planning.plan import Plan
 from rlhf.planning.report import PLAN, as_json, summary, tables
 from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
-from rlhf.runtime.distributed import check_started, follows, started_rank, with_started_ranks
+from rlhf.runtime.distributed import (
+    check_started,
+    drop_pod_variables,
+    follows,
+    started_rank,
+    with_started_ranks,
+)
 from rlhf.tracking.console import build_console
 
 USER_ERROR = 2
@@ -171,6 +177,7 @@ def launch() -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     words = without_local_rank(sys.argv[1:])
     sys.argv[1:] = [opened(PRESETS.get(word, word)) for word in words]
+    drop_pod_variables()
     try:
         if started_rank() in {None, 0}:
             main()

@@ -124,10 +124,20 @@ def test_resume_may_be_started_in_another_way(tmp_path: Path) -> None:
 def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    rank |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     run = launch("launcher.dry_run=true", tmp_path, env=rank)
     message = "error: launcher.dry_run=true: the ranks have been started; leave this out\n"
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
+
+
+def test_a_pod_is_told_that_it_runs_by_itself(tmp_path: Path) -> None:
+    pod = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
+    run = launch("launcher.dry_run=true seed=2", tmp_path, env=pod)
+    assert run.returncode == 0
+    assert run.stdout.endswith("launch.py seed=2\n")
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: ")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +225,7 @@ def test_only_the_first_rank_composes(
     monkeypatch.setattr(app, "join", lambda: called.append("join"))
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
     assert app.launch() == 0
     assert called == [part]
     assert sys.argv == ["launch.py", "seed=2"]
