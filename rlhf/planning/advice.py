@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rlhf.config.choices import Device, LoraRole, Phase
+from rlhf.config.feature_checks import check_lora
 from rlhf.config.roles import Role
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
@@ -14,6 +15,12 @@ from rlhf.planning.plan import Plan, plan_run
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
 ADAPTER_RANK = 16  # of lora=default and lora=all
+ROLES = {  # models that learn
+    Phase.sft: [LoraRole.sft],
+    Phase.reward: [LoraRole.reward],
+    Phase.dpo: [LoraRole.actor],
+    Phase.ppo: [LoraRole.actor, LoraRole.critic],
+}
 MOST_NODES = 128  # beyond, more nodes are not proposed
 
 
@@ -60,18 +67,25 @@ def _checkpointing(config: RunConfig) -> RunConfig:
 
 
 def _may_take_adapters(config: RunConfig) -> bool:
-    return not config.lora.rank and not config.ppo.shared_trunk
+    """Return whether a model that learns has no adapters yet."""
+    wanted = {role for phase in config.phase.order for role in ROLES[phase]}
+    there = set(config.lora.roles) if config.lora.rank else set()
+    return not wanted <= there and not config.ppo.shared_trunk
 
 
 def _lora(config: RunConfig) -> str:
-    """The option with adapters in every phase that runs."""
+    """Return the override that puts adapters into every phase that runs."""
+    lora = config.lora
+    is_default = lora.rank == ADAPTER_RANK and lora.roles == ROLES[Phase.ppo]
+    if lora.rank and not is_default:
+        return f"lora.roles=[{','.join(LoraRole)}]"
     return "lora=all" if {Phase.sft, Phase.reward} & set(config.phase.order) else "lora=default"
 
 
 def _adapters(config: RunConfig) -> RunConfig:
-    is_all = _lora(config) == "lora=all"
-    roles = list(LoraRole) if is_all else [LoraRole.actor, LoraRole.critic]
-    return replace(config, lora=replace(config.lora, rank=ADAPTER_RANK, roles=roles))
+    roles = ROLES[Phase.ppo] if _lora(config) == "lora=default" else list(LoraRole)
+    rank = config.lora.rank or ADAPTER_RANK
+    return replace(config, lora=replace(config.lora, rank=rank, roles=roles))
 
 
 def _more_nodes(config: RunConfig, prefix: str) -> Iterator[tuple[str, RunConfig]]:
@@ -89,6 +103,7 @@ def _more_nodes(config: RunConfig, prefix: str) -> Iterator[tuple[str, RunConfig
 def _fits(words: str, config: RunConfig) -> str | None:
     """``words`` with what it takes; None where it does not fit or is not admitted."""
     try:
+        check_lora(config)
         plan = plan_run(config)
     except ConfigError:
         return None

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from rlhf.config.checks import validate
+from rlhf.config.choices import ModelInit
 from rlhf.config.freeze import to_run_config
 from rlhf.planning.advice import advice, describe
 from rlhf.planning.plan import plan_run
@@ -19,6 +20,13 @@ REFUSED = {
     "large micro-batches": [
         *("model=opt_1.3b", "hardware=a100_40g", "zero=auto", "phase=sft"),
         *("sft.max_tokens=2048", "sft.micro_batch_size=32"),
+    ],
+    "adapters in the last phase only": [
+        *("model=opt_6.7b", "model@reward_model=opt_350m", "hardware=template", "lora=default"),
+    ],
+    "adapters of another rank": [
+        *("model=opt_6.7b", "model@reward_model=opt_350m", "hardware=template", "lora=default"),
+        "lora.rank=8",
     ],
     "dpo": [
         *("model=opt_6.7b", "hardware=a6000_48g", "phase=pipeline_dpo", "zero=stage1"),
@@ -51,8 +59,26 @@ def test_the_smallest_change_comes_first(compose: Compose) -> None:
     assert ways[0].partition(" (")[0] == "zero=auto"
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("adapters in the last phase only", "lora=all"),
+        ("adapters of another rank", "lora.roles=[sft,reward,actor,critic]"),
+    ],
+)
+def test_more_adapters_come_before_more_nodes(name: str, first: str, compose: Compose) -> None:
+    ways = advice(plan_run(run_of(compose, *REFUSED[name])))
+    assert ways[0].partition(" (")[0] == first
+    assert ways[-1].startswith("hardware.nodes=2 ")
+
+
+def test_random_weights_take_no_adapters(compose: Compose) -> None:
+    config = changed(run_of(compose, *REFUSED["one GPU"]), model={"init": ModelInit.random})
+    assert "lora=all" not in " ".join(advice(plan_run(config)))
+
+
 def test_what_is_set_already_is_not_proposed(compose: Compose) -> None:
-    given = ["model=opt_13b", "hardware=a100_80g", "lora=default"]
+    given = ["model=opt_13b", "hardware=a100_80g", "lora=all"]
     config = run_of(compose, *given, "model.gradient_checkpointing=true")
     for way in advice(plan_run(config)):
         assert "lora=" not in way
