@@ -116,9 +116,8 @@ def _fits(words: str, config: RunConfig) -> str | None:
 def describe(plan: Plan) -> str:
     """The ZeRO setting of a plan in words."""
     zero = plan.zero
-    words = [f"stage {zero.stage}"]
-    if plan.stages.get(Role.critic, zero.stage) != zero.stage:
-        words.append(f"critic {zero.critic_stage}")
+    own = plan.stages.get(Role.critic, zero.stage) != zero.stage
+    critic = f" (critic: stage {zero.critic_stage})" if own else ""
     offloaded = {
         "optimiser": zero.offload_optimizer,
         "weights": zero.offload_parameters,
@@ -127,4 +126,5 @@ def describe(plan: Plan) -> str:
         "moving average": zero.offload_ema,
     }
     names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
-    return ", ".join([*words, f"{' and '.join(names)} offloaded"] if names else words)
+    offloads = f", {' and '.join(names)} offloaded" if names else ""
+    return f"ZeRO stage {zero.stage}{critic}{offloads}"

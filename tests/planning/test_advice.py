@@ -122,15 +122,16 @@ def test_where_nothing_helps_nothing_is_said(compose: Compose) -> None:
 
 def test_settings_in_words(compose: Compose) -> None:
     config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage3")
-    assert describe(plan_run(config)) == "stage 3"
+    assert describe(plan_run(config)) == "ZeRO stage 3"
     both = changed(config, zero={"critic_stage": 2, "offload_optimizer": True})
-    assert describe(plan_run(both)) == "stage 3, critic 2, optimiser offloaded"
+    assert describe(plan_run(both)) == "ZeRO stage 3 (critic: stage 2), optimiser offloaded"
     ema = {"ppo": {"ema_beta": 0.99}}
     offloads = ("optimizer", "parameters", "reference", "reward", "ema")
     everything = {f"offload_{name}": True for name in offloads}
     assert describe(plan_run(changed(config, zero=everything, **ema))) == (
-        "stage 3, optimiser and weights and reference and reward model and moving average offloaded"
+        "ZeRO stage 3, optimiser and weights and reference and reward model and moving average "
+        "offloaded"
     )
     # With adapters there is no reference to offload.
     adapted = changed(config, zero={"offload_reference": True}, lora={"rank": 8})
-    assert describe(plan_run(adapted)) == "stage 3"
+    assert describe(plan_run(adapted)) == "ZeRO stage 3"
