@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,11 +25,10 @@ from rlhf.config.freeze import (
     with_free_keys,
 )
 from rlhf.config.names import explain, opened
-from rlhf.config.run_dir import make_run_dir
+from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.planning.decide import decide
-from rlhf.planning.plan import Plan
 from rlhf.planning.report import PLAN, as_json, summary, tables
 from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
 from rlhf.runtime.distributed import (
@@ -62,16 +63,16 @@ def run(cfg: DictConfig) -> float | None:
     if OmegaConf.select(cfg, "launcher.dry_run") is True:
         show_commands(to_run_config(cfg) if is_new else load_stopped(cfg)[0])
         return None
+    if asks_for_plan(cfg):
+        config = to_run_config(cfg) if is_new else load_stopped(cfg)[0]
+        return None if follows() else show_plan(config, is_new=is_new)
     run_dir: Path | None = None
-    plan = None
     if follows():
         config = to_run_config(cfg) if is_new else load_stopped(cfg)[0]
     elif is_new:
-        config, run_dir, plan = new_run(cfg)
+        config, run_dir = new_run(cfg)
     else:
         config, run_dir = stopped_run(cfg)
-    if config.plan is PlanMode.only:
-        return show_plan(config, plan)
 
     from rlhf.runtime import launcher  # here, because a wrong configuration ends before it
 
@@ -84,6 +85,11 @@ def run(cfg: DictConfig) -> float | None:
         raise SystemExit(INTERRUPTED) from None
 
 
+def asks_for_plan(cfg: DictConfig) -> bool:
+    """Return whether the command has plan=only."""
+    return bool(OmegaConf.select(cfg, "plan") == PlanMode.only.value)
+
+
 def join() -> None:
     """Be a rank of the run that rank 0 composes and freezes."""
     from rlhf.runtime import launcher
@@ -91,12 +97,9 @@ def join() -> None:
     launcher.join()
 
 
-def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
+def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Check and plan ``cfg``, and write it to a directory of its own."""
-    asked = to_run_config(cfg)
-    if asked.plan is not PlanMode.only:  # which asks for no ranks
-        asked = with_started_ranks(asked)
-    config, plan, note = decide(asked)
+    config, plan, note = decide(with_started_ranks(to_run_config(cfg)))
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
@@ -107,15 +110,23 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
         console.say(note)
     if plan is not None:
         write_json(run_dir / PLAN, as_json(plan))
-    if plan is not None and config.plan is PlanMode.check:
         console.say(f"plan: {summary(plan)}")
-    return config, run_dir, plan
+    return config, run_dir
 
 
-def show_plan(config: RunConfig, plan: Plan | None) -> float | None:
-    """Print memory, time and cost, in a sweep in one line; returns the hours."""
-    plan = plan or decide(config).plan
+def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
+    """Print memory, time and cost, in a sweep in one line; return the hours.
+
+    Only a run_dir that is asked for gets a file, plan.json.
+    """
+    if started_rank() is not None:
+        raise ConfigError(
+            "plan=only: the ranks have been started; start launch.py without torchrun"
+        )
+    plan = decide(config).plan
     assert plan is not None, "plan=only has a plan, or was refused"
+    if is_new and config.run_dir is not None:
+        write_json(claim(Path(config.run_dir).expanduser()) / PLAN, as_json(plan))
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         words = [word for word in HydraConfig.get().overrides.task if word != "plan=only"]
@@ -139,7 +150,13 @@ def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
     frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
     refuse_changes(frozen, cfg, overrides)
     config = with_free_keys(frozen, cfg, overrides)
-    check_started(config)
+    if config.plan is not PlanMode.only:
+        check_started(config)
+    elif not asks_for_plan(cfg):
+        raise ConfigError(
+            f"resume={run_dir}: plan=only made this folder, and no run began in it; "
+            "add plan=check to begin the run"
+        )
     return config, run_dir
 
 
@@ -152,6 +169,18 @@ def show_commands(config: RunConfig) -> None:
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     for command in launch_commands(config, program, os.environ):
         console.say(in_shell(command))
+
+
+@contextmanager
+def without_leavings(words: list[str]) -> Iterator[list[str]]:
+    """Send what Hydra writes about a sweep of plans to a folder that is removed after it."""
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
+    is_set_up = any(word.startswith("hydra") for word in words)
+    if not is_sweep or is_set_up or "plan=only" not in words:
+        yield words
+        return
+    with TemporaryDirectory(prefix="rlhf-") as folder:
+        yield [*words, f"hydra.sweep.dir={folder}"]
 
 
 def without_local_rank(arguments: Sequence[str]) -> list[str]:
@@ -180,7 +209,9 @@ def launch() -> int:
     drop_pod_variables()
     try:
         if started_rank() in {None, 0}:
-            main()
+            with without_leavings(sys.argv[1:]) as words:
+                sys.argv[1:] = words
+                main()
         else:
             join()
     except KeyboardInterrupt:
