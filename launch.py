@@ -27,6 +27,7 @@ from rlhf.config.freeze import (
 from rlhf.config.names import explain, opened
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema import RunConfig
+from rlhf.config.unread import refuse_unread
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.planning.decide import decide
 from rlhf.planning.report import PLAN, as_json, summary, tables
@@ -61,14 +62,14 @@ def run(cfg: DictConfig) -> float | None:
     """Start the run that ``cfg`` describes, or go on with the one that it names."""
     is_new = cfg.get("resume") is None
     if OmegaConf.select(cfg, "launcher.dry_run") is True:
-        show_commands(to_run_config(cfg) if is_new else load_stopped(cfg)[0])
+        show_commands(asked_config(cfg) if is_new else load_stopped(cfg)[0])
         return None
     if asks_for_plan(cfg):
-        config = to_run_config(cfg) if is_new else load_stopped(cfg)[0]
+        config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
         return None if follows() else show_plan(config, is_new=is_new)
     run_dir: Path | None = None
     if follows():
-        config = to_run_config(cfg) if is_new else load_stopped(cfg)[0]
+        config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
     elif is_new:
         config, run_dir = new_run(cfg)
     else:
@@ -85,6 +86,13 @@ def run(cfg: DictConfig) -> float | None:
         raise SystemExit(INTERRUPTED) from None
 
 
+def asked_config(cfg: DictConfig) -> RunConfig:
+    """Return the configuration of a new run; refuse what was typed in vain."""
+    config = to_run_config(cfg)
+    refuse_unread(config, HydraConfig.get().overrides.task)
+    return config
+
+
 def asks_for_plan(cfg: DictConfig) -> bool:
     """Return whether the command has plan=only."""
     return bool(OmegaConf.select(cfg, "plan") == PlanMode.only.value)
@@ -99,7 +107,7 @@ def join() -> None:
 
 def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Check and plan ``cfg``, and write it to a directory of its own."""
-    config, plan, note = decide(with_started_ranks(to_run_config(cfg)))
+    config, plan, note = decide(with_started_ranks(asked_config(cfg)))
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None

@@ -78,6 +78,7 @@ def test_info_works(what: str, tmp_path: Path) -> None:
         ("zero.extra.bf16.enabled=1", "a new one is added with +zero.extra.bf16.enabled=VALUE"),
         ("seed=x", "seed=x: expected a whole number"),
         ("data=local", "data.path is missing"),
+        ("experiment=smoke model.path=/x", "use model=pretrained model.path=/x"),
         ("sft.batch_size=60 hardware.ranks_per_node=8", "sft.batch_size=60 is not a multiple of"),
         ("run_dir=file/run", "the run directory file/run cannot be made (Not a directory)"),
         ("resume=.", "is not the directory of a run: it has no config.yaml"),
