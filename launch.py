@@ -214,7 +214,8 @@ def launch() -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     words = without_local_rank(sys.argv[1:])
     sys.argv[1:] = [opened(PRESETS.get(word, word)) for word in words]
-    drop_pod_variables()
+    if (advice := drop_pod_variables()) is not None:
+        print(advice, file=sys.stderr)
     try:
         if started_rank() in {None, 0}:
             with without_leavings(sys.argv[1:]) as words:

@@ -6,7 +6,6 @@ Nothing here imports torch before a rank really starts, so that asking for help 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,22 +35,22 @@ def started_rank() -> int | None:
     return int(os.environ["RANK"])
 
 
-def drop_pod_variables() -> None:
-    """Remove RANK and WORLD_SIZE where they number pods instead of ranks, and print so.
+def drop_pod_variables() -> str | None:
+    """Remove RANK and WORLD_SIZE where they number pods instead of ranks; return what to do.
 
     Kubeflow's PyTorchJob and Alibaba PAI set both in every pod, without LOCAL_RANK. They must go,
     because libraries would read them too, and LOCAL_RANK is set for DeepSpeed later on.
     """
     if not POD_VARIABLES.issubset(os.environ) or "LOCAL_RANK" in os.environ:
-        return
+        return None
     rank, world = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
-    if world != "1":
-        print(
-            f"RANK={rank} and WORLD_SIZE={world} without LOCAL_RANK: torchrun did not start this "
-            "process, which therefore runs by itself. Start torchrun on every pod with "
-            "--nnodes=$WORLD_SIZE --node-rank=$RANK, or unset both variables (docs/launching.md)",
-            file=sys.stderr,
-        )
+    if world == "1":
+        return None
+    return (
+        f"RANK={rank} and WORLD_SIZE={world} without LOCAL_RANK: torchrun did not start this "
+        "process, which therefore runs by itself. Start torchrun on every pod with "
+        "--nnodes=$WORLD_SIZE --node-rank=$RANK, or unset both variables (docs/launching.md)"
+    )
 
 
 def with_started_ranks(config: RunConfig) -> RunConfig:
