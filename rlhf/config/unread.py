@@ -37,7 +37,7 @@ RULES = (
         "use model=pretrained model.path={path}",
     ),
     Unread(
-        ("model.architecture", "model.vocab_size"),
+        ("model.architecture",),
         lambda config: config.model.init is ModelInit.pretrained,
         "model.init=pretrained loads the model that model.path names",
         "leave it out, or use model=tiny",
@@ -49,7 +49,7 @@ RULES = (
         "use model@reward_model=pretrained reward_model.path={path}",
     ),
     Unread(
-        ("reward_model.architecture", "reward_model.vocab_size"),
+        ("reward_model.architecture",),
         lambda config: config.reward_model.init is ModelInit.pretrained,
         "reward_model.init=pretrained loads the model that reward_model.path names",
         "leave it out, or use model@reward_model=tiny",

@@ -159,7 +159,7 @@ def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)
-def test_documented_python_runs_as_it_stands(
+def test_adopts_a_saved_run_through_the_python_interface(
     snippet: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
