@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -22,19 +24,20 @@ from rlhf.config.freeze import (
     to_run_config,
     with_free_keys,
 )
-from rlhf.config.names import explain
-from rlhf.config.run_dir import make_run_dir
+from rlhf.config.names import explain, opened
+from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema import RunConfig
+from rlhf.config.unread import refuse_unread
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
-from rlhf.planning.plan import Plan
 from rlhf.planning.report import PLAN, as_json, summary, tables
 from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
 from rlhf.runtime.distributed import (
     check_machine,
     check_started,
+    drop_pod_variables,
     follows,
     started_rank,
     with_started_ranks,
@@ -63,18 +66,18 @@ def run(cfg: DictConfig) -> float | None:
     """Start the run that ``cfg`` describes, or go on with the one that it names."""
     is_new = cfg.get("resume") is None
     if OmegaConf.select(cfg, "launcher.dry_run") is True:
-        show_commands(to_run_config(cfg) if is_new else load_stopped(cfg)[0])
+        show_commands(asked_config(cfg) if is_new else load_stopped(cfg)[0])
         return None
+    if asks_for_plan(cfg):
+        config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
+        return None if follows() else show_plan(config, is_new=is_new)
     run_dir: Path | None = None
-    plan = None
     if follows():
-        config = to_run_config(cfg) if is_new else load_stopped(cfg)[0]
+        config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
     elif is_new:
-        config, run_dir, plan = new_run(cfg)
+        config, run_dir = new_run(cfg)
     else:
         config, run_dir = stopped_run(cfg)
-    if config.plan is PlanMode.only:
-        return show_plan(config, plan)
 
     from rlhf.runtime import launcher  # here, because a wrong configuration ends before it
 
@@ -87,6 +90,18 @@ def run(cfg: DictConfig) -> float | None:
         raise SystemExit(INTERRUPTED) from None
 
 
+def asked_config(cfg: DictConfig) -> RunConfig:
+    """Return the configuration of a new run; refuse what was typed in vain."""
+    config = to_run_config(cfg)
+    refuse_unread(config, HydraConfig.get().overrides.task)
+    return config
+
+
+def asks_for_plan(cfg: DictConfig) -> bool:
+    """Return whether the command has plan=only."""
+    return bool(OmegaConf.select(cfg, "plan") == PlanMode.only.value)
+
+
 def join() -> None:
     """Be a rank of the run that rank 0 composes and freezes."""
     from rlhf.runtime import launcher
@@ -94,18 +109,15 @@ def join() -> None:
     launcher.join()
 
 
-def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
+def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Check and plan ``cfg``, and write it to a directory of its own."""
-    asked = to_run_config(cfg)
-    if asked.plan is not PlanMode.only:  # which asks for no ranks
-        asked = with_started_ranks(asked)
+    asked = with_started_ranks(asked_config(cfg))
     if lacks_rates(asked.hardware) and asked.plan is PlanMode.check:
         from rlhf.runtime.cpu_rates import measure_cpu  # which takes torch
 
         measure_cpu()
     config, plan, note = decide(asked, read_loads(asked))
-    if config.plan is not PlanMode.only:
-        check_machine(config)
+    check_machine(config)
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
@@ -116,15 +128,23 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path, Plan | None]:
         console.say(note)
     if plan is not None:
         write_json(run_dir / PLAN, as_json(plan))
-    if plan is not None and config.plan is PlanMode.check:
         console.say(f"plan: {summary(plan)}")
-    return config, run_dir, plan
+    return config, run_dir
 
 
-def show_plan(config: RunConfig, plan: Plan | None) -> float | None:
-    """Print memory, time and cost, in a sweep in one line; returns the hours."""
-    plan = plan or decide(config, read_loads(config)).plan
+def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
+    """Print memory, time and cost, in a sweep in one line; return the hours.
+
+    Only a run_dir that is asked for gets a file, plan.json.
+    """
+    if started_rank() is not None:
+        raise ConfigError(
+            "plan=only: the ranks have been started; start launch.py without torchrun"
+        )
+    plan = decide(config, read_loads(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
+    if is_new and config.run_dir is not None:
+        write_json(claim(Path(config.run_dir).expanduser()) / PLAN, as_json(plan))
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         words = [word for word in HydraConfig.get().overrides.task if word != "plan=only"]
@@ -148,8 +168,14 @@ def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
     frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
     refuse_changes(frozen, cfg, overrides)
     config = with_free_keys(frozen, cfg, overrides)
-    check_started(config)
-    check_machine(config)
+    if config.plan is not PlanMode.only:
+        check_started(config)
+        check_machine(config)
+    elif not asks_for_plan(cfg):
+        raise ConfigError(
+            f"resume={run_dir}: plan=only made this folder, and no run began in it; "
+            "add plan=check to begin the run"
+        )
     return config, run_dir
 
 
@@ -162,6 +188,18 @@ def show_commands(config: RunConfig) -> None:
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     for command in launch_commands(config, program, os.environ):
         console.say(in_shell(command))
+
+
+@contextmanager
+def without_leavings(words: list[str]) -> Iterator[list[str]]:
+    """Send what Hydra writes about a sweep of plans to a folder that is removed after it."""
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
+    is_set_up = any(word.startswith("hydra") for word in words)
+    if not is_sweep or is_set_up or "plan=only" not in words:
+        yield words
+        return
+    with TemporaryDirectory(prefix="rlhf-") as folder:
+        yield [*words, f"hydra.sweep.dir={folder}"]
 
 
 def without_local_rank(arguments: Sequence[str]) -> list[str]:
@@ -185,7 +223,10 @@ def launch() -> int:
     # libgomp reads it when torch loads. Its own default spins for milliseconds: no faster on an
     # idle machine, and much slower beside a busy neighbour.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    sys.argv[1:] = [PRESETS.get(word, word) for word in without_local_rank(sys.argv[1:])]
+    words = without_local_rank(sys.argv[1:])
+    sys.argv[1:] = [opened(PRESETS.get(word, word)) for word in words]
+    if (advice := drop_pod_variables()) is not None:
+        print(advice, file=sys.stderr)
     try:
         if sys.platform != "linux":
             raise CapabilityError(
@@ -194,7 +235,9 @@ def launch() -> int:
             )
         cap_libraries()
         if started_rank() in {None, 0}:
-            main()
+            with without_leavings(sys.argv[1:]) as words:
+                sys.argv[1:] = words
+                main()
         else:
             join()
     except KeyboardInterrupt:

@@ -71,8 +71,14 @@ def test_info_works(what: str, tmp_path: Path) -> None:
         ),
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options"),
         ("foo", "cannot read foo: missing EQUAL"),
+        (
+            "zero.extra={zero_optimization:{stage:9}}",
+            "zero.extra.zero_optimization.stage=9: zero.stage decides this; set zero.stage instead",
+        ),
+        ("zero.extra.bf16.enabled=1", "a new one is added with +zero.extra.bf16.enabled=VALUE"),
         ("seed=x", "seed=x: expected a whole number"),
         ("data=local", "data.path is missing"),
+        ("experiment=smoke model.path=/x", "use model=pretrained model.path=/x"),
         ("sft.batch_size=60 hardware.ranks_per_node=8", "sft.batch_size=60 is not a multiple of"),
         ("run_dir=file/run", "the run directory file/run cannot be made (Not a directory)"),
         ("resume=.", "is not the directory of a run: it has no config.yaml"),
@@ -119,10 +125,20 @@ def test_resume_may_be_started_in_another_way(tmp_path: Path) -> None:
 def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    rank |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     run = launch("launcher.dry_run=true", tmp_path, env=rank)
     message = "error: launcher.dry_run=true: the ranks have been started; leave this out\n"
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
+
+
+def test_a_pod_is_told_that_it_runs_by_itself(tmp_path: Path) -> None:
+    pod = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
+    run = launch("launcher.dry_run=true seed=2", tmp_path, env=pod)
+    assert run.returncode == 0
+    assert run.stdout.endswith("launch.py seed=2\n")
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: ")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +154,15 @@ def test_tab_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
     run = launch("-sc query=bash", tmp_path, env=env)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == offered
+
+
+def test_a_mapping_takes_new_keys(tmp_path: Path) -> None:
+    keys = "zero.extra={zero_optimization:{overlap_comm:false}} model.architecture={rope_theta:9}"
+    run = launch(f"--cfg job --resolve {keys}", tmp_path)
+    assert run.returncode == 0, run.stderr
+    shown = OmegaConf.create(run.stdout)
+    assert shown.zero.extra.zero_optimization.overlap_comm is False
+    assert (shown.model.architecture.rope_theta, shown.model.architecture.head_dim) == (9, 32)
 
 
 def test_completion_installs(tmp_path: Path) -> None:
@@ -201,6 +226,7 @@ def test_only_the_first_rank_composes(
     monkeypatch.setattr(app, "join", lambda: called.append("join"))
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
     assert app.launch() == 0
     assert called == [part]
     assert sys.argv == ["launch.py", "seed=2"]

@@ -19,7 +19,7 @@ from rlhf.config.hybrid_checks import check_hybrid_engine
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.config.schema import RunConfig
-from rlhf.config.zero_checks import check_nvme, check_quantized, check_sharded_keys
+from rlhf.config.zero_checks import check_extra, check_nvme, check_quantized, check_sharded_keys
 from rlhf.errors import ConfigError
 
 ROUGH_BETA2 = 0.99  # beyond, a step changes a second moment by less than bf16 rounds
@@ -97,8 +97,13 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
 
 
 def check_rollout(config: RunConfig) -> None:
-    """Log-probabilities that PPO is to take from the rollout are measured there."""
+    """Refuse settings of the rollout that its backend cannot follow, or that end every response."""
     rollout = config.rollout
+    if "" in rollout.stop:
+        raise ConfigError(
+            f"rollout.stop={rollout.stop}: an empty text would end every response at its first "
+            "token; remove it from the list"
+        )
     if rollout.reuse_logprobs is When.always and rollout.backend is not Backend.fast:
         raise ConfigError(
             f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: generate "
@@ -138,6 +143,7 @@ def check_zero(config: RunConfig) -> None:
     zero = config.zero
     if zero.offload_optimizer and zero.stage == 0:
         raise ConfigError("zero.offload_optimizer=true: it needs zero.stage=1, 2 or 3")
+    check_extra(zero)
     check_sharded_keys(zero)
     check_nvme(config)
     check_quantized(config)

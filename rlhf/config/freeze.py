@@ -60,9 +60,10 @@ def load_frozen(run_dir: Path) -> RunConfig:
         ) from error
 
 
-def load_run(run_dir: Path) -> RunConfig:
-    """The configuration of a run, with ``run_dir`` as the place where it is now."""
-    return replace(load_frozen(run_dir), run_dir=str(run_dir))
+def load_run(run_dir: str | Path) -> RunConfig:
+    """Return the configuration of a run, with ``run_dir`` as the place where it is now."""
+    path = Path(run_dir).expanduser()
+    return replace(load_frozen(path), run_dir=str(path))
 
 
 def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> None:

@@ -21,6 +21,22 @@ from rlhf.errors import ConfigError
 # The one group that is not written like the key that it fills.
 REWARD_MODEL_GROUP = "model@reward_model"
 
+# What other programs call our keys: with its group, or in any group.
+OTHER_NAMES = {
+    "kl_coef": "ppo.kl_ctl",
+    "init_kl_coef": "ppo.kl_ctl",
+    "ppo.beta": "ppo.kl_ctl",
+    "ppo.lr": "ppo.actor_lr or ppo.critic_lr",
+    "ppo.learning_rate": "ppo.actor_lr or ppo.critic_lr",
+    "sft.learning_rate": "sft.lr",
+    "reward.learning_rate": "reward.lr",
+    "dpo.learning_rate": "dpo.lr",
+    "ppo.batch_size": "ppo.mini_batch_size or ppo.rollout_batch_size",
+    "precision": "hardware.dtype",
+    "bf16": "hardware.dtype",
+    "fp16": "hardware.dtype",
+}
+
 IN_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -70,15 +86,22 @@ def in_words(kind: Any) -> str:
 
 def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     """The error for a key that does not exist; ``siblings`` are the names beside it."""
-    group, _, name = key.rpartition(".")
     keys = schema_types()
-    if keys.get(group) == dict[str, Any]:
-        hint = did_you_mean(name, siblings)
+    if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
+        hint = did_you_mean(key.rpartition(".")[2], siblings)
         return ConfigError(f"unknown key {key}; a new one is added with +{key}=VALUE{hint}")
     without_group = [choice for choice in keys if choice.endswith(f".{key}")]
-    if without_group:
-        return ConfigError(f"unknown key {key}; did you mean {' or '.join(without_group)}?")
+    known = OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2])
+    if meant := " or ".join(without_group) or known:
+        return ConfigError(f"unknown key {key}; did you mean {meant}?")
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+
+
+def opened(word: str) -> str:
+    """Return an override that sets a mapping with the ++ without which Hydra takes no new keys."""
+    key, _, value = word.partition("=")
+    is_mapping = value.startswith("{") and get_origin(schema_types().get(key)) is dict
+    return f"++{word}" if is_mapping else word
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
@@ -106,16 +129,29 @@ def _unreadable(error: OverrideParseException) -> ConfigError:
 
 def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:
     """The error for a file that a group does not have."""
-    if error.missing_cfg_file is None or not error.options:
+    file = error.missing_cfg_file
+    if file is None or not error.options:
         return ConfigError(_first_line(str(error)))
-    group, _, option = error.missing_cfg_file.rpartition("/")
-    wrong = f"{group}={option}"
+    group, _, option = file.rpartition("/")
+    key = group
     for override in overrides:
-        key, _, value = override.partition("=")
-        if key.lstrip("+").split("@")[0] == group and option in re.split(r"[,\s\[\]]+", value):
-            wrong = f"{key.lstrip('+')}={option}"
+        typed, _, value = override.lstrip("+").partition("=")
+        name = file.removeprefix(f"{typed.split('@')[0]}/")
+        if name in re.split(r"[,\s\[\]]+", value):
+            group, option, key = typed.split("@")[0], name, typed
+    wrong = f"unknown option {key}={option}"
+    if group == "model" and "/" in option:
+        path = f"{key.rpartition('@')[2]}.path={option}"
+        return ConfigError(
+            f"{wrong}; to use a model of the hub or a folder, write {key}=pretrained {path}"
+        )
     hint = did_you_mean(option, error.options)
-    return ConfigError(f"unknown option {wrong}; options: {', '.join(error.options)}{hint}")
+    if group == "hardware":
+        hint += (
+            "; for another machine, copy conf/hardware/template.yaml to "
+            f"conf/hardware/{option}.yaml and fill in its figures"
+        )
+    return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
 
 
 def _not_an_option(overrides: Sequence[str]) -> str:

@@ -20,9 +20,9 @@ def make_run_dir(config: RunConfig, *, job_dir: Path | None, now: datetime) -> P
     A job that was stopped and put into the queue again finds its run there, and goes on with it.
     """
     if config.run_dir is not None:
-        run_dir = _claim(Path(config.run_dir).expanduser())
+        run_dir = claim(Path(config.run_dir).expanduser())
     elif job_dir is not None:
-        run_dir = job_dir if _holds(job_dir, config) else _claim(job_dir)
+        run_dir = job_dir if _holds(job_dir, config) else claim(job_dir)
     else:
         run_dir = _make_unique(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
     if run_dir.resolve().is_relative_to(RUNS.resolve()):
@@ -35,8 +35,8 @@ def _holds(path: Path, config: RunConfig) -> bool:
     return (path / FROZEN).exists() and load_frozen(path) == config
 
 
-def _claim(path: Path) -> Path:
-    """Make ``path``, or take it as it is where no run lives there."""
+def claim(path: Path) -> Path:
+    """Make ``path``, or take it as it is where it holds no run."""
     if (path / FROZEN).exists():
         raise ConfigError(
             f"run_dir={path} already holds a run: go on with it by resume={path}, "

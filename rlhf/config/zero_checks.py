@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
+
+# Entries of DeepSpeed's JSON that zero.extra may not set, and our keys that decide them.
+DECIDED = {
+    "zero_optimization.stage": "zero.stage",
+    "zero_optimization.offload_optimizer.device": "zero.offload_optimizer",
+    "zero_optimization.offload_param.device": "zero.offload_parameters",
+    "train_batch_size": "PHASE.batch_size",
+    "train_micro_batch_size_per_gpu": "PHASE.micro_batch_size",
+    "gradient_accumulation_steps": "PHASE.micro_batch_size",
+    "gradient_clipping": "PHASE.max_grad_norm",
+    "bf16.enabled": "hardware.dtype",
+    "fp16.enabled": "hardware.dtype",
+}
+
+
+def check_extra(zero: ZeroConfig) -> None:
+    """Refuse entries of zero.extra that a key of ours decides."""
+    for name, key in DECIDED.items():
+        node: Any = zero.extra
+        for part in name.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node is not None:
+            raise ConfigError(
+                f"zero.extra.{name}={str(node).lower()}: {key} decides this; set {key} instead"
+            )
 
 
 def check_sharded_keys(zero: ZeroConfig) -> None:

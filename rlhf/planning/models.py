@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema import ModelConfig, RunConfig
-from rlhf.planning.shapes import ModelShape, shape_of
+from rlhf.planning.shapes import ModelShape, config_fields, shape_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +77,7 @@ def _use(
     key, source = model
     shape = shape_of(source)
     if shape is None:
-        kind = source.architecture.get("model_type")
-        raise UnknownModelError(
-            f"{key}.architecture has model_type={kind}, which the planner does not know"
-            if kind
-            else f"{key}.path={source.path} has no config.json here and {key}.architecture is empty"
-        )
+        raise UnknownModelError(_why_unknown(key, source))
     is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
     weights = shape.scorer_weights if is_scorer else shape.weights
     lora = config.lora
@@ -108,6 +103,14 @@ def _use(
         checkpointed=0 if role.is_frozen else layers,
         has_ema=role is Role.actor and has_ema,
     )
+
+
+def _why_unknown(key: str, model: ModelConfig) -> str:
+    is_random = model.init is ModelInit.random
+    origin = f"{key}.architecture" if is_random else f"{key}.path={model.path}"
+    if kind := config_fields(model).get("model_type"):
+        return f"the planner does not know model_type={kind} of {origin}"
+    return f"{origin} has no config.json here and {key}.architecture has no model_type"
 
 
 def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlhf.config.choices import Phase
 from rlhf.planning.advice import describe
 from rlhf.planning.machine import GB, GIB
 from rlhf.planning.phases import PhasePlan
 from rlhf.planning.plan import Plan
+from rlhf.planning.workload import in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,7 +72,28 @@ def _host(plan: Plan) -> int:
 
 
 def summary(plan: Plan) -> str:
-    """One line: setting, memory, time, price."""
+    """Return one line: setting, memory, time, price, and the steps that these count."""
+    return f"{_setting(plan)} for {counts(plan)}" if plan.fits else f"does not fit: {plan.reason}"
+
+
+def counts(plan: Plan) -> str:
+    """Return the steps that time and price count, and the examples."""
+    config = plan.config
+    batches = {
+        Phase.sft: f"{config.sft.batch_size} examples",
+        Phase.reward: f"{config.reward.batch_size} pairs",
+        Phase.dpo: f"{config.dpo.batch_size} pairs",
+        Phase.ppo: f"{config.ppo.rollout_batch_size} responses",
+    }
+    steps = ("?" if phase.steps is None else f"{phase.steps:,}" for phase in plan.phases)
+    phases = (
+        f"{phase.phase} {number} step{'' if number == '1' else 's'} of {batches[phase.phase]}"
+        for phase, number in zip(plan.phases, steps, strict=True)
+    )
+    return f"{', '.join(phases)}, from {in_words(config.data)}"
+
+
+def _setting(plan: Plan) -> str:
     most = max(phase.bytes for phase in plan.phases)
     number = plan.machine.ranks
     ranks = "one rank" if number == 1 else f"each of {number} ranks"
@@ -81,7 +104,7 @@ def summary(plan: Plan) -> str:
     ]
     if plan.price is not None:
         words.append(f"${plan.price:,.2f}")
-    return ", ".join(words) if plan.fits else f"does not fit: {plan.reason}"
+    return ", ".join(words)
 
 
 def tables(plan: Plan) -> list[RenderableType]:
@@ -90,7 +113,7 @@ def tables(plan: Plan) -> list[RenderableType]:
 
     hardware = plan.config.hardware
     nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
-    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, ZeRO {describe(plan)}"
+    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, {describe(plan)}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
     for phase in plan.phases:
@@ -114,15 +137,19 @@ def tables(plan: Plan) -> list[RenderableType]:
             table.add_row(f"{part}, s a step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time(value) for value in hours))
+    counted = f"the time is for {counts(plan)}"
     if plan.fits:
-        return [table, f"fits: {summary(plan)}; models on disk: {plan.disk / GB:.1f} GB"]
+        answer = f"fits: {_setting(plan)}; models on disk: {plan.disk / GB:.1f} GB"
+        return [table, answer, counted]
     ways = (f"what fits: {way}" for way in plan.ways)
-    return [table, f"does not fit: {plan.reason}", *ways]
+    return [table, f"does not fit: {plan.reason}", *ways, counted]
 
 
 def _time(hours: float | None) -> str:
     if hours is None:
         return "unknown time"
+    if hours < 1 / 60:
+        return f"{3600 * hours:.1f} s"
     if hours < 1:
         return f"{60 * hours:.1f} min"
     return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"  # noqa: PLR2004

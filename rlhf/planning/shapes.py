@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.config.choices import ModelInit
 from rlhf.config.schema import ModelConfig
 
 
@@ -82,10 +83,8 @@ class ModelShape:
 
 
 def shape_of(model: ModelConfig) -> ModelShape | None:
-    """The shape of a model: from ``architecture``, or its folder's config.json; None: not known."""
-    fields = dict(model.architecture)
-    if not fields and model.path is not None:
-        fields = _config_file(model)
+    """Return the shape of a model, or None where it is not known."""
+    fields = config_fields(model)
     if not fields.get("model_type"):
         return None
     fields.setdefault("vocab_size", model.vocab_size)
@@ -96,19 +95,35 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
         return None
 
 
-def _config_file(model: ModelConfig) -> dict[str, Any]:
-    """config.json of a folder, or of what the hub's cache holds of a hub id."""
-    path = Path(str(model.path)).expanduser() / "config.json"
-    if not path.is_file():
-        from huggingface_hub import try_to_load_from_cache
+def config_fields(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a model's HF config, as far as they are known.
 
-        try:
-            found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
-        except ValueError:  # not the form of a hub id
-            return {}
-        if not isinstance(found, str):
-            return {}
-        path = Path(found)
+    Random weights are made from ``architecture``. Pretrained weights have their folder's
+    config.json; those of a hub id a published ``architecture``, or config.json in the hub's cache.
+    """
+    if model.init is ModelInit.random:
+        return dict(model.architecture)
+    file = Path(str(model.path)).expanduser() / "config.json"
+    if file.is_file():
+        return _read(file)
+    if "model_type" in model.architecture:
+        return dict(model.architecture)
+    return _cached(model)
+
+
+def _cached(model: ModelConfig) -> dict[str, Any]:
+    """Read config.json of a hub id in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
+    except ValueError:  # not the form of a hub id
+        return {}
+    return _read(Path(found)) if isinstance(found, str) else {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a mapping from a JSON file; empty where it holds none."""
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError):

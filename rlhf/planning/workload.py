@@ -63,7 +63,7 @@ def steps_of(config: RunConfig, phase: Phase) -> int | None:
 
 def examples_of(data: DataConfig, phase: Phase) -> int | None:
     """Training examples of a phase: its share of data.size, or of the lines of a local file."""
-    total = data.size or _lines(data)
+    total = total_examples(data)
     if total is None:
         return None
     part = Phase.reward if phase is Phase.dpo else phase
@@ -71,6 +71,23 @@ def examples_of(data: DataConfig, phase: Phase) -> int | None:
     # The known hub sets have held-out splits of their own.
     held_out = data.eval_share if data.source is not Source.hub and data.eval_path is None else 0.0
     return int(total * share * (1 - held_out))
+
+
+def total_examples(data: DataConfig) -> int | None:
+    """Return data.size, or the lines of a local file; None where they cannot be counted."""
+    return data.size or _lines(data)
+
+
+def in_words(data: DataConfig) -> str:
+    """Return the examples and their number, as in "9,000 examples of pairs.jsonl"."""
+    total = total_examples(data)
+    if data.source is Source.synthetic:
+        return f"{data.size:,} generated examples (data=synthetic)"
+    paths = data.path if isinstance(data.path, list) else [data.path]
+    place = ", ".join(map(str, data.sets if data.path is None else paths))
+    if total is None:
+        return f"{place}, whose number of examples is not known (data.size)"
+    return f"{total:,} examples of {place}"
 
 
 def _lines(data: DataConfig) -> int | None:

@@ -22,6 +22,8 @@ from rlhf.runtime.commands import Way, launch_way, slurm_task
 
 RUN_DIR_KEY = "rlhf/run_dir"
 REFUSAL_KEY = "rlhf/refusal"
+POD_VARIABLES = {"RANK", "WORLD_SIZE"}
+OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
 # For a rank whose collective broke: the time in which it must hear which rank broke it.
 CAUSE_S = 3.0
 # For rank 0, which ends before the run began: the time in which the others must hear of it.
@@ -29,10 +31,28 @@ HEARD_S = 30.0
 
 
 def started_rank() -> int | None:
-    """This process's rank where torchrun or the DeepSpeed launcher started it, else None."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    """Return the rank of a process that torchrun or the DeepSpeed launcher started, else None."""
+    if not OF_A_RANK.issubset(os.environ):
         return None
     return int(os.environ["RANK"])
+
+
+def drop_pod_variables() -> str | None:
+    """Remove RANK and WORLD_SIZE where they number pods instead of ranks; return what to do.
+
+    Kubeflow's PyTorchJob and Alibaba PAI set both in every pod, without LOCAL_RANK. They must go,
+    because libraries would read them too, and LOCAL_RANK is set for DeepSpeed later on.
+    """
+    if not POD_VARIABLES.issubset(os.environ) or "LOCAL_RANK" in os.environ:
+        return None
+    rank, world = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    if world == "1":
+        return None
+    return (
+        f"RANK={rank} and WORLD_SIZE={world} without LOCAL_RANK: torchrun did not start this "
+        "process, which therefore runs by itself. Start torchrun on every pod with "
+        "--nnodes=$WORLD_SIZE --node-rank=$RANK, or unset both variables (docs/launching.md)"
+    )
 
 
 def with_started_ranks(config: RunConfig) -> RunConfig:

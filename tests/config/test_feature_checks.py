@@ -45,6 +45,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["rollout.reuse_logprobs=always", "rollout.backend=hf"],
             ["rollout.reuse_logprobs=always", "rollout.backend=hf", "use rollout.backend=fast"],
         ),
+        (["rollout.stop=[a,'']"], ["rollout.stop=['a', '']", "an empty text", "remove it"]),
         (
             ["ppo.advantage_estimator=rloo"],
             ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=1", "use 2 or more"],
@@ -163,6 +164,15 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         (
             ["zero=stage3_nvme", "ppo.ema_beta=0.9"],
             ["zero.nvme_path=/local_nvme with ppo.ema_beta=0.9", "use ppo.ema_beta=0"],
+        ),
+        *(
+            ([f"+zero.extra.{name}=1"], [f"zero.extra.{name}=1: {key} decides this", "set "])
+            for name, key in (
+                ("zero_optimization.stage", "zero.stage"),
+                ("zero_optimization.offload_param.device", "zero.offload_parameters"),
+                ("train_micro_batch_size_per_gpu", "PHASE.micro_batch_size"),
+                ("fp16.enabled", "hardware.dtype"),
+            )
         ),
         (["zero.offload_ema=true"], ["zero.offload_ema=true with ppo.ema_beta=0.0", "add ppo."]),
         *(

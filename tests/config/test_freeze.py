@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rlhf.config.freeze import (
     FROZEN,
     freeze,
     load_frozen,
+    load_run,
     refuse_changes,
     to_run_config,
     with_free_keys,
@@ -127,6 +129,15 @@ def test_failed_write_leaves_the_old_file(
 def test_folder_without_config_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not the directory of a run: it has no config"):
         load_frozen(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_run_is_loaded_from_text_or_a_path(
+    kind: type[str] | type[Path], compose: Compose, tmp_path: Path
+) -> None:
+    config = to_run_config(compose([]))
+    freeze(config, tmp_path)
+    assert load_run(kind(tmp_path)) == replace(config, run_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["ppo: {old_key: 1}\n", "seed: 1\n", "- 1\n", "seed: ${a.b}\n"])

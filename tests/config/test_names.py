@@ -47,7 +47,29 @@ def test_every_type_of_the_schema_has_words() -> None:
         ("lr", "unknown key lr; did you mean lora.lr or sft.lr or reward.lr or dpo.lr?"),
         ("model@reward_modl", "unknown key model@reward_modl; did you mean model@reward_model?"),
         ("qqq", "unknown key qqq"),
+        ("ppo.kl_coef", "unknown key ppo.kl_coef; did you mean ppo.kl_ctl?"),
+        ("kl_coef", "unknown key kl_coef; did you mean ppo.kl_ctl?"),
+        ("ppo.init_kl_coef", "unknown key ppo.init_kl_coef; did you mean ppo.kl_ctl?"),
+        ("ppo.beta", "unknown key ppo.beta; did you mean ppo.kl_ctl?"),
+        ("ppo.lr", "unknown key ppo.lr; did you mean ppo.actor_lr or ppo.critic_lr?"),
+        (
+            "ppo.learning_rate",
+            "unknown key ppo.learning_rate; did you mean ppo.actor_lr or ppo.critic_lr?",
+        ),
+        ("sft.learning_rate", "unknown key sft.learning_rate; did you mean sft.lr?"),
+        (
+            "ppo.batch_size",
+            "unknown key ppo.batch_size; did you mean ppo.mini_batch_size or "
+            "ppo.rollout_batch_size?",
+        ),
+        ("precision", "unknown key precision; did you mean hardware.dtype?"),
+        ("bf16", "unknown key bf16; did you mean hardware.dtype?"),
+        ("hardware.fp16", "unknown key hardware.fp16; did you mean hardware.dtype?"),
         ("zero.extra.a", "unknown key zero.extra.a; a new one is added with +zero.extra.a=VALUE"),
+        (
+            "zero.extra.a.b",
+            "unknown key zero.extra.a.b; a new one is added with +zero.extra.a.b=VALUE",
+        ),
     ],
 )
 def test_unknown_key(key: str, message: str) -> None:
@@ -114,6 +136,34 @@ def test_unknown_option(override: str, wrong: str, suggestion: str) -> None:
     explained = str(explain(failure([override]), ["seed=1", override]))
     assert explained.startswith(f"unknown option {wrong}")
     assert explained.endswith(f"; did you mean {suggestion}?")
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("model=org/name", "model=pretrained model.path=org/name"),
+        ("model=/data/name", "model=pretrained model.path=/data/name"),
+        (
+            "model@reward_model=org/name",
+            "model@reward_model=pretrained reward_model.path=org/name",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("compose")
+def test_a_model_named_by_its_path_is_no_option(override: str, way_out: str) -> None:
+    explained = str(explain(failure([override]), [override]))
+    assert explained == (
+        f"unknown option {override}; to use a model of the hub or a folder, write {way_out}"
+    )
+
+
+@pytest.mark.usefixtures("compose")
+def test_an_unknown_machine_can_be_described() -> None:
+    explained = str(explain(failure(["hardware=rtx4090"]), ["hardware=rtx4090"]))
+    assert explained.endswith(
+        "; for another machine, copy conf/hardware/template.yaml to conf/hardware/rtx4090.yaml "
+        "and fill in its figures"
+    )
 
 
 @pytest.mark.usefixtures("compose")

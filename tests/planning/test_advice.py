@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from rlhf.config.checks import validate
+from rlhf.config.choices import ModelInit
 from rlhf.config.freeze import to_run_config
 from rlhf.planning.advice import advice, describe
 from rlhf.planning.plan import plan_run
@@ -19,6 +20,13 @@ REFUSED = {
     "large micro-batches": [
         *("model=opt_1.3b", "hardware=a100_40g", "zero=auto", "phase=sft"),
         *("sft.max_tokens=2048", "sft.micro_batch_size=32"),
+    ],
+    "adapters in the last phase only": [
+        *("model=opt_6.7b", "model@reward_model=opt_350m", "hardware=template", "lora=default"),
+    ],
+    "adapters of another rank": [
+        *("model=opt_6.7b", "model@reward_model=opt_350m", "hardware=template", "lora=default"),
+        "lora.rank=8",
     ],
     "dpo": [
         *("model=opt_6.7b", "hardware=a6000_48g", "phase=pipeline_dpo", "zero=stage1"),
@@ -51,8 +59,26 @@ def test_the_smallest_change_comes_first(compose: Compose) -> None:
     assert ways[0].partition(" (")[0] == "zero=auto"
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("adapters in the last phase only", "lora=all"),
+        ("adapters of another rank", "lora.roles=[sft,reward,actor,critic]"),
+    ],
+)
+def test_more_adapters_come_before_more_nodes(name: str, first: str, compose: Compose) -> None:
+    ways = advice(plan_run(run_of(compose, *REFUSED[name])))
+    assert ways[0].partition(" (")[0] == first
+    assert ways[-1].startswith("hardware.nodes=2 ")
+
+
+def test_random_weights_take_no_adapters(compose: Compose) -> None:
+    config = changed(run_of(compose, *REFUSED["one GPU"]), model={"init": ModelInit.random})
+    assert "lora=all" not in " ".join(advice(plan_run(config)))
+
+
 def test_what_is_set_already_is_not_proposed(compose: Compose) -> None:
-    given = ["model=opt_13b", "hardware=a100_80g", "lora=default"]
+    given = ["model=opt_13b", "hardware=a100_80g", "lora=all"]
     config = run_of(compose, *given, "model.gradient_checkpointing=true")
     for way in advice(plan_run(config)):
         assert "lora=" not in way
@@ -96,15 +122,16 @@ def test_where_nothing_helps_nothing_is_said(compose: Compose) -> None:
 
 def test_settings_in_words(compose: Compose) -> None:
     config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage3")
-    assert describe(plan_run(config)) == "stage 3"
+    assert describe(plan_run(config)) == "ZeRO stage 3"
     both = changed(config, zero={"critic_stage": 2, "offload_optimizer": True})
-    assert describe(plan_run(both)) == "stage 3, critic 2, optimiser offloaded"
+    assert describe(plan_run(both)) == "ZeRO stage 3 (critic: stage 2), optimiser offloaded"
     ema = {"ppo": {"ema_beta": 0.99}}
     offloads = ("optimizer", "parameters", "reference", "reward", "ema")
     everything = {f"offload_{name}": True for name in offloads}
     assert describe(plan_run(changed(config, zero=everything, **ema))) == (
-        "stage 3, optimiser and weights and reference and reward model and moving average offloaded"
+        "ZeRO stage 3, optimiser and weights and reference and reward model and moving average "
+        "offloaded"
     )
     # With adapters there is no reference to offload.
     adapted = changed(config, zero={"offload_reference": True}, lora={"rank": 8})
-    assert describe(plan_run(adapted)) == "stage 3"
+    assert describe(plan_run(adapted)) == "ZeRO stage 3"

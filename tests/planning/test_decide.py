@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +24,7 @@ def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
         decide(config)
     assert re.fullmatch(
         r"sft needs [\d.]+ GiB on each rank \(training\) and 38\.8 can be used; "
-        r"what fits: zero=auto \(stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
+        r"what fits: zero=auto \(ZeRO stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
         r"plan=only shows the parts, plan=off starts it all the same",
         str(refused.value),
     )
@@ -61,10 +63,18 @@ def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
     assert decision.plan is None
     assert decision.note == (
         "no plan of memory and time: model.path=someone/some-model has no config.json here and "
-        "model.architecture is empty"
+        "model.architecture has no model_type"
     )
     with pytest.raises(ConfigError, match=r"^plan=only: model\.path=.*model=opt_13b"):
         decide(run_of(compose, *UNKNOWN, "plan=only"))
+
+
+def test_sizes_of_an_experiment_do_not_hide_a_folder(compose: Compose, tmp_path: Path) -> None:
+    fields = {"model_type": "llama", "vocab_size": 96, "hidden_size": 16, "intermediate_size": 24}
+    fields |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    pretrained = ["experiment=smoke", "model=pretrained", f"model.path={tmp_path}"]
+    assert decide(run_of(compose, *pretrained)).plan is not None
 
 
 def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:

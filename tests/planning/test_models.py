@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,5 +199,15 @@ def test_an_unknown_model_is_named(compose: Compose) -> None:
     with pytest.raises(UnknownModelError, match=r"^reward_model\.path=a/b"):
         models_of(speck(compose, reward_model=unknown), Phase.ppo)
     mamba = {"architecture": {"model_type": "mamba"}}
-    with pytest.raises(UnknownModelError, match=r"^model\.architecture .*mamba"):
+    with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=facebook"):
         models_of(speck(compose, model=mamba), Phase.sft)
+    mamba |= {"init": ModelInit.random, "path": None}
+    with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.architecture"):
+        models_of(speck(compose, model=mamba), Phase.sft)
+
+
+def test_a_folder_whose_family_is_unknown_is_named_by_it(compose: Compose, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    folder = {"init": ModelInit.pretrained, "path": str(tmp_path), "architecture": {}}
+    with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=/"):
+        models_of(speck(compose, model=folder), Phase.sft)

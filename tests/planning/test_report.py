@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from rlhf.checkpoint.folders import write_json
+from rlhf.config.choices import Source
 from rlhf.planning.machine import GIB
 from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.report import PARTS, PLAN, as_json, summary, tables
@@ -138,15 +140,31 @@ def test_one_line(compose: Compose) -> None:
     assert plan.price is not None
     minutes = f"{60 * plan.hours:.1f} min"
     assert summary(plan) == (
-        f"stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f}"
+        f"ZeRO stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
+        "for sft 950 steps of 32 examples, reward 950 steps of 32 pairs, ppo 80 steps of 128 "
+        "responses, from 80,000 generated examples (data=synthetic)"
     )
     no = refused(compose)
     assert summary(no) == f"does not fit: {no.reason}"
     cpu = plan_run(run_of(compose, "hardware.memory_gib=8"))
     assert " of 7.8 GiB on one rank, " in summary(cpu)
     assert "$" not in summary(cpu)
-    open_ended = changed(plan.asked, data={"size": 0, "path": None})
-    assert summary(plan_run(open_ended)).endswith("ranks, unknown time")
+    unknown = {"source": Source.hub, "size": 0, "path": "owner/name"}
+    open_ended = changed(plan.asked, data=unknown)
+    assert summary(plan_run(open_ended)).endswith(
+        "ranks, unknown time for sft ? steps of 32 examples, reward ? steps of 32 pairs, ppo 80 "
+        "steps of 128 responses, from owner/name, whose number of examples is not known (data.size)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hours", "words"), [(0.001, "3.6 s"), (0.5, "30.0 min"), (5, "5.0 h"), (72, "3.0 days")]
+)
+def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Compose) -> None:
+    plan = fitting(compose)
+    phases = [replace(phase, step_seconds={"train": 0.0}) for phase in plan.phases[1:]]
+    first = replace(plan.phases[0], steps=1, step_seconds={"train": 3600 * hours})
+    assert f"ranks, {words}, $" in summary(replace(plan, phases=(first, *phases)))
 
 
 @pytest.mark.parametrize("size", [1000, 10**6, 10**8])
@@ -171,7 +189,9 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
 
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     text = " ".join(printed(fitting(compose)).split())
-    assert f"fits: {summary(fitting(compose))}; models on disk: 10.5 GB" in text
+    setting, _, counts = summary(fitting(compose)).partition(" for ")
+    assert f"fits: {setting}; models on disk: 10.5 GB" in text
+    assert text.endswith(f"the time is for {counts}")
     no = refused(compose)
     text = " ".join(printed(no).split())
     assert f"does not fit: {no.reason}" in text

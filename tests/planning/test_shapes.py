@@ -156,14 +156,24 @@ def test_what_every_token_is_multiplied_with(name: str) -> None:
 
 def test_the_config_of_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    read = shape_of(model({}, path=str(tmp_path)))
+    read = shape_of(model({}, init=ModelInit.pretrained, path=str(tmp_path)))
     assert read is not None
     assert read == shape_of(model(LLAMA))
 
 
-def test_an_architecture_goes_before_the_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", [OPT, SMALL], ids=["another", "sizes_alone"])
+def test_the_config_of_a_folder_counts_for_its_weights(
+    architecture: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    assert shape_of(model(OPT, path=str(tmp_path))) == shape_of(model(OPT))
+    loaded = model(architecture, init=ModelInit.pretrained, path=str(tmp_path))
+    assert shape_of(loaded) == shape_of(model(LLAMA))
+
+
+def test_an_architecture_counts_for_weights_that_are_elsewhere() -> None:
+    loaded = model(OPT, init=ModelInit.pretrained, path="somebody/some-model")
+    assert shape_of(loaded) == shape_of(model(OPT))
+    assert shape_of(model(OPT, path="somebody/some-model")) == shape_of(model(OPT))
 
 
 def test_a_trained_tokenizer_says_how_large_the_vocabulary_is() -> None:
@@ -176,7 +186,7 @@ def test_a_trained_tokenizer_says_how_large_the_vocabulary_is() -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", "", "{}", '{"model_type": null}'])
 def test_a_broken_config_has_no_shape(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    assert shape_of(model({}, path=str(tmp_path))) is None
+    assert shape_of(model({}, init=ModelInit.pretrained, path=str(tmp_path))) is None
 
 
 @pytest.mark.parametrize(
@@ -190,4 +200,5 @@ def test_a_broken_config_has_no_shape(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_known_has_no_shape(architecture: dict[str, Any], path: str | None) -> None:
-    assert shape_of(model(architecture, path=path)) is None
+    init = ModelInit.pretrained if path else ModelInit.random
+    assert shape_of(model(architecture, init=init, path=path)) is None

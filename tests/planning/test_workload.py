@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema import RunConfig
-from rlhf.planning.workload import examples_of, steps_of
+from rlhf.planning.workload import examples_of, in_words, steps_of
 from tests.planning.planned import Compose, changed, run_of
 
 
@@ -24,6 +24,22 @@ def test_examples_of_each_phase(compose: Compose) -> None:
     found = [examples_of(data, phase) for phase in (Phase.sft, Phase.reward, Phase.ppo)]
     assert found == [475, 285, 190]
     assert examples_of(data, Phase.dpo) == 285  # the reward phase's part
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"source": Source.synthetic}, "1,000 generated examples (data=synthetic)"),
+        ({"source": Source.local, "path": ["a", "b.csv"]}, "1,000 examples of a, b.csv"),
+        ({"source": Source.hub, "sets": {"shp": None}}, "1,000 examples of shp"),
+        (
+            {"source": Source.local, "path": "a", "size": 0},
+            "a, whose number of examples is not known (data.size)",
+        ),
+    ],
+)
+def test_examples_in_words(data: dict[str, Any], words: str, compose: Compose) -> None:
+    assert in_words(run(compose, data=data).data) == words
 
 
 def test_held_out_sets_of_their_own_take_nothing(compose: Compose) -> None:

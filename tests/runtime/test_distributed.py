@@ -12,14 +12,20 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
 from rlhf.errors import ConfigError
-from rlhf.runtime.distributed import follows, started_rank, with_started_ranks
+from rlhf.runtime.distributed import (
+    drop_pod_variables,
+    follows,
+    started_rank,
+    with_started_ranks,
+)
 from tests.runs import ROOT, SPECK, launch, metrics
 
 Compose = Callable[[list[str]], DictConfig]
 
 
 def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, per_node: int) -> None:
-    variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_node}
+    variables = {"RANK": rank, "LOCAL_RANK": rank % per_node}
+    variables |= {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_node}
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
 
@@ -66,7 +72,7 @@ def test_ranks_that_are_typed_by_hand_are_not_started(
 def test_the_tasks_after_the_first_follow(
     rank: str | None, task: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"RANK": rank, "SLURM_PROCID": task}
+    given = {"RANK": rank, "LOCAL_RANK": rank, "SLURM_PROCID": task}
     for name in ("RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
@@ -75,6 +81,32 @@ def test_the_tasks_after_the_first_follow(
     for name, value in {"WORLD_SIZE": "4", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "a"}.items():
         monkeypatch.setenv(name, value)
     assert follows() is expected
+
+
+@pytest.mark.parametrize("world", ["1", "2"])
+def test_the_number_of_a_pod_is_no_rank(
+    world: str, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    config = to_run_config(compose([]))
+    assert with_started_ranks(config) is config
+    advice = drop_pod_variables()
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as rlhf/engine/machine.py does
+    assert started_rank() is None
+    line = (
+        "RANK=0 and WORLD_SIZE=2 without LOCAL_RANK: torchrun did not start this process, which "
+        "therefore runs by itself. Start torchrun on every pod with --nnodes=$WORLD_SIZE "
+        "--node-rank=$RANK, or unset both variables (docs/launching.md)"
+    )
+    assert advice == (None if world == "1" else line)
+
+
+def test_started_ranks_keep_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_rank(monkeypatch, rank=1, world=2, per_node=2)
+    assert drop_pod_variables() is None
+    assert started_rank() == 1
 
 
 LAUNCHERS = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,13 @@ import torch
 from tests.runs import ROOT, SPECK, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+SNIPPETS = [
+    snippet
+    for page in PAGES
+    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+]
 
 
 @pytest.fixture(scope="module")
@@ -149,18 +158,17 @@ def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     assert left.stdout == "", "no rank lives on"
 
 
-def test_adopts_a_saved_run_through_the_python_interface(run_dir: Path) -> None:
-    from rlhf import PPOTrainer, RLHFEngine, load_run
-
-    config = load_run(run_dir)
-    engine = RLHFEngine(config)
-    trainer = PPOTrainer(engine, config.ppo)
-    texts = [f"\n\nHuman: Say two times: {word}.\n\nAssistant:" for word in "fig kiwi".split()]
-    before = {n: p.detach().clone() for n, p in engine.actor.module.named_parameters()}
-    rollout = trainer.generate_experience(engine.prompts(texts * 8))
-    stats = trainer.train_rlhf(rollout)
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_adopts_a_saved_run_through_the_python_interface(
+    snippet: str, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    Path("runs/latest").symlink_to(run_dir)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    stats = names["stats"]
     assert stats.metrics["ppo/actor_loss"] == stats.actor_loss
     assert stats.critic_loss > 0
-    changed = [n for n, p in engine.actor.module.named_parameters() if not p.equal(before[n])]
-    assert changed, "the actor learned"
-    assert torch.isfinite(rollout.scores_B).all()
+    assert stats.metrics["ppo/kl_to_reference"] != 0, "the actor learned in the steps before"
+    assert torch.isfinite(names["rollout"].scores_B).all()
