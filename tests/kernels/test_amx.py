@@ -11,7 +11,8 @@ from rlhf.kernels import amx
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 pytestmark = pytest.mark.skipif(
-    amx.kernels() is None, reason="this CPU has no AMX, or there is no C compiler"
+    amx.kernels() is None,
+    reason="no AMX, or no C compiler; test_levels.py and test_family_decoder.py test what is used",
 )
 HALF = {"atol": 1e-2, "rtol": 1e-2}  # bf16 keeps 8 bits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,12 @@ NO_GCC = "there is no C compiler; install gcc"
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing is loaded or compiled yet, and no cap is set."""
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(MAX_ISA, raising=False)
+    kernel.cache_clear()
+    yield
     kernel.cache_clear()
 
 
