@@ -36,6 +36,8 @@ class Machine:
     """US dollars for all nodes."""
     call_seconds: float = 0.0
     """Of one small torch operation on a CPU; on a GPU it is in the times of the layers."""
+    is_estimated: bool = False
+    """The rates are those of a CPU that has not been measured."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -50,9 +52,10 @@ def machine_of(hardware: HardwareConfig) -> Machine:
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _memory_here()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _memory_here()
     tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
-    bandwidth, call_seconds = hardware.memory_bandwidth_gb, 0.0
+    bandwidth, call_seconds, is_estimated = hardware.memory_bandwidth_gb, 0.0, False
     if not is_gpu:
         rates = cpu_rates()
+        is_estimated = not rates.is_measured and None in (tflops, bandwidth)
         if tflops is None:  # emulated bf16 is at best as fast as fp32
             tflops = rates.fp32_tflops if dtype is Dtype.fp32 else rates.bf16_tflops
             tflops = tflops or rates.fp32_tflops
@@ -78,6 +81,7 @@ def machine_of(hardware: HardwareConfig) -> Machine:
         nvme_of_node=hardware.nvme_bandwidth_gb * GB,
         price_per_hour=None if price is None else price * hardware.nodes,
         call_seconds=call_seconds,
+        is_estimated=is_estimated,
     )
 
 
