@@ -20,6 +20,13 @@ CONF = Path(__file__).parents[1] / "conf"
 os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
 os.environ.pop("WANDB_MODE", None)
 
+# One core for each pytest worker and all that it starts, so that torch uses one thread: models of a
+# test are so small that a second thread mostly waits, and a run takes less than half the CPU time.
+if hasattr(os, "sched_setaffinity"):
+    _cores = sorted(os.sched_getaffinity(0))
+    _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {_cores[_worker % len(_cores)]})
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
