@@ -69,17 +69,20 @@ READ_AT_START = re.compile(
     r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PYTHON(?!PATH)|HOME$|MALLOC_"
 )
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
+CLONE_NEWNET = 0x40000000  # from <linux/sched.h>
+NETWORK = Path("/proc/self/ns/net")
 LONGEST_REQUEST = 200_000  # bytes
 
 
 class Request(NamedTuple):
-    """A process to fork; its stdin, stdout and stderr travel beside it."""
+    """A process to fork; stdin, stdout, stderr and the network namespace travel beside it."""
 
     words: list[str]
     """Command line after ``python``."""
     cwd: str
     env: dict[str, str]
     new_session: bool
+    cores: list[int]
 
 
 def is_warm(command: Sequence[object], env: Mapping[str, str], imported_with: str) -> bool:
@@ -125,10 +128,10 @@ class Zygote:
         process.returncode = 0  # it ends with this process: Popen need not warn that it runs
         return cls(ours, process.pid, read_at_start(env))
 
-    def fork(self, request: Request, stdio: list[int]) -> int:
+    def fork(self, request: Request, descriptors: list[int]) -> int:
         """Fork a process; return its id, which is that of a child of this process."""
         with self._lock:
-            socket.send_fds(self._channel, [json.dumps(request).encode()], stdio)
+            socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
             answer = self._channel.recv(100)
         if not answer:
             raise RuntimeError("the zygote has ended; its error stands above")
@@ -163,9 +166,11 @@ class WarmPopen(subprocess.Popen):
             cwd=str(Path(given["cwd"] or ".").resolve(strict=True)),
             env={os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
             new_session=bool(given["start_new_session"]),
+            cores=sorted(os.sched_getaffinity(0)),
         )
         stdio = [own if end == -1 else end for own, end in enumerate(ends)]
-        self.pid = WarmPopen.zygote.fork(request, stdio)
+        with NETWORK.open() as network:
+            self.pid = WarmPopen.zygote.fork(request, [*stdio, network.fileno()])
         self._child_created = True
         pipes = "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()
         self._close_pipe_fds(*(given[name] for name in pipes))
@@ -181,9 +186,9 @@ def be_zygote(descriptor: int) -> NoReturn:
     assert threads == 1, f"a zygote has {threads} threads, of which a fork keeps one"
     gc.collect()
     gc.freeze()  # what is never collected is not copied either
-    request, stdio, channel, pid = serve(socket.socket(fileno=descriptor))
+    request, descriptors, channel, pid = serve(socket.socket(fileno=descriptor))
     WarmPopen.zygote = Zygote(channel, pid, imported_with)
-    become(request, stdio)
+    become(request, *descriptors)
     code = run(request.words)
     WarmPopen.zygote.end()
     for stream in (sys.stdout, sys.stderr):
@@ -191,14 +196,14 @@ def be_zygote(descriptor: int) -> NoReturn:
     os._exit(code)  # at once: freeing every object takes seconds, since they are copies by then
 
 
-def serve(channel: socket.socket) -> tuple[Request, list[int], socket.socket, int]:
+def serve(channel: socket.socket) -> tuple[Request, Sequence[int], socket.socket, int]:
     """Fork a process for every request; return, in that process, what it is to be.
 
     The last two items are the channel to the zygote of the new process and its id. In the zygote
     itself this ends with the process that it forks for.
     """
     while True:
-        message, stdio, *_ = socket.recv_fds(channel, LONGEST_REQUEST, 3)
+        message, descriptors, *_ = socket.recv_fds(channel, LONGEST_REQUEST, 4)
         if not message:
             os._exit(0)
         # The child of a process that ends goes to its next ancestor that has asked for orphans: to
@@ -206,7 +211,7 @@ def serve(channel: socket.socket) -> tuple[Request, list[int], socket.socket, in
         middle = os.fork()
         if middle:
             os.waitpid(middle, 0)
-            close(stdio)
+            close(descriptors)
             continue
         middle = os.getpid()
         if os.fork():
@@ -219,8 +224,8 @@ def serve(channel: socket.socket) -> tuple[Request, list[int], socket.socket, in
         if zygote:
             channel.send(str(pid).encode())
             close([channel.detach(), theirs.detach()])
-            return Request(*json.loads(message)), list(stdio), ours, zygote
-        close([channel.detach(), ours.detach(), *stdio])
+            return Request(*json.loads(message)), descriptors, ours, zygote
+        close([channel.detach(), ours.detach(), *descriptors])
         channel = theirs
 
 
@@ -230,15 +235,18 @@ def close(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
-def become(request: Request, stdio: list[int]) -> None:
+def become(request: Request, stdin: int, stdout: int, stderr: int, network: int) -> None:
     """Give this process what a new one takes from its parent."""
     if request.new_session:
         os.setsid()
     else:
         os.setpgid(0, 0)  # a signal to this group must not reach the zygotes
-    for number, descriptor in enumerate(stdio):
+    for number, descriptor in enumerate((stdin, stdout, stderr)):
         os.dup2(descriptor, number)
-    close(stdio)
+    if not os.path.samestat(os.fstat(network), NETWORK.stat()):
+        enter_network(network)
+    close([stdin, stdout, stderr, network])
+    os.sched_setaffinity(0, request.cores)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
@@ -248,6 +256,13 @@ def become(request: Request, stdio: list[int]) -> None:
     numpy.random.seed()  # noqa: NPY002  the state that numpy drew when it was imported
     if "OMP_NUM_THREADS" in request.env:
         torch.set_num_threads(int(request.env["OMP_NUM_THREADS"]))
+
+
+def enter_network(descriptor: int) -> None:
+    """Move this process into a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
 
 
 def run(words: list[str]) -> int:
