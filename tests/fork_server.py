@@ -66,9 +66,16 @@ SETTINGS = {
 }
 # Variables that an interpreter or a library reads when it starts, unlike those of a run.
 READ_AT_START = re.compile(
-    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PYTHON(?!PATH)|HOME$|MALLOC_"
+    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PYTHON(?!PATH)|HOME$"
 )
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
+# Variables that glibc reads when a process starts, and their numbers for mallopt(3).
+MALLOC_OPTIONS = {
+    "MALLOC_TRIM_THRESHOLD_": -1,
+    "MALLOC_TOP_PAD_": -2,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_MMAP_MAX_": -4,
+}
 CLONE_NEWNET = 0x40000000  # from <linux/sched.h>
 NETWORK = Path("/proc/self/ns/net")
 LONGEST_REQUEST = 200_000  # bytes
@@ -250,6 +257,9 @@ def become(request: Request, stdin: int, stdout: int, stderr: int, network: int)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
+    for name in request.env.keys() & MALLOC_OPTIONS.keys():
+        value = min(int(request.env[name]), 2**31 - 1)
+        ctypes.CDLL(None).mallopt(MALLOC_OPTIONS[name], value)
     import numpy
     import torch
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fork_server import WarmPopen
 from tests.runs import ROOT, TORCHRUN, python
 
 pytestmark = pytest.mark.slow
@@ -24,6 +26,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("half")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
+        patch.setattr(subprocess, "Popen", WarmPopen)
         loading = importlib.import_module("loading_ranks")
         loading.make_half(folder, "llama60m")
         yield lambda **task: loading.run_ranks({"folder": str(folder), "shape": "llama60m", **task})
