@@ -247,6 +247,7 @@ def test_ways_take_turns(load: Any) -> None:
     assert found["b"] == {"s": [1.0, 2.0, 1.0, 2.0], "peak": [3.0, 3.0]}
 
 
+@pytest.mark.slow
 def test_failure_of_a_process_is_told(load: Any) -> None:
     common = load("common")
     refused = "unexpected keyword argument 'no_such'"

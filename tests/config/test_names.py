@@ -61,6 +61,7 @@ def failure(overrides: list[str]) -> Exception:
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -149,6 +149,7 @@ def test_one_line(compose: Compose) -> None:
     assert summary(plan_run(open_ended)).endswith("ranks, unknown time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, 10**6, 10**8])
 def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
     """Also with the longest words of all: offloads, days, refusals."""

@@ -72,6 +72,7 @@ def check(command: str, folder: Path) -> None:
         assert command in RUN_ELSEWHERE, f"say in test_docs.py how this is executed: {command}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_documented_command_works(command: str, tmp_path: Path) -> None:
     check(command, tmp_path)
