@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from rlhf.tracking.metrics import is_timing
+from tests.fork_server import WarmPopen
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,21 +29,53 @@ SPECK = [
 ]
 
 
-def launch(*arguments: str, cwd: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run ``python launch.py`` to its end."""
-    return subprocess.run(
-        [sys.executable, ROOT / "launch.py", *arguments],
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def start(
+    *words: object,
+    cwd: Path,
+    stdin: int | None = None,
+    popen: type[subprocess.Popen[str]] = WarmPopen,
+    **environment: object,
+) -> subprocess.Popen[str]:
+    """Start ``python words`` with more environment variables.
+
+    By default the process has its imports done, see fork_server.py. With ``popen=subprocess.Popen``
+    it is a new interpreter, as the user's is, and so is all that it starts.
+    """
+    return popen(
+        [sys.executable, *map(str, words)],
         cwd=cwd,
-        capture_output=True,
+        env=os.environ | {name: str(value) for name, value in environment.items()},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=timeout,
     )
 
 
-def finished(run_dir: Path, *overrides: str) -> Path:
-    """Run the speck into ``run_dir``, which must succeed."""
-    run = launch(*SPECK, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent)
+def python(
+    *words: object, cwd: Path = ROOT, timeout: float = 300, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python words`` to its end; ``start`` says how."""
+    with start(*words, cwd=cwd, **how) as process:
+        try:
+            said, complaint = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, said, complaint)
+
+
+def launch(*arguments: str, cwd: Path, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``python launch.py`` to its end; ``python`` says how."""
+    return python(ROOT / "launch.py", *arguments, cwd=cwd, **how)
+
+
+def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:
+    """Run the speck into ``run_dir``, which must succeed; ``python`` says how."""
+    run = launch(*SPECK, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent, **how)
     assert run.returncode == 0, run.stderr
     return run_dir
 

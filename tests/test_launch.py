@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import socket
@@ -16,6 +15,7 @@ from omegaconf import OmegaConf
 
 import launch as app
 from rlhf.errors import DataError
+from tests import runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,14 +24,7 @@ def launch(
     command: str, cwd: Path, *, python: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run launch.py with the arguments in ``command``."""
-    return subprocess.run(
-        [sys.executable, *python, ROOT / "launch.py", *shlex.split(command)],
-        cwd=cwd,
-        env=os.environ | (env or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return runs.python(*python, ROOT / "launch.py", *shlex.split(command), cwd=cwd, **(env or {}))
 
 
 def test_help_imports_no_torch(tmp_path: Path) -> None:

@@ -137,12 +137,14 @@ def tables(plan: Plan) -> list[RenderableType]:
             table.add_row(f"{part}, s a step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time(value) for value in hours))
-    counted = f"the time is for {counts(plan)}"
+    notes = [f"the time is for {counts(plan)}"]
+    if plan.machine.is_estimated:
+        notes.append("this CPU's rates are estimates: the first run measures them")
     if plan.fits:
         answer = f"fits: {_setting(plan)}; models on disk: {plan.disk / GB:.1f} GB"
-        return [table, answer, counted]
+        return [table, answer, *notes]
     ways = (f"what fits: {way}" for way in plan.ways)
-    return [table, f"does not fit: {plan.reason}", *ways, counted]
+    return [table, f"does not fit: {plan.reason}", *ways, *notes]
 
 
 def _time(hours: float | None) -> str:

@@ -6,8 +6,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 from rlhf.types import PromptBatch, Responses
+from tests.runs import python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TRL_PYTHON = os.environ.get("TRL_PYTHON")
@@ -33,8 +32,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 def run(script: str, *arguments: str, figures: Path) -> dict[str, Any]:
     """Figures of a benchmark that ran as its user starts it."""
     common = ("--shape", "speck", "--rounds", "1", "--json", str(figures))
-    command = [sys.executable, str(BENCHMARKS / script), *common, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = python(BENCHMARKS / script, *common, *arguments)
     assert done.returncode == 0, done.stderr
     assert "| --- |" in done.stdout
     assert str(figures) in done.stdout
@@ -249,6 +247,7 @@ def test_ways_take_turns(load: Any) -> None:
     assert found["b"] == {"s": [1.0, 2.0, 1.0, 2.0], "peak": [3.0, 3.0]}
 
 
+@pytest.mark.slow
 def test_failure_of_a_process_is_told(load: Any) -> None:
     common = load("common")
     refused = "unexpected keyword argument 'no_such'"

@@ -38,6 +38,7 @@ def test_every_number_has_a_range() -> None:
     assert set(ranged) == numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "rule"),
     [
@@ -90,6 +91,7 @@ def test_rule(override: str, rule: str, compose: Compose) -> None:
         to_run_config(compose([override]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

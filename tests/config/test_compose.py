@@ -64,6 +64,7 @@ def choices() -> Iterator[list[str]]:
                 yield [choice, *demanded.get(choice, [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", list(choices()), ids=lambda overrides: overrides[0])
 def test_every_option_composes_with_the_defaults(
     overrides: list[str], compose: Compose, tmp_path: Path
@@ -73,6 +74,7 @@ def test_every_option_composes_with_the_defaults(
     assert load_frozen(tmp_path) == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", options_of("experiment"))
 def test_experiment_names_itself_and_its_command(name: str, compose: Compose) -> None:
     config = to_run_config(compose([f"experiment={name}"]))

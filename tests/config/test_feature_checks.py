@@ -37,6 +37,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
@@ -238,6 +239,7 @@ def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> No
     assert "\n" not in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

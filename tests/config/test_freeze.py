@@ -50,6 +50,7 @@ def test_cache_directory_comes_from_the_environment(
     assert to_run_config(compose([])).data.cache_dir == "/big/disk"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -147,6 +148,7 @@ def test_config_of_another_version_is_no_run(text: str, tmp_path: Path) -> None:
         load_frozen(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -175,6 +177,7 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
     assert with_free_keys(frozen, compose([]), []) == frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "kept"),
     [

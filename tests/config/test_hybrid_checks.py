@@ -20,6 +20,7 @@ GRAPHS = f"{ENGINE}.enable_cuda_graph=true"
 TRUNK = ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -40,6 +41,7 @@ def test_what_goes_together_is_admitted(overrides: list[str], compose: Compose) 
     to_run_config(compose([*HYBRID, *overrides]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [

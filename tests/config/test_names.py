@@ -83,6 +83,7 @@ def failure(overrides: list[str]) -> Exception:
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

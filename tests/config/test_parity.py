@@ -150,6 +150,7 @@ def test_a_row_has_a_key_or_says_that_there_is_none() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_key_composes(key: str, compose: Compose) -> None:
     if key.startswith("rlhf."):

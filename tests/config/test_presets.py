@@ -108,6 +108,7 @@ def test_ppo_preset(name: str, compose: Compose) -> None:
     assert {key: config[key] for key in expected} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PPO)
 def test_ppo_preset_divides_over_eight_gpus(name: str, compose: Compose) -> None:
     config = to_run_config(compose([f"ppo={name}", "hardware=8xa100_80g", "model=opt_125m"]))
@@ -116,6 +117,7 @@ def test_ppo_preset_divides_over_eight_gpus(name: str, compose: Compose) -> None
     assert phase_plans(config)[config.phase.order[-1]].per_rank * 8 == mini_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", LEARNING)
 def test_learning_preset(preset: str, compose: Compose) -> None:
     group, _, _ = preset.partition("=")

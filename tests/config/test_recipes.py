@@ -143,6 +143,7 @@ DPO_SCRIPTS = {  # GPUs, pairs per device, accumulation, learning rate, ZeRO sta
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_divides_and_comes_back_from_its_file(
     name: str, compose: Compose, tmp_path: Path

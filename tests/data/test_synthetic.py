@@ -178,6 +178,7 @@ def test_prompts_are_distinct_and_of_every_skill(records: list[Record]) -> None:
     assert min(counts.values()) > 500  # "repeat" has few distinct prompts
 
 
+@pytest.mark.slow
 def test_there_are_hundreds_of_thousands_of_prompts() -> None:
     # copy alone asks for 3 to 5 of 24 words in their order: 24! / 19! of five are 5,100,480
     assert math.perm(len(synthetic.WORDS), 5) == 5_100_480

@@ -55,6 +55,7 @@ def golden(option: str) -> Json:
     return json.loads((GOLDEN / f"{option}.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_configs_are_those_of_the_file(option: str, compose: Compose) -> None:
     assert generated(option, compose) == golden(option)

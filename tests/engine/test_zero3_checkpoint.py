@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import ROOT
+from tests.runs import ROOT, TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
@@ -19,18 +16,7 @@ pytestmark = pytest.mark.slow
 def test_saved_models_give_the_live_logits_and_values(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            ROOT / "tests/engine/zero3_rank.py",
-            tmp_path,
-        ],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python(*TORCHRUN, ROOT / "tests/engine/zero3_rank.py", tmp_path)
     assert run.returncode == 0, run.stderr
     shard, whole = map(int, (tmp_path / "shard.txt").read_text().split())
     assert shard < 0.6 * whole, "each rank held about half of the weights"

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.runs import ROOT
+from tests.runs import ROOT, TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_sharded_policy_has_the_loss_and_the_gradient_of_a_whole_one(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            ROOT / "tests/models/policy_rank.py",
-            tmp_path,
-        ],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python(*TORCHRUN, ROOT / "tests/models/policy_rank.py", tmp_path)
     assert run.returncode == 0, run.stderr
     for plain, sharded, norm, sharded_norm, after in torch.load(tmp_path / "found.pt"):
         assert sharded == pytest.approx(plain, rel=1e-5)

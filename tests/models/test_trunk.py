@@ -145,6 +145,7 @@ def test_what_is_trained_is_the_top(tokenizer) -> None:
     assert tail in parts(trunk_of("opt", tokenizer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0, 1, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_saved_critic_gives_the_live_values(name, value, tokenizer, tmp_path: Path) -> None:

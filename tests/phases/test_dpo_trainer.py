@@ -60,6 +60,7 @@ def base_of(context: RunContext) -> nn.Module:
     return Policy(build_actor(policy_source(context.config), context.tokenizer, seed=1)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.25])
 @pytest.mark.parametrize("lora", ["none", "default"])
@@ -101,6 +102,7 @@ def test_a_step_has_the_gradient_of_the_mean_over_pairs(
     assert {n: values[n] for n in expected} == pytest.approx(expected, abs=1e-4, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", ["none", "default"])
 def test_the_first_loss_is_ln_2_and_pairs_are_learnt(made: Make, lora: str) -> None:
     context, _ = made(f"lora={lora}")

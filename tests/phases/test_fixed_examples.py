@@ -149,6 +149,7 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
     return ran.engine.gradient()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [False, True])
 @pytest.mark.parametrize("micro", [1, 2, 10])
 def test_each_prompt_weighs_one_in_the_reward_loss(

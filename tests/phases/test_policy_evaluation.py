@@ -67,6 +67,7 @@ def held_out_of(context: RunContext) -> HeldOutPrompts:
     return HeldOutPrompts(data.eval, context.part(Phase.ppo).eval)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro", [1, 2, 3, 10])
 @pytest.mark.parametrize("num_prompts", [1, 2, 100])
 def test_each_prompt_counts_once(

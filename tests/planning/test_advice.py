@@ -34,6 +34,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_every_way_fits_when_it_is_typed(name: str, compose: Compose) -> None:
     given = REFUSED[name]
@@ -86,6 +87,7 @@ def test_what_is_set_already_is_not_proposed(compose: Compose) -> None:
         assert "zero=auto" not in way
 
 
+@pytest.mark.slow
 def test_adapters_are_for_all_phases_that_run(compose: Compose) -> None:
     given = ["model=opt_13b", "hardware=a100_80g"]
     whole = " ".join(advice(plan_run(run_of(compose, *given))))

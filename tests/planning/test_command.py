@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROFILES = sorted(path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", PROFILES)
 def test_every_profile_answers(hardware: str, tmp_path: Path) -> None:
     given = ("plan=only", "model=opt_13b", f"hardware={hardware}", "run_dir=here")
@@ -111,6 +112,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_prints_a_line_for_each(tmp_path: Path) -> None:
     run = launch("-m", "plan=only", "model=opt_1.3b", "hardware=a100_40g,a100_80g", cwd=tmp_path)
     assert run.returncode == 0, run.stderr

@@ -347,6 +347,7 @@ def saved_bytes(module: Any, ids_BS: torch.Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, 3, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def admissible(run: RunConfig) -> Plan | None:
     return plan if plan.fits else None
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(

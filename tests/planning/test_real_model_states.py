@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +14,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.planning.memory import model_states
 from rlhf.planning.models import models_of
 from tests.planning.states_rank import CASES, LORA_RANK, OPT, RANKS, settings_of
-from tests.runs import ROOT
+from tests.runs import ROOT, TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
@@ -28,17 +25,7 @@ Found = list[list[dict[str, Any]]]  # by rank, by case
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What both ranks measured."""
     folder = tmp_path_factory.mktemp("states")
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={RANKS}", ROOT / "tests/planning/states_rank.py", folder),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python(*TORCHRUN, ROOT / "tests/planning/states_rank.py", folder)
     assert run.returncode == 0, run.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 

@@ -167,6 +167,7 @@ def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Co
     assert f"ranks, {words}, $" in summary(replace(plan, phases=(first, *phases)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, 10**6, 10**8])
 def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
     """Also with the longest words of all: offloads, days, refusals."""

@@ -95,6 +95,7 @@ def test_every_family_is_here() -> None:
     assert {fields["model_type"] for fields in MADE.values()} == FAMILIES.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_weights_are_those_of_transformers(name: str) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

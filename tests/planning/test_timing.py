@@ -236,6 +236,7 @@ def large() -> ModelShape:
     return shape(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, word_embed_proj_dim=2048)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", STAGES)
 @pytest.mark.parametrize("profile", GPU_PROFILES)
 def test_a_better_machine_is_never_slower(

@@ -43,6 +43,7 @@ def test_the_families_of_the_configuration_are_known() -> None:
     assert {name.partition("-")[0] for name in FAST} == set(KNOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", FAST)
 def test_it_decodes_as_the_model_does(
@@ -64,6 +65,7 @@ def test_a_part_of_each_head_is_rotated_in_gpt_neox() -> None:
         check(model, family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "silu"])
 def test_activations(activation: str) -> None:
     for name, key in (("opt", "activation_function"), ("llama", "hidden_act")):

@@ -88,6 +88,7 @@ def assert_same(first: Responses, second: Responses) -> None:
     assert torch.equal(first.ended_B, second.ended_B)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [ARCHITECTURE, GPT2], ids=["qwen3", "gpt2"])
 @pytest.mark.parametrize(
     "changes",

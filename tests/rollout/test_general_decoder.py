@@ -34,6 +34,7 @@ def general(
     return GeneralDecoder(model, rows=rows, tokens=tokens, device=CPU, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_decodes_as_the_model_does(

@@ -167,6 +167,7 @@ def same(found: Responses, expected: Responses) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "fields"), [(0, {}), (1, {}), (2, {}), (3, {}), (3, {"pin_parameters": False})]
 )

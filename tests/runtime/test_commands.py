@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,8 @@ from rlhf.runtime.commands import (
     script_name,
     slurm_task,
 )
+from tests.runs import ROOT, launch, python
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
 Compose = Callable[[list[str]], DictConfig]
 
@@ -67,10 +66,8 @@ def test_command_is_the_golden_one(name: str, compose: Compose) -> None:
 
 
 def test_dry_run_starts_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "launch.py", "hardware.ranks_per_node=2", "name='a b'"]
-    run = subprocess.run(
-        [*command, "launcher.dry_run=true"], capture_output=True, text=True, check=False
-    )
+    overrides = ["hardware.ranks_per_node=2", "name='a b'", "launcher.dry_run=true"]
+    run = launch(*overrides, cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == (
         f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 "
@@ -86,15 +83,11 @@ def test_sbatch_script_is_the_golden_one(tmp_path: Path) -> None:
     (tools / "srun").write_text("#!/bin/sh\nexit 1\n")
     (tools / "srun").chmod(0o755)
     choices = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "name=big"]
-    run = subprocess.run(
-        [
-            *(sys.executable, ROOT / "launch.py", "-m", *choices, *GPUS),
-            *("launcher.dry_run=true", "hydra.sweep.dir=sweep"),
-        ],
-        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    run = python(
+        *(ROOT / "launch.py", "-m", *choices, *GPUS),
+        *("launcher.dry_run=true", "hydra.sweep.dir=sweep"),
+        cwd=tmp_path,
+        PATH=f"{tools}:{os.environ['PATH']}",
     )
     assert (run.returncode, run.stderr) == (0, "")
     said = run.stdout.replace(str(tmp_path), "HERE").replace(sys.executable, "PYTHON")
@@ -102,18 +95,10 @@ def test_sbatch_script_is_the_golden_one(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
-def test_without_slurm_there_is_no_script() -> None:
+def test_without_slurm_there_is_no_script(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    run = subprocess.run(
-        [
-            *(sys.executable, ROOT / "launch.py", "-m", "hydra/launcher=submitit_slurm"),
-            *("launcher.dry_run=true", *GPUS),
-        ],
-        env=os.environ | {"PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    choices = ["hydra/launcher=submitit_slurm", "launcher.dry_run=true", *GPUS]
+    run = python(ROOT / "launch.py", "-m", *choices, cwd=tmp_path, PATH="")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith('error: hydra/launcher=submitit_slurm: Could not detect "srun"')
 

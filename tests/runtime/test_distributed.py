@@ -18,7 +18,7 @@ from rlhf.runtime.distributed import (
     started_rank,
     with_started_ranks,
 )
-from tests.runs import ROOT, SPECK, launch, metrics
+from tests.runs import ROOT, SPECK, launch, metrics, python
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -119,6 +119,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_ranks_started_by_another_launcher_join_one_run(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
+    # A real interpreter for every process, as users start them.
     command = [sys.executable, "-m", *LAUNCHERS[name], str(ROOT / "launch.py"), *SPECK]
     run = subprocess.run(
         [*command, "phase=sft", f"run_dir={run_dir}"],
@@ -143,14 +144,10 @@ REFUSED = {  # before there is a run, and in it
 @pytest.mark.slow
 @pytest.mark.parametrize("override", REFUSED)
 def test_what_the_first_rank_refuses_is_told_to_all(override: str, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", *LAUNCHERS["torchrun"]]
     # Exit codes of the ranks are torchrun's to report; that it must end them would show as well.
-    run = subprocess.run(
-        [*torchrun, str(ROOT / "launch.py"), *SPECK, "phase=sft", override],
+    run = python(
+        *("-m", *LAUNCHERS["torchrun"], ROOT / "launch.py", *SPECK, "phase=sft", override),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
         timeout=120,
     )
     assert run.returncode != 0

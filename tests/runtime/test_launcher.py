@@ -7,9 +7,8 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,8 @@ from rlhf.config.freeze import to_run_config
 from rlhf.errors import ConfigError
 from rlhf.runtime import launcher
 from rlhf.runtime.rank import Failure, Kind, read_failure, write_failure
-from tests.runs import ROOT, SPECK, metrics
+from tests import runs
+from tests.runs import ROOT, SPECK, TORCHRUN, metrics
 
 Compose = Callable[[list[str]], DictConfig]
 HOST = socket.gethostname()
@@ -36,20 +36,12 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a command with more environment variables; what still runs ends with the test."""
+    """Start processes as ``runs.start`` does; what still runs ends with the test."""
     running: list[subprocess.Popen[str]] = []
 
-    def started(command: Sequence[object], **environment: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            cwd=tmp_path,
-            env=os.environ | {name: str(value) for name, value in environment.items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        running.append(process)
-        return process
+    def started(*words: object, **environment: object) -> subprocess.Popen[str]:
+        running.append(runs.start(*words, cwd=tmp_path, **environment))
+        return running[-1]
 
     yield started
     for process in running:
@@ -91,7 +83,7 @@ def test_the_first_failure_stays(tmp_path: Path) -> None:
 def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     more = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2", f"run_dir={run_dir}"]
-    process = start([sys.executable, ROOT / "launch.py", *SPECK, *more])
+    process = start(ROOT / "launch.py", *SPECK, *more, popen=subprocess.Popen)
     wait_for(run_dir / "metrics.jsonl")
     ranks = [c for c in children(process.pid) if "rlhf.runtime.rank" in words_of(c)]
     os.kill(ranks[1], signal.SIGKILL)
@@ -112,16 +104,7 @@ def words_of(pid: int) -> str:
 
 @pytest.mark.slow
 def test_the_failing_rank_speaks_first(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run = subprocess.run(
-        [*torchrun, "--nproc-per-node=2", FAILING_RANK, tmp_path],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    run = runs.python(*TORCHRUN, FAILING_RANK, tmp_path, timeout=120)
     assert run.returncode != 0
     message = f"error: rank 1 on {HOST} failed: ValueError: this rank is broken\n"
     assert message in run.stderr
@@ -133,11 +116,12 @@ def test_the_failing_rank_speaks_first(tmp_path: Path) -> None:
 
 def slurm_tasks(start: Start, *overrides: str) -> list[subprocess.Popen[str]]:
     """Two tasks of a SLURM job, which has this machine as its nodes."""
-    command = [sys.executable, ROOT / "launch.py", *SPECK, "hardware.nodes=2", *overrides]
+    command = [ROOT / "launch.py", *SPECK, "hardware.nodes=2", *overrides]
     port = free_port()
     return [
         start(
-            [*command, f"launcher.master_port={port}"],
+            *command,
+            f"launcher.master_port={port}",
             SLURM_PROCID=number,
             SLURM_NTASKS=2,
             SLURM_NNODES=2,
@@ -209,8 +193,8 @@ def test_the_nodes_of_a_hostfile_are_one_run(more: list[str], start: Start, tmp_
     run_dir = tmp_path / "run"
     nodes = ["hardware.nodes=2", "launcher.hostfile=hosts", "launcher.master_addr=localhost"]
     place = [f"launcher.master_port={free_port()}", f"run_dir={run_dir}", "name='a b'"]
-    command = [sys.executable, ROOT / "launch.py", *SPECK, "phase=sft", *nodes, *place, *more]
-    process = start(command, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    command = [ROOT / "launch.py", *SPECK, "phase=sft", *nodes, *place, *more]
+    process = start(*command, PATH=f"{tmp_path}:{os.environ['PATH']}")
     said, complaint = process.communicate(timeout=180)
     assert (process.returncode == 0) is (not more), said + complaint
     assert "--hostfile=hosts --master_addr=localhost" in said
@@ -227,9 +211,8 @@ def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: P
     pytest.importorskip("submitit")
     arguments = ["-m", "hydra/launcher=submitit_local", *SPECK, "sft.epochs=3"]
     job = tmp_path / "sweep" / "0"
-    process = start(
-        [sys.executable, ROOT / "launch.py", *arguments, f"hydra.sweep.dir={job.parent}"]
-    )
+    sweep = f"hydra.sweep.dir={job.parent}"
+    process = start(ROOT / "launch.py", *arguments, sweep, popen=subprocess.Popen)
     wait_for(job / "sft" / "result.json")
     (controller,) = children(process.pid)
     (task,) = children(controller)

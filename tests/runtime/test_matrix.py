@@ -1,6 +1,7 @@
-"""DeepSpeed-Chat's own test matrix for step 3, on OPT-125M's shape and two ranks.
+"""DeepSpeed-Chat's own test matrix for step 3, on small OPTs and two ranks.
 
 ZeRO {2, 3} x offload {off, on} x LoRA {off, on}; each must train a step and save models that load.
+One of the eight also runs on OPT-125M's shape.
 """
 
 from __future__ import annotations
@@ -38,13 +39,21 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy and a reward model of OPT-125M's shape, but for the vocabulary."""
-    folder = tmp_path_factory.mktemp("opt_125m")
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "ffn_dim": 128,
+    "num_attention_heads": 4,
+}
+
+
+def make_models(folder: Path, **changed: int) -> Path:
+    """Save a policy and a reward model of OPT-125M's shape, apart from what is ``changed``."""
     shape = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model/opt_125m.yaml").architecture)
     assert isinstance(shape, dict)
-    source = ModelSource(key="model", path=None, architecture=shape | {"vocab_size": VOCABULARY})
+    architecture = shape | {"vocab_size": VOCABULARY} | changed
+    source = ModelSource(key="model", path=None, architecture=architecture)
     texts = [r.prompt or "" for r in generate_records(300, seed=1)]
     tokenizer = train_tokenizer(texts, vocab_size=VOCABULARY)
     build_actor(source, tokenizer, seed=1).save_pretrained(folder / "policy")
@@ -54,9 +63,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(tmp_path_factory.mktemp("small"), **SMALL)
+
+
 @pytest.mark.parametrize("lora", ["none", "default"])
 @pytest.mark.parametrize("zero", ["stage2", "stage2_offload", "stage3", "stage3_offload"])
-def test_ppo_trains_and_saves(zero: str, lora: str, models: Path, tmp_path: Path) -> None:
+def test_ppo_trains_and_saves(zero: str, lora: str, small_models: Path, tmp_path: Path) -> None:
+    check_ppo(zero, lora, small_models, tmp_path)
+
+
+def test_ppo_trains_and_saves_opt_125m(tmp_path: Path) -> None:
+    check_ppo("stage3", "none", make_models(tmp_path), tmp_path)
+
+
+def check_ppo(zero: str, lora: str, models: Path, tmp_path: Path) -> None:
+    """A step of PPO changes the saved weights, and what is saved loads."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     run_dir = tmp_path / "run"

@@ -33,6 +33,7 @@ def page_faults(how: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 def test_kept_memory_is_not_faulted_in_again() -> None:
     pages = 10 * 2**26 // resource.getpagesize()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs import ROOT, SPECK, finished, launch, metrics
+from tests.runs import ROOT, SPECK, finished, launch, metrics, start
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,8 @@ SNIPPETS = [
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("runs") / "run")
+    """A run of a new interpreter, as the user's is; what others repeat of it is forked."""
+    return finished(tmp_path_factory.mktemp("runs") / "run", popen=subprocess.Popen)
 
 
 def test_result_says_what_every_phase_reached(run_dir: Path) -> None:
@@ -117,8 +118,7 @@ def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
 ) -> None:
     override, run_dir = rollout_run
     killed = tmp_path / "killed"
-    command = [sys.executable, ROOT / "launch.py", *SPECK, override, f"run_dir={killed}"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = start(ROOT / "launch.py", *SPECK, override, f"run_dir={killed}", cwd=tmp_path)
     while not (killed / "sft" / "result.json").exists():
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.02)

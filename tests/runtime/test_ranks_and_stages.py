@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import finished, metrics
+from tests.runs import ROOT, SPECK, finished, metrics, python
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +91,11 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
 def test_half_precision_follows_fp32(
     dtype: str, stage: int, engine: str, plain: Path, tmp_path: Path
 ) -> None:
-    how = [f"hardware.dtype={dtype}", f"zero.engine={engine}"]
-    run = finished(tmp_path / "run", f"zero=stage{stage}", *how)
+    run = tmp_path / "run"
+    how = [f"hardware.dtype={dtype}", f"zero.engine={engine}", f"zero=stage{stage}"]
+    program = ["-m", "tests.emulated_fp16"] if dtype == "fp16" else ["launch.py"]
+    process = python(*program, *SPECK, *how, f"run_dir={run}", cwd=ROOT)
+    assert process.returncode == 0, process.stderr
     lines = [line for line in metrics(run) if "sft/loss" in line]
     expected = [line for line in metrics(plain) if "sft/loss" in line]
     for got, reference in zip(lines, expected, strict=True):

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runs import ROOT
+from tests.fork_server import WarmPopen
+from tests.runs import ROOT, TORCHRUN, python
 
 pytestmark = pytest.mark.slow
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
 
 def test_what_is_built_sharded_is_what_is_built_whole(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [*TORCHRUN, ROOT / "tests/runtime/sharded_rank.py", tmp_path],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = python(*TORCHRUN, ROOT / "tests/runtime/sharded_rank.py", tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
 
 
@@ -35,6 +26,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("half")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
+        patch.setattr(subprocess, "Popen", WarmPopen)
         loading = importlib.import_module("loading_ranks")
         loading.make_half(folder, "llama60m")
         yield lambda **task: loading.run_ranks({"folder": str(folder), "shape": "llama60m", **task})

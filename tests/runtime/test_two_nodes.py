@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.runs import SPECK, finished, launch, metrics
+from tests.runs import SPECK, finished, launch, metrics, start
 
 pytestmark = pytest.mark.slow
 
 ZERO3 = ["zero=stage3", "+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]
 ENDS_WITHIN_S = 30
+IN_NAMESPACE = Path(__file__).with_name("in_namespace.py")
 
 
 class Node(NamedTuple):
@@ -30,17 +31,10 @@ class Node(NamedTuple):
     core: int
     """The one core that its rank computes on, as each of two ranks on one node of two does."""
 
-    def start(self, command: list[str], cwd: Path) -> subprocess.Popen[str]:
-        """Start ``command`` on this node."""
-        return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, "taskset", "-c", str(self.core), *command],
-            cwd=cwd,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": self.link},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, words: list[str], cwd: Path) -> subprocess.Popen[str]:
+        """Start ``python words`` on this node."""
+        place = [IN_NAMESPACE, self.namespace, self.core]
+        return start(*place, *words, cwd=cwd, GLOO_SOCKET_IFNAME=self.link)
 
 
 def ip(*words: str) -> None:
@@ -88,7 +82,7 @@ def started(nodes: list[Node], cwd: Path, *overrides: str) -> list[subprocess.Po
     arguments = ["hardware.nodes=2", f"launcher.master_addr={nodes[0].address}", *overrides]
     dry = launch(*SPECK, *arguments, "launcher.dry_run=true", cwd=cwd)
     assert dry.returncode == 0, dry.stderr
-    lines = [shlex.split(line) for line in dry.stdout.splitlines()]
+    lines = [shlex.split(line)[1:] for line in dry.stdout.splitlines()]
     return [node.start(line, cwd) for node, line in zip(nodes, lines, strict=True)]
 
 
@@ -134,8 +128,8 @@ def cut(node: Node, process: subprocess.Popen[str]) -> None:
 
 
 def kill_rank(node: Node, process: subprocess.Popen[str]) -> None:
-    """End the node's rank, but not the torchrun that started it."""
-    (rank,) = children(process.pid)
+    """End the node's rank, but not the torchrun that started it in a session of its own."""
+    (rank,) = (child for child in children(process.pid) if os.getsid(child) == child)
     os.kill(rank, signal.SIGKILL)
 
 

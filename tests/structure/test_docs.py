@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from tests.runs import launch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -58,13 +58,7 @@ def check_launch(command: str, folder: Path) -> None:
     data_file = folder / "pairs.jsonl"
     data_file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     for arguments in composing(command, data_file):
-        run = subprocess.run(
-            [sys.executable, ROOT / "launch.py", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = launch(*arguments, cwd=folder)
         assert run.returncode == 0, f"{arguments}\n{run.stderr}"
 
 
@@ -78,6 +72,7 @@ def check(command: str, folder: Path) -> None:
         assert command in RUN_ELSEWHERE, f"say in test_docs.py how this is executed: {command}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_documented_command_works(command: str, tmp_path: Path) -> None:
     check(command, tmp_path)

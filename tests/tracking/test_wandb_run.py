@@ -82,6 +82,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.slow
 def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
     done = machine.track("offline")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -90,6 +91,7 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
         assert word.encode() in record, word
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_id(machine: Machine) -> None:
     machine.track("offline")
     run_id = (machine.run_dir / "wandb_id").read_text().strip()
@@ -99,6 +101,7 @@ def test_a_resumed_run_keeps_its_id(machine: Machine) -> None:
     assert {path.name for path in runs} == {f"run-{run_id}.wandb"}
 
 
+@pytest.mark.slow
 def test_the_id_of_a_sweep_agent_goes_first(machine: Machine) -> None:
     (machine.run_dir / "wandb_id").write_text("mine\n")
     machine.track("offline", WANDB_RUN_ID="theirs")
@@ -106,6 +109,7 @@ def test_the_id_of_a_sweep_agent_goes_first(machine: Machine) -> None:
     assert list(machine.run_dir.glob("wandb/*/run-theirs.wandb"))
 
 
+@pytest.mark.slow
 def test_the_key_is_written_nowhere(machine: Machine) -> None:
     done = machine.track("offline", WANDB_API_KEY=KEY)
     assert done.returncode == 0
@@ -113,6 +117,7 @@ def test_the_key_is_written_nowhere(machine: Machine) -> None:
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_online_without_a_key_says_the_ways_out(machine: Machine) -> None:
     done = machine.track("online")
     assert done.returncode == 1
@@ -122,6 +127,7 @@ def test_online_without_a_key_says_the_ways_out(machine: Machine) -> None:
     assert not (machine.run_dir / "wandb_id").exists()
 
 
+@pytest.mark.slow
 def test_online_without_a_key_does_not_ask_on_a_terminal(machine: Machine) -> None:
     keyboard, terminal = pty.openpty()
     try:
@@ -133,6 +139,7 @@ def test_online_without_a_key_does_not_ask_on_a_terminal(machine: Machine) -> No
         os.close(terminal)
 
 
+@pytest.mark.slow
 def test_a_malformed_key_is_refused_in_wandbs_words(machine: Machine) -> None:
     done = machine.track("online", WANDB_API_KEY="short")
     assert done.returncode == 1

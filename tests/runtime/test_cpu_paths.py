@@ -1,0 +1,118 @@
+"""Runs go on with every instruction set, and without a usable compiler or cache; they say so."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlhf.cpu import Isa, multiplies_fp16, read_cpu
+from rlhf.kernels.compiling import KERNELS
+from tests.runs import SPECK, launch
+
+pytestmark = pytest.mark.slow
+
+SFT = [*SPECK, "phase=sft", "hardware.dtype=bf16", "run_dir=run"]
+
+
+def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
+    """Train an SFT model in bf16, which must succeed; return the line about the kernels."""
+    run = launch(*SFT, *overrides, cwd=cwd, **environment)
+    assert run.returncode == 0, run.stderr
+    result = json.loads((cwd / "run" / "result.json").read_text())
+    assert math.isfinite(result["objective"])
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("kernels: ")]
+    return line
+
+
+@pytest.mark.parametrize("level", [level for level in Isa if level <= read_cpu().isa])
+def test_every_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
+    line = kernels_of(tmp_path, RLHF_MAX_CPU_ISA=level.name)
+    assert f"in C ({level.name})" in line
+    assert ("torch instead of" in line) is (level < read_cpu().isa)
+
+
+@pytest.mark.parametrize("level", ["avx2", "none"])
+def test_auto_is_fp32_under_a_cap(level: str, tmp_path: Path) -> None:
+    auto = [word for word in SPECK if not word.startswith("hardware.dtype")]
+    run = launch(*auto, "phase=sft", "run_dir=run", cwd=tmp_path, RLHF_MAX_CPU_ISA=level)
+    assert run.returncode == 0, run.stderr
+    assert "1 x cpu, fp32" in run.stdout
+    assert "kernels:" not in run.stdout
+
+
+def test_an_unknown_cap_is_refused(tmp_path: Path) -> None:
+    run = launch(*SFT, cwd=tmp_path, RLHF_MAX_CPU_ISA="avx9")
+    assert run.returncode == 2
+    assert run.stderr == (
+        "error: RLHF_MAX_CPU_ISA=avx9: must be one of none, avx2, avx512_bf16, amx, or unset\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    data = f"data.cache_dir={tmp_path / 'data'}"
+    line = kernels_of(tmp_path, data, RLHF_CACHE="/proc/nowhere", TMPDIR=tmp_path)
+    assert line == f"kernels: {', '.join(compiled())} in C ({read_cpu().isa.name})"
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    line = kernels_of(tmp_path, RLHF_CACHE=tmp_path / "cache", **no_compiler(tmp_path))
+    assert line.startswith(f"kernels: none in C ({read_cpu().isa.name}); torch instead of adamw")
+    assert line.endswith("there is no C compiler; install gcc")
+
+
+def test_a_compiler_that_fails(tmp_path: Path) -> None:
+    cache = {"RLHF_CACHE": tmp_path / "cache"}
+    gnu = (
+        "[ $1 = --version ] && echo Free Software Foundation && exit; echo error: full >&2; exit 4"
+    )
+    line = kernels_of(tmp_path, **cache, **no_compiler(tmp_path, gcc=gnu))
+    assert line.endswith("gcc failed with exit code 4 (error: full)")
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_clang_instead_of_gcc(tmp_path: Path) -> None:
+    cache = {"RLHF_CACHE": tmp_path / "cache"}
+    line = kernels_of(tmp_path, **cache, **no_compiler(tmp_path, cc="echo clang version 19"))
+    assert line.endswith("cc is not gcc, and only gcc shares torch's threads; install gcc")
+
+
+def compiled() -> list[str]:
+    """The kernels of this CPU."""
+    return [name for name, level in KERNELS.items() if level <= read_cpu().isa]
+
+
+def no_compiler(folder: Path, **scripts: str) -> dict[str, str]:
+    """A PATH with nothing but ``scripts``."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, script in scripts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    return {"PATH": str(programs)}
+
+
+@pytest.mark.skipif(multiplies_fp16(), reason="this CPU has fp16, which test_fp16 runs in")
+def test_fp16_without_arithmetic_is_refused(tmp_path: Path) -> None:
+    run = launch(*SPECK, "hardware.dtype=fp16", cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: hardware.dtype=fp16: {read_cpu().name} has no fp16")
+    assert run.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("profile", ["a100_40g", "8xa100_40g"])
+def test_a_gpu_profile_without_gpus_is_refused(profile: str, tmp_path: Path) -> None:
+    run = launch(
+        f"hardware={profile}", "ppo.rollout_batch_size=128", cwd=tmp_path, CUDA_VISIBLE_DEVICES=""
+    )
+    assert run.returncode == 2
+    assert run.stderr == (
+        "error: hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or install a CUDA "
+        "build of torch and check nvidia-smi (plan=only needs no GPU)\n"
+    )
+    assert "starting:" not in run.stdout
+    assert not (tmp_path / "runs").exists()
