@@ -25,9 +25,10 @@ os.environ.pop("WANDB_MODE", None)
 
 # One core for each pytest worker and all that it starts, so that torch uses one thread: models of a
 # test are so small that a second thread mostly waits, and a run takes less than half the CPU time.
-if hasattr(os, "sched_setaffinity"):
+# The process that starts the workers keeps all cores, since they inherit what it has.
+if "PYTEST_XDIST_WORKER" in os.environ:
     _cores = sorted(os.sched_getaffinity(0))
-    _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     os.sched_setaffinity(0, {_cores[_worker % len(_cores)]})
 
 

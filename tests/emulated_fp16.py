@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-import sys
+import runpy
+from pathlib import Path
 
 import rlhf.config.precision
 
@@ -19,7 +20,5 @@ def emulate_fp16() -> None:
 
 
 if __name__ == "__main__":
-    from launch import launch
-
     emulate_fp16()
-    sys.exit(launch())
+    runpy.run_path(str(Path(__file__).parents[1] / "launch.py"), run_name="__main__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlhf.config.checks import BatchPlan, RolloutPlan, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
@@ -86,7 +86,7 @@ def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
     """SFT, reward model or DPO with micro-batches of this size."""
     at = scene.at
     pair = 2 if scene.phase in (Phase.reward, Phase.dpo) else 1
-    longest, tokens = scene.load.longest, scene.load.tokens
+    longest = scene.load.longest
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}
     moments = {"training": scene.learning(learner, **shape, positions=longest)}
@@ -94,13 +94,7 @@ def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
         moments["reference"] = scene.reading(others, **shape)
     seconds = {"train": 0.0, "score": 0.0}
     for model in scene.models:
-        work = scene.work(
-            model,
-            sequences=pair * plan.per_rank,
-            tokens=tokens,
-            positions=tokens,
-            micro=pair * micro,
-        )
+        work = scene.work(model, sequences=pair * plan.per_rank, micro=pair * micro)
         if model.trained:
             seconds["train"] += timing.training_seconds(at, model, work)
         # Without its adapters DPO's learner is its own reference.
@@ -127,7 +121,6 @@ def _around_training(scene: Scene, micro: int) -> dict[str, float]:
     config, phase = scene.config, scene.phase
     settings = getattr(config, phase.value)
     pair = 1 if phase is Phase.sft else 2
-    tokens = scene.load.tokens
     evaluated = pair * min(scene.load.held_out, settings.eval_examples) / scene.at.machine.ranks
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
@@ -136,7 +129,7 @@ def _around_training(scene: Scene, micro: int) -> dict[str, float]:
         timing.reading_seconds(
             scene.at,
             model,
-            scene.work(model, sequences=evaluated, tokens=tokens, positions=tokens, micro=micro),
+            scene.work(model, sequences=evaluated, micro=micro),
         )
         for model in scene.models
     )
@@ -180,19 +173,14 @@ def _around_ppo(scene: Scene, micro: int) -> dict[str, float]:
         how = _how_sampled(scene, responses=prompts, rows=min(micro, prompts))
         answering = timing.sampling_seconds(scene.at, scene.models[0], how)
     response = config.rollout.max_response_tokens
-    tokens = load.tokens + response
     for model in scene.models:
-        work = scene.work(model, sequences=prompts, tokens=tokens, positions=response, micro=micro)
+        work = scene.work(model, sequences=prompts, micro=micro, answer=scene.answer)
         answering += timing.reading_seconds(scene.at, model, work)
+    actor = scene.models[0]
     block = config.rollout.max_prompt_tokens + response
-    corpus = scene.work(
-        scene.models[0],
-        sequences=config.ppo.ptx_eval_blocks,
-        tokens=block,
-        positions=block,
-        micro=micro,
-    )
-    reading = timing.reading_seconds(scene.at, scene.models[0], corpus)
+    blocks = replace(scene, load=replace(load, lengths=(block,)))
+    corpus = blocks.work(actor, sequences=config.ppo.ptx_eval_blocks, micro=micro)
+    reading = timing.reading_seconds(scene.at, actor, corpus)
     return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}
 
 
@@ -282,7 +270,7 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
     """Scoring and training of one step."""
     config, at = scene.config, scene.at
     response = config.rollout.max_response_tokens
-    longest, tokens = scene.load.longest + response, scene.load.tokens + response
+    longest = scene.load.longest + response
     moments = {"scoring": scene.reading(scene.models, sequences=micro, tokens=longest)}
     score, train = 0.0, 0.0
     reuses = config.rollout.backend is Backend.fast and (
@@ -290,9 +278,7 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
     )
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        work = scene.work(
-            model, sequences=rollout.per_rank, tokens=tokens, positions=response, micro=micro
-        )
+        work = scene.work(model, sequences=rollout.per_rank, micro=micro, answer=scene.answer)
         readings = _readings(scene, reuses=reuses) if model.role is Role.actor else 1
         score += readings * timing.reading_seconds(at, model, work)
         if not model.trained:
@@ -300,9 +286,7 @@ def _learning(scene: Scene, rollout: RolloutPlan, learning: BatchPlan, micro: in
         moments[f"training of the {model.role}"] = scene.learning(
             model, sequences=micro, tokens=longest, positions=response
         )
-        batch = scene.work(
-            model, sequences=learning.per_rank, tokens=tokens, positions=response, micro=micro
-        )
+        batch = scene.work(model, sequences=learning.per_rank, micro=micro, answer=scene.answer)
         train += updates * timing.training_seconds(at, model, batch)
     moment, parts = max(moments.items(), key=lambda item: item[1].total())
     return PhasePlan(

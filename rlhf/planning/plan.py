@@ -13,6 +13,7 @@ from rlhf.config.feature_checks import check_engine, check_rollout, check_zero
 from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema import RunConfig
+from rlhf.cpu import Isa, usable_isa
 from rlhf.errors import ConfigError
 from rlhf.planning.machine import GIB, Machine, machine_of
 from rlhf.planning.memory import weight_bytes
@@ -22,8 +23,8 @@ from rlhf.planning.scene import Scene
 from rlhf.planning.timing import Efficiency, Setting
 from rlhf.planning.workload import Loads, assumed_loads
 
-# Shares of the peaks. On GPUs fitted to table 1 of DeepSpeed-Chat's announcement (docs/planner.md),
-# on CPUs to this project's own step (docs/performance.md).
+# Shares of the peaks. On GPUs fitted to table 1 of DeepSpeed-Chat's announcement, on CPUs to runs
+# of this project on an EPYC with AVX512-BF16 (docs/planner.md).
 EFFICIENCY = {
     Device.cuda: Efficiency(
         matmul=0.23,
@@ -38,13 +39,17 @@ EFFICIENCY = {
         matmul=0.8,
         sharded=1.0,
         bandwidth=0.85,
-        attention=0.35,
+        attention=0.05,
         link=0.5,
-        layer_seconds=10e-6,
+        layer_seconds=0.0,
         message_seconds=100e-6,
+        touches=10.0,
+        layer_calls=150.0,
+        decode_calls=50.0,
     ),
 }
-START_SECONDS = 8.0  # until torch, transformers and deepspeed are imported
+START_SECONDS = 11.0  # until libraries are imported, data is read, and all has run once
+AMX_ATTENTION = 0.35  # the share of the bandwidth that the kernel's attention reaches
 HOST_RESERVED = 0.1  # of the host's memory: the system, data, files that are being read
 
 
@@ -151,8 +156,8 @@ def plan_run(
     Raises:
         UnknownModelError: the shape of a model is not known.
     """
-    efficiency = efficiency or EFFICIENCY[config.hardware.device]
     machine = machine_of(config.hardware)
+    efficiency = efficiency or efficiency_of(machine)
     found = assumed_loads(config) if loads is None else loads
     # Once for all candidates: no ZeRO setting changes them, and their shapes may come from files.
     models = {phase: models_of(config, phase) for phase in config.phase.order}
@@ -175,6 +180,14 @@ def plan_run(
             )
         )
     return best_of(plans)
+
+
+def efficiency_of(machine: Machine) -> Efficiency:
+    """The shares of its peaks that ``machine`` reaches."""
+    found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
+    if not machine.is_gpu and machine.dtype is Dtype.bf16 and usable_isa() is Isa.amx:
+        return replace(found, attention=AMX_ATTENTION)
+    return found
 
 
 def best_of(plans: Sequence[Plan]) -> Plan:

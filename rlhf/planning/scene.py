@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rlhf.config.checks import rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema import RunConfig
@@ -15,10 +16,15 @@ from rlhf.planning.machine import GIB
 from rlhf.planning.memory import Parts, States
 from rlhf.planning.models import ModelUse
 from rlhf.planning.timing import Pass, Setting, forward_bytes, forward_operations
-from rlhf.planning.workload import Load
+from rlhf.planning.workload import Load, total_examples
 
 CUDA_CONTEXT = 0.8 * GIB  # of a process on a GPU, with its libraries' workspaces
-CPU_PROCESS = 0.5 * GIB  # of a process with torch, transformers and its data loaded
+CPU_PROCESS = 0.6 * GIB  # of a process with torch and transformers loaded, after its first steps
+KEPT_FREED = 1.4  # over the memory in use, if freed blocks of other lengths stay in the process
+PHASE_GROWTH = 0.12 * GIB  # code and buffers of a phase that oneDNN and torch keep on a CPU
+STEP_GROWTH = 0.2 * GIB  # more of them after many steps: products of other sizes
+MANY_STEPS = 300
+RECORD = 2000  # bytes of an example in memory
 PREPARING = 1.0  # seconds of a phase in which its data is tokenised and its engines are made
 LOADED = 0.5e9  # bytes of weights that are read or written per second
 FRAGMENTED = 0.03  # of the memory, lost between blocks
@@ -80,8 +86,23 @@ class Scene:
             elif not learning:
                 del held["gradients"]
             parts += held
-        parts["process"] = int(CUDA_CONTEXT if self.at.machine.is_gpu else CPU_PROCESS)
+        parts["process"] = int(CUDA_CONTEXT if self.at.machine.is_gpu else self._cpu_process)
         return parts
+
+    @property
+    def _cpu_process(self) -> float:
+        """What a process on a CPU holds beside models: libraries, records, and what phases leave.
+
+        oneDNN and torch keep code and buffers for every size of product that has come.
+        """
+        order = self.config.phase.order
+        earlier = order.index(self.phase) if self.phase in order else 0
+        steps = self.load.steps or 0
+        if self.phase is Phase.ppo:
+            steps *= self.config.ppo.ppo_epochs * rollout_plan(self.config).mini_batches
+        sizes = (earlier + 1) * STEP_GROWTH * min(1.0, steps / MANY_STEPS)
+        records = RECORD * (total_examples(self.config.data) or 0)
+        return CPU_PROCESS + records + earlier * PHASE_GROWTH + sizes
 
     def learning(self, model: ModelUse, *, sequences: int, tokens: int, positions: int) -> Parts:
         """The moment at which ``model`` is trained on one micro-batch."""
@@ -90,11 +111,14 @@ class Scene:
         kept = memory.activations(
             model, sequences=sequences, tokens=tokens, size=size, by_products=by_products
         )
+        if self.config.hardware.keep_freed_memory:
+            kept = round(kept * KEPT_FREED)
         kept += memory.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
         logits = memory.logits(model, positions=sequences * positions, size=size)
         # The logits are gone when the layers' backward pass begins.
         return self.resident(learning=True) + Counter(
-            activations=kept + max(0, self._scores(model, sequences, tokens, 3) - logits),
+            activations=kept
+            + max(0, self._scores(model, sequences, tokens, self._matrices) - logits),
             logits=logits,
             buffers=self._bucket(model, kept=False) + self.live(model),
         )
@@ -114,15 +138,29 @@ class Scene:
         return self.resident(learning=False) + max(each, key=Counter.total)
 
     def work(
-        self, model: ModelUse, *, sequences: float, tokens: float, positions: float, micro: int
+        self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
     ) -> Pass:
-        """Forward passes over ``sequences`` of ``tokens``, ``micro`` at once."""
-        each = {"sequences": sequences, "tokens": tokens, "positions": positions}
-        touched = forward_bytes(
-            model, **each, size=self.at.size(model), products=self.attends_by_products(tokens)
-        )
+        """Forward passes over ``sequences``, ``micro`` at once, each padded to its longest.
+
+        ``answer`` tokens follow each one in PPO, where only they get logits.
+        """
         passes = math.ceil(sequences / micro)
-        return Pass(forward_operations(model, **each), touched, passes)
+        operations = touched = 0.0
+        is_sorted = self.config.data.bucket_by_length or answer is not None
+        for prompt in self.load.padded(passes, micro=micro, is_sorted=is_sorted):
+            tokens = prompt + (answer or 0)
+            positions = tokens if answer is None else answer
+            each = {"sequences": sequences / passes, "tokens": tokens, "positions": positions}
+            operations += forward_operations(model, **each)
+            products = self.attends_by_products(tokens)
+            touched += forward_bytes(model, **each, size=self.at.size(model), products=products)
+        return Pass(operations, touched, passes)
+
+    @property
+    def answer(self) -> float:
+        """Tokens of a response of PPO, as expected."""
+        most = self.config.rollout.max_response_tokens
+        return most if self.load.answer is None else self.load.answer
 
     @property
     def preparing(self) -> float:
@@ -145,6 +183,11 @@ class Scene:
     def attends_by_products(self, tokens: float) -> bool:
         """Whether attention is that by matrix products, not the fused one."""
         return not self.at.machine.is_gpu and tokens <= memory.LONGEST
+
+    @property
+    def _matrices(self) -> int:
+        """Matrices of scores of a backward pass, with what freed ones of other sizes leave."""
+        return 3 * (6 if self.config.hardware.keep_freed_memory else 1)
 
     def _scores(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """What attention works in."""

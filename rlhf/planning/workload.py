@@ -20,12 +20,34 @@ class Load:
 
     steps: int | None
     """Optimiser steps, rounds of PPO; None if the examples cannot be counted."""
-    tokens: float
-    """Mean length of a sequence in tokens; in PPO, of a prompt."""
-    longest: int
-    """Length of the longest one."""
+    lengths: tuple[int, ...]
+    """Tokens of sequences (in PPO, of prompts), from the shortest to the longest, evenly spread."""
     held_out: int = 0
     """Examples held out; 0 if that is not known."""
+    answer: float | None = None
+    """Tokens that PPO's responses are expected to have; None: as many as they may."""
+
+    @property
+    def tokens(self) -> float:
+        """Mean length."""
+        return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """The greatest length."""
+        return self.lengths[-1]
+
+    def padded(self, passes: int, *, micro: int, is_sorted: bool) -> list[int]:
+        """Return the length that each of ``passes`` micro-batches of ``micro`` is padded to.
+
+        That of its longest sequence, as it is on average: of all, or of its part of them where
+        sequences are sorted by length.
+        """
+        share = micro / (micro + 1)  # mean of the greatest of ``micro`` uniform numbers
+        places = [(i + share) / passes if is_sorted else share for i in range(passes)]
+        return [
+            self.lengths[min(int(p * len(self.lengths)), len(self.lengths) - 1)] for p in places
+        ]
 
 
 Loads = Mapping[Phase, Load]
@@ -40,7 +62,7 @@ def assumed_loads(config: RunConfig) -> dict[Phase, Load]:
         Phase.ppo: config.rollout.max_prompt_tokens,
     }
     return {
-        phase: Load(steps=steps_of(config, phase), tokens=longest[phase], longest=longest[phase])
+        phase: Load(steps=steps_of(config, phase), lengths=(longest[phase],))
         for phase in config.phase.order
     }
 

@@ -65,14 +65,24 @@ def _load(
     columns_of, limit = columns_for(phase, TokenLimits.of(config))
     columns, _ = columns_of(list(islice(enumerate(part.train), ENCODED)), encoder, limit)
     sides = ("chosen_ids", "rejected_ids") if phase in (Phase.reward, Phase.dpo) else ("ids",)
-    lengths = [len(ids) for side in sides for ids in columns[side]]
+    lengths = sorted(len(ids) for side in sides for ids in columns[side])
     kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
+    answer = None
+    if phase is Phase.ppo and Phase.sft in config.phase.order:
+        answer = _answer_tokens(parts[Phase.sft], encoder, config.rollout.max_response_tokens)
     return Load(
+        answer=answer,
         steps=_steps(config, phase, round(len(part.train) * kept * scale)),
-        tokens=sum(lengths) / max(1, len(lengths)),
-        longest=max(lengths, default=0),
+        lengths=tuple(lengths) or (0,),
         held_out=round(len(part.eval) * kept * scale),
     )
+
+
+def _answer_tokens(part: Part, encoder: Encoder, most: int) -> float | None:
+    """Return the mean length of the answers that SFT learns from, cut at ``most`` tokens."""
+    texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
+    lengths = [min(most, len(ids)) for ids in encoder.endings(texts)]
+    return sum(lengths) / len(lengths) if lengths else None
 
 
 def _steps(config: RunConfig, phase: Phase, examples: int) -> int:
