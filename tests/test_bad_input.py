@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models
 from tests.runs import ROOT, SPECK
 
@@ -27,6 +29,7 @@ def answer(
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr("sys.argv", ["launch.py", *arguments])
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        monkeypatch.setattr(subprocess_handler, "Popen", WarmPopen)  # torchrun's, for ranks
         capsys.readouterr()  # what the test itself has written, such as bars of progress
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")

@@ -318,6 +318,7 @@ def test_small_experiment_differs_in_what_it_is_about(
     assert changed == named | {"ppo_lora": {"lora"}, "dpo": {"phase"}}.get(name, set())
 
 
+@pytest.mark.slow
 def test_page_is_up_to_date(tmp_path: Path) -> None:
     renewed = tmp_path / "recipes.md"
     introduction, mark, _ = PAGE.read_text().partition(TABLE_MARK)
