@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlhf.config.checks import BatchPlan, RolloutPlan, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory, timing
 from rlhf.planning.memory import Parts
+from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
 from rlhf.planning.scene import Scene
 
 
@@ -110,30 +111,8 @@ def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
         host=scene.host,
         step_seconds={part: value for part, value in seconds.items() if value},
         steps=scene.load.steps,
-        other_seconds=_around_training(scene, pair * micro),
+        other_seconds=around_training(scene, pair * micro),
     )
-
-
-def _around_training(scene: Scene, micro: int) -> dict[str, float]:
-    """Seconds of a supervised phase outside its steps; none are planned if its data is unknown."""
-    if not scene.load.held_out:
-        return {}
-    config, phase = scene.config, scene.phase
-    settings = getattr(config, phase.value)
-    pair = 1 if phase is Phase.sft else 2
-    evaluated = pair * min(scene.load.held_out, settings.eval_examples) / scene.at.machine.ranks
-    times = 2 if phase is Phase.sft else 1
-    if settings.eval_every and scene.load.steps:
-        times += (scene.load.steps - 1) // settings.eval_every
-    reading = sum(
-        timing.reading_seconds(
-            scene.at,
-            model,
-            scene.work(model, sequences=evaluated, micro=micro),
-        )
-        for model in scene.models
-    )
-    return {"evaluate": times * reading, "prepare": scene.preparing}
 
 
 def _plan_ppo(scene: Scene) -> PhasePlan:
@@ -155,33 +134,8 @@ def _plan_ppo(scene: Scene) -> PhasePlan:
         host=scene.host,
         step_seconds=generation.step_seconds | training.step_seconds,
         steps=scene.load.steps,
-        other_seconds=_around_ppo(scene, training.micro_batch),
+        other_seconds=around_ppo(scene, training.micro_batch),
     )
-
-
-def _around_ppo(scene: Scene, micro: int) -> dict[str, float]:
-    """The same for PPO, whose evaluations answer prompts before and after it, and between."""
-    config, load = scene.config, scene.load
-    if not load.held_out:
-        return {}
-    prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
-    times = 2 + bool(config.ppo.ema_beta)
-    if config.ppo.eval_every and load.steps:
-        times += load.steps // config.ppo.eval_every
-    answering = 0.0
-    if prompts:
-        how = _how_sampled(scene, responses=prompts, rows=min(micro, prompts))
-        answering = timing.sampling_seconds(scene.at, scene.models[0], how)
-    response = config.rollout.max_response_tokens
-    for model in scene.models:
-        work = scene.work(model, sequences=prompts, micro=micro, answer=scene.answer)
-        answering += timing.reading_seconds(scene.at, model, work)
-    actor = scene.models[0]
-    block = config.rollout.max_prompt_tokens + response
-    blocks = replace(scene, load=replace(load, lengths=(block,)))
-    corpus = blocks.work(actor, sequences=config.ppo.ptx_eval_blocks, micro=micro)
-    reading = timing.reading_seconds(scene.at, actor, corpus)
-    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}
 
 
 def _rows(scene: Scene, rollout: RolloutPlan) -> list[int]:
@@ -207,14 +161,14 @@ def _sampling(scene: Scene, rollout: RolloutPlan, rows: int) -> PhasePlan:
     prefill = min(memory.PREFILL_TOKENS, rows * scene.load.longest)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory.SINGLE
-    whole = actor.weights * size // _tensor_parallel(scene)
+    whole = actor.weights * size // tensor_parallel(scene)
     gathers = is_sharded and _gathers(scene, settings.backend, parts.total() + whole)
     copies = not at.machine.is_gpu and settings.backend is Backend.fast
     if gathers or copies:
         parts["gathered_weights"] = whole
     if not gathers:
         parts["buffers"] += scene.live(actor)
-    how = _how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
+    how = how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,
@@ -225,32 +179,6 @@ def _sampling(scene: Scene, rollout: RolloutPlan, rows: int) -> PhasePlan:
         host=scene.host,
         step_seconds={"generate": timing.sampling_seconds(at, actor, how)},
         steps=scene.load.steps,
-    )
-
-
-HF_LAYER_FACTOR = 6.0  # generate launches its operations one by one
-
-
-def _tensor_parallel(scene: Scene) -> int:
-    """Ranks that share one copy of the weights while they generate."""
-    rollout = scene.config.rollout
-    is_hybrid = rollout.backend is Backend.hybrid_engine
-    return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
-
-
-def _how_sampled(
-    scene: Scene, *, responses: int, rows: int, gathers: bool = False
-) -> timing.Sampling:
-    """Responses of full length to prompts of mean length."""
-    rollout = scene.config.rollout
-    return timing.Sampling(
-        responses=responses,
-        rows=rows,
-        prompt_tokens=scene.load.tokens,
-        response_tokens=rollout.max_response_tokens,
-        tensor_parallel=_tensor_parallel(scene),
-        gathers=gathers,
-        layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
     )
 
 

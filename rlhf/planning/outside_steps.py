@@ -1,0 +1,82 @@
+"""What a phase does outside its steps: evaluations, building its models, saving them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rlhf.config.choices import Backend, Phase
+from rlhf.planning import timing
+from rlhf.planning.scene import Scene
+
+HF_LAYER_FACTOR = 6.0  # generate launches its operations one by one
+
+
+def tensor_parallel(scene: Scene) -> int:
+    """Ranks that share one copy of the weights while they generate."""
+    rollout = scene.config.rollout
+    is_hybrid = rollout.backend is Backend.hybrid_engine
+    return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
+
+
+def how_sampled(
+    scene: Scene, *, responses: int, rows: int, gathers: bool = False
+) -> timing.Sampling:
+    """Responses of full length to prompts of mean length."""
+    rollout = scene.config.rollout
+    return timing.Sampling(
+        responses=responses,
+        rows=rows,
+        prompt_tokens=scene.load.tokens,
+        response_tokens=rollout.max_response_tokens,
+        tensor_parallel=tensor_parallel(scene),
+        gathers=gathers,
+        layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
+    )
+
+
+def around_training(scene: Scene, micro: int) -> dict[str, float]:
+    """Seconds of a supervised phase outside its steps; none are planned if its data is unknown."""
+    if not scene.load.held_out:
+        return {}
+    config, phase = scene.config, scene.phase
+    settings = getattr(config, phase.value)
+    pair = 1 if phase is Phase.sft else 2
+    evaluated = pair * min(scene.load.held_out, settings.eval_examples) / scene.at.machine.ranks
+    times = 2 if phase is Phase.sft else 1
+    if settings.eval_every and scene.load.steps:
+        times += (scene.load.steps - 1) // settings.eval_every
+    reading = sum(
+        timing.reading_seconds(
+            scene.at,
+            model,
+            scene.work(model, sequences=evaluated, micro=micro),
+        )
+        for model in scene.models
+    )
+    return {"evaluate": times * reading, "prepare": scene.preparing}
+
+
+def around_ppo(scene: Scene, micro: int) -> dict[str, float]:
+    """The same for PPO, whose evaluations answer prompts before and after it, and between."""
+    config, load = scene.config, scene.load
+    if not load.held_out:
+        return {}
+    prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
+    times = 2 + bool(config.ppo.ema_beta)
+    if config.ppo.eval_every and load.steps:
+        times += load.steps // config.ppo.eval_every
+    answering = 0.0
+    if prompts:
+        how = how_sampled(scene, responses=prompts, rows=min(micro, prompts))
+        answering = timing.sampling_seconds(scene.at, scene.models[0], how)
+    response = config.rollout.max_response_tokens
+    for model in scene.models:
+        work = scene.work(model, sequences=prompts, micro=micro, answer=scene.answer)
+        answering += timing.reading_seconds(scene.at, model, work)
+    actor = scene.models[0]
+    block = config.rollout.max_prompt_tokens + response
+    blocks = replace(scene, load=replace(load, lengths=(block,)))
+    corpus = blocks.work(actor, sequences=config.ppo.ptx_eval_blocks, micro=micro)
+    reading = timing.reading_seconds(scene.at, actor, corpus)
+    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}
