@@ -16,6 +16,7 @@ from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.ds_config import deepspeed_config
 from rlhf.engine.masters import MovingAverage, masters_of
+from rlhf.engine.partitioning import leave_uncompiled_kernels_alone
 from rlhf.engine.running import RunningModule
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.errors import CapabilityError
@@ -147,7 +148,7 @@ class DeepSpeedEngine(RunningModule):
     ) -> Any:
         import deepspeed
 
-        _leave_uncompiled_kernels_alone()
+        leave_uncompiled_kernels_alone()
         section = config["zero_optimization"]
         _require_ops(section)
         for buffer in module.buffers():
@@ -246,17 +247,3 @@ def require_aligned(optimizer: Any) -> None:
                 f"start {4 * start % DRIVE_BLOCK} bytes inside a block of {DRIVE_BLOCK}, where "
                 "DeepSpeed cannot read it; use another number of ranks, or zero=stage3_offload"
             )
-
-
-def _leave_uncompiled_kernels_alone() -> None:
-    """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
-
-    They serve tensor-parallel inference, which is not used here; building them takes a compiler and
-    half a minute at the first start, and prints.
-    """
-    import logging
-
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -51,6 +51,7 @@ class Partitioner:
         self._ranks = ranks
         is_half = has_half_weights(role, zero, settings.dtype)
         self._dtype = HALF_DTYPES[settings.dtype] if is_half else torch.float32
+        leave_uncompiled_kernels_alone()
         self._init = deepspeed.zero.Init(config_dict_or_path=config)
         if self._init.mem_efficient_linear:
             # As for a module that DeepSpeed 0.19.8 partitions itself: torch's own linear layer
@@ -79,3 +80,17 @@ class Partitioner:
         part = slice(self._ranks.rank * length, (self._ranks.rank + 1) * length)
         like.view(-1)[part].copy_(whole.reshape(-1)[part])
         return like
+
+
+def leave_uncompiled_kernels_alone() -> None:
+    """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
+
+    They serve tensor-parallel inference, which is not used here; building them takes a compiler and
+    half a minute at the first start, and prints.
+    """
+    import logging
+
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
