@@ -26,6 +26,7 @@ def test_every_profile_answers(hardware: str, tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "latest" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     command = ("model=opt_13b", "model@reward_model=opt_350m", "hardware=a100_80g", "zero=stage1")
     run = launch(*command, cwd=tmp_path)
