@@ -135,6 +135,7 @@ def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_reward_model_with_another_tokenizer(answer, tmp_path: Path) -> None:
     save_models(tmp_path, policy="some words", reward="entirely other text")
     refused(
@@ -143,6 +144,7 @@ def test_reward_model_with_another_tokenizer(answer, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_language_model_is_no_reward_model(answer, tmp_path: Path) -> None:
     save_models(tmp_path, policy="some words", reward="some words")
     refused(
@@ -162,10 +164,12 @@ def test_resume_of_what_is_no_run(answer, tmp_path: Path) -> None:
     refused(answer("resume=folder"), "folder is not the directory of a run")
 
 
+@pytest.mark.slow
 def test_fp16_without_masters(answer) -> None:
     refused(answer(*SPECK, "hardware.dtype=fp16", "zero=stage0"), "fp16", "use zero=stage1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["hardware.ranks_per_node=2"]], ids=["1 rank", "2 ranks"])
 def test_a_model_that_fast_rollouts_cannot_decode(answer, tmp_path: Path, more: list[str]) -> None:
     save_models(tmp_path, policy="some words", reward="some words")

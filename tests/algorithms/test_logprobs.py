@@ -283,6 +283,7 @@ def test_a_layer_agrees_with_the_plain_formula(
         assert_close(got, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 3 * V])
 def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
     block: int, monkeypatch: pytest.MonkeyPatch

@@ -189,6 +189,7 @@ def test_pair_runs_where_two_sequences_are_too_many(compose: Compose) -> None:
     assert phase_plans(config) == {Phase.reward: BatchPlan(per_rank=32, micro=1, accumulation=32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -107,6 +107,7 @@ def keys_of(node: Any, prefix: str = "") -> set[str]:
     return {f"{prefix}{name}" for name in node}.union(*below)
 
 
+@pytest.mark.slow
 def test_schema_and_yaml_have_the_same_keys(compose: Compose) -> None:
     assert keys_of(OmegaConf.to_container(compose([]))) == set(schema_types())
 
@@ -135,6 +136,7 @@ def undocumented(text: str, documented: set[str]) -> list[str]:
 GROUP_FILES = [path for path in FILES if path.parent.name not in {"experiment", "help"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", GROUP_FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_key_is_explained(path: Path) -> None:
     assert not undocumented(path.read_text(), documented_fields())

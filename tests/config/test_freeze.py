@@ -85,6 +85,7 @@ def test_reference_to_nothing_is_refused(compose: Compose) -> None:
         to_run_config(cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -162,6 +163,7 @@ def test_resume_accepts_what_the_run_has(overrides: list[str], compose: Compose)
     refuse_changes(frozen, compose(overrides), overrides)
 
 
+@pytest.mark.slow
 def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
     frozen = to_run_config(
         compose(["launcher.timeout_minutes=5", "launcher.master_port=7", "ppo.steps=3"])

@@ -156,6 +156,7 @@ def test_same_seed_same_records() -> None:
     assert generate_records(50, seed=3) != generate_records(50, seed=4)
 
 
+@pytest.mark.slow
 def test_records_are_pairs_of_different_responses(records: list[Record]) -> None:
     for record in records:
         assert record.prompt is not None

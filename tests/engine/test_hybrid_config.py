@@ -42,6 +42,7 @@ def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "changed"),
     [

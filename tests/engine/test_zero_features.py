@@ -105,6 +105,7 @@ def allow(monkeypatch: pytest.MonkeyPatch, **ops: bool) -> None:
         monkeypatch.setitem(deepspeed.ops.__compatible_ops__, name, is_compatible)
 
 
+@pytest.mark.slow
 def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero import partition_parameters, stage3

@@ -63,6 +63,7 @@ def test_one_option_swaps_to_nvme(generated: Generate) -> None:
     assert (config["offload_optimizer"], config["offload_param"]) == (place, place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "typed", "value"),
     [

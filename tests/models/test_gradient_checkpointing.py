@@ -54,6 +54,7 @@ def gradients(model: nn.Module, outputs: torch.Tensor) -> dict[str, torch.Tensor
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LORA])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_the_same_and_layers_run_twice(family, lora, tokenizer, no_noise) -> None:

@@ -222,6 +222,7 @@ def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
     assert all(merged[name] is state[name] for name in state)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(THEIR_WARNING)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, tmp_path) -> None:

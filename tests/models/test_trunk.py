@@ -92,6 +92,7 @@ def train(trunk: SharedTrunk, steps: int = 5) -> None:
     trunk.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_policy_and_reference_start_as_the_model(name: str, value: int, tokenizer) -> None:
@@ -110,6 +111,7 @@ def test_policy_and_reference_start_as_the_model(name: str, value: int, tokenize
     assert torch.equal(scored.reference.logprobs_N, out.reference.logprobs_N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reference_stays_what_it_was_while_the_policy_learns(name: str, tokenizer) -> None:
     trunk, untouched = trunk_of(name, tokenizer, value=1), actor_of(name, tokenizer)

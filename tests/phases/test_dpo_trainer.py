@@ -120,6 +120,7 @@ def test_the_first_loss_is_ln_2_and_pairs_are_learnt(made: Make, lora: str) -> N
     assert (accuracy.count.item(), loss.count.item()) == (12, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [1, 3, 100])
 def test_an_evaluation_counts_every_held_out_pair_once(made: Make, examples: int) -> None:
     context, _ = made(f"dpo.eval_examples={examples}")

@@ -179,6 +179,7 @@ def test_buckets_change_the_padding_alone(run: Callable[..., SimpleNamespace]) -
         assert [values[n] for n in names] == pytest.approx([others[n] for n in names], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "sft_steps", "reward_steps"),
     [(0, [0, 3], [3]), (1, [0, 1, 2, 3], [0, 1, 2, 3]), (2, [0, 2, 3], [0, 2, 3])],

@@ -47,6 +47,7 @@ def test_steps_and_passes_are_caps(steps: int | None, epochs: float | None, expe
     assert num_steps(30, 8, steps=steps, epochs=epochs) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(
@@ -179,6 +180,7 @@ def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path)
         assert critic.score.weight.any(), "the head has learned"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", ["merged", "adapter"])
 def test_adapters_are_merged_or_kept_apart(made: Make, tmp_path: Path, export: str) -> None:
     from peft import PeftConfig

@@ -77,6 +77,7 @@ def test_reference_scaling_stays_with_the_first_rollout(
         assert_scores(targets, reference.scale_scores(scores, first, shift_mean=shift))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mean", "std"), [(1.5, 2.0), (None, 2.0), (1.5, None), (0.0, 2.0)])
 def test_what_is_given_of_the_reference_takes_the_place_of_the_first_rollouts(
     make: Callable[..., list[Targets]], mean: float | None, std: float | None
@@ -131,6 +132,7 @@ def test_the_price_of_kl(make: Callable[..., list[Targets]], estimator: str) -> 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whitens", [False, True])
 @pytest.mark.parametrize("estimator", ["rloo", "grpo"])
 def test_groups_are_compared(

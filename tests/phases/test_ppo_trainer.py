@@ -227,6 +227,7 @@ def test_kl_in_the_loss_is_not_charged_in_the_rewards(rollout: Rollout, compose:
     assert stats.metrics["ppo/reward_mean"] == pytest.approx(math.fsum(scores) / ROWS, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [math.inf, -math.inf, math.nan, 1e4])
 def test_what_stands_behind_a_response_reaches_no_gradient(
     garbage: float, rollout: Rollout, compose: Compose
@@ -266,6 +267,7 @@ def test_the_actor_rests_while_the_critic_learns(rollout: Rollout, compose: Comp
     assert second.metrics["ppo/actor_learning_rate"] == 0.5
 
 
+@pytest.mark.slow
 def test_updates_end_once_the_policy_has_moved_too_far(rollout: Rollout, compose: Compose) -> None:
     def updates(limit: str, *, lr: float) -> float:
         engine = separate_engine(lr=lr)
@@ -280,6 +282,7 @@ def test_updates_end_once_the_policy_has_moved_too_far(rollout: Rollout, compose
     assert updates("null", lr=0.3) == 4
 
 
+@pytest.mark.slow
 def test_ranks_end_their_updates_together(rollout: Rollout, compose: Compose) -> None:
     class WithRestless(Ranks):
         """The other rank's policy has moved by 3 nats on each of 1000 tokens."""
@@ -344,6 +347,7 @@ def test_an_overflow_of_one_skips_the_step_of_both(
     assert counted == overflows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["rloo", "grpo", "reinforce_pp"])
 def test_without_values_the_policy_learns_alone(
     estimator: str, rollout: Rollout, compose: Compose

@@ -64,6 +64,7 @@ def test_a_step_adds_the_mean_loss_of_the_corpus(compose: Compose) -> None:
     assert stats.metrics["ppo/ptx_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_every_step_takes_the_next_blocks(compose: Compose) -> None:
     engine, _, trainer = trained(compose, "ppo.ppo_epochs=2", with_corpus=True)
     trainer.train_rlhf(some_rollout())

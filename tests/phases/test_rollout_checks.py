@@ -41,6 +41,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_the_hybrid_engine_needs_a_model_that_it_knows(compose: Compose) -> None:
     require_rollouts(hybrid(compose, "llama"))
@@ -111,6 +112,7 @@ def test_fast_needs_a_model_that_it_can_decode(
     require_rollouts(config_of(compose, Backend.hf, model_type=model_type, **fields))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*DECODED, *FAMILIES])
 def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
     fields = DECODED.get(family, {})

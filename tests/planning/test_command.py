@@ -101,6 +101,7 @@ def test_started_ranks_are_not_planned(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     command = ("model=opt_13b", "model@reward_model=opt_350m", "hardware=a100_80g", "zero=stage1")
     run = launch(*command, cwd=tmp_path)

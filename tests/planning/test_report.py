@@ -93,6 +93,7 @@ def test_every_part_is_told(compose: Compose) -> None:
     assert seen == set(PARTS)
 
 
+@pytest.mark.slow
 def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:
     plan = refused(compose)
     found = as_json(plan)
@@ -112,6 +113,7 @@ def test_offloaded_parts_are_named(compose: Compose) -> None:
     assert found["host_memory_gib_per_node"] * GIB == pytest.approx(16 * (policy + scorer), abs=999)
 
 
+@pytest.mark.slow
 def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
@@ -188,6 +190,7 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
         assert "…" not in text
 
 
+@pytest.mark.slow
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     text = " ".join(printed(fitting(compose)).split())
     setting, _, counts = summary(fitting(compose)).partition(" for ")

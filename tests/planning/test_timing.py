@@ -253,6 +253,7 @@ def test_a_better_machine_is_never_slower(
         assert all(after <= before for before, after in zip(slow, fast, strict=True)), figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", GPU_PROFILES)
 @pytest.mark.parametrize(
     ("stage", "key"),

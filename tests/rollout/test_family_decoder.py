@@ -73,6 +73,7 @@ def test_activations(activation: str) -> None:
             check(tiny_model(name, **{key: activation}), family)
 
 
+@pytest.mark.slow
 def test_plain_projections_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf.rollout.decoders.layers.can_pack", lambda *_: False)
     monkeypatch.setattr(projections, "can_pack", lambda *_: False)

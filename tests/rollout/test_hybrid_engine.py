@@ -408,6 +408,7 @@ def test_kernels_agree_with_the_model_on_a_gpu(stage: int) -> None:
     actor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch_kernels")
 def test_ppo_learns_from_its_rollouts(
     compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

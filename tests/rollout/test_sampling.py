@@ -164,6 +164,7 @@ def test_neighbours_do_not_change_a_token(seed: int) -> None:
     assert draw_tokens(logits, draws, choice).tokens_B.tolist() == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("vocabulary", [8, 150])
 def test_tokens_follow_the_distribution(choice: SamplingSettings, vocabulary: int) -> None:

@@ -56,6 +56,7 @@ def _hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hosts").write_text("# eight\n" + "".join(f"node{i} slots=8\n" for i in range(8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_command_is_the_golden_one(name: str, compose: Compose) -> None:
     overrides, environment = WAYS[name]

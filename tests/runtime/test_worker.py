@@ -24,6 +24,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "extra", "objective"),
     [

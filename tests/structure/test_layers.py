@@ -214,5 +214,6 @@ def test_light_parts_import_nothing_heavy() -> None:
     assert not imports_of(everything_in("config", "errors", "planning"))
 
 
+@pytest.mark.slow
 def test_everything_imports_without_the_lazy_modules() -> None:
     assert not imports_of(everything_in("")) & INSIDE_FUNCTIONS

@@ -75,6 +75,7 @@ def check_arguments(source: str, path: str) -> list[str]:
 Check = Callable[[str, str], list[str]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [check_file, check_classes, check_functions, check_arguments])
 def test_source_keeps_within_the_cap(check: Check) -> None:
     sources = ((path.read_text(), path.relative_to(ROOT).as_posix()) for path in FILES)
