@@ -130,7 +130,10 @@ def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
 
 
-def test_a_pod_is_told_that_it_runs_by_itself(tmp_path: Path) -> None:
+def test_a_pod_is_told_that_it_runs_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)  # an engine in this process has set it
     pod = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "pod-0", "MASTER_PORT": "23456"}
     run = launch("launcher.dry_run=true seed=2", tmp_path, env=pod)
     assert run.returncode == 0
