@@ -108,9 +108,10 @@ def children(pid: int) -> list[int]:
 def test_two_nodes_compute_what_one_does(
     nodes: list[Node], tmp_path: Path, running: list[subprocess.Popen[str]]
 ) -> None:
-    alone = finished(tmp_path / "one", *ZERO3, "hardware.ranks_per_node=2")
+    same = [*ZERO3, "plan=off"]  # plans may differ in their micro-batches, and so in the rounding
+    alone = finished(tmp_path / "one", *same, "hardware.ranks_per_node=2")
     run_dir = tmp_path / "two"
-    running += started(nodes, tmp_path, *ZERO3, f"run_dir={run_dir}")
+    running += started(nodes, tmp_path, *same, f"run_dir={run_dir}")
     ends = [(*process.communicate(timeout=300), process.returncode) for process in running]
     assert [code for *_, code in ends] == [0, 0], ends
     assert "ppo on 2 x cpu" in ends[0][0]
