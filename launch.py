@@ -112,11 +112,14 @@ def join() -> None:
 def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Check and plan ``cfg``, and write it to a directory of its own."""
     asked = with_started_ranks(asked_config(cfg))
-    if lacks_rates(asked.hardware) and asked.plan is PlanMode.check:
-        from rlhf.runtime.cpu_rates import measure_cpu  # which takes torch
+    loads = None
+    if asked.plan is PlanMode.check:
+        if lacks_rates(asked.hardware):
+            from rlhf.runtime.cpu_rates import measure_cpu  # which takes torch
 
-        measure_cpu()
-    config, plan, note = decide(asked, read_loads(asked))
+            measure_cpu()
+        loads = read_loads(asked)
+    config, plan, note = decide(asked, loads)
     check_machine(config)
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,10 +41,12 @@ def compiled(name: str) -> ctypes.CDLL | None:
     return kernel(name, usable_isa()).library
 
 
-def describe(names: Iterable[str] = KERNELS) -> str:
+def describe() -> str:
     """Return one line: which kernels run here, and why the others do not."""
     isa = usable_isa()
-    found = {name: kernel(name, isa) for name in names if KERNELS[name] <= read_cpu().isa}
+    found = {
+        name: kernel(name, isa) for name, needed in KERNELS.items() if needed <= read_cpu().isa
+    }
     running = [name for name, each in found.items() if each.library is not None]
     reasons: dict[str, list[str]] = {}
     for name, each in found.items():

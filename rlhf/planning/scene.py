@@ -16,7 +16,7 @@ from rlhf.planning.machine import GIB
 from rlhf.planning.memory import Parts, States
 from rlhf.planning.models import ModelUse
 from rlhf.planning.timing import Pass, Setting, forward_bytes, forward_operations
-from rlhf.planning.workload import Load, total_examples
+from rlhf.planning.workload import Load
 
 CUDA_CONTEXT = 0.8 * GIB  # of a process on a GPU, with its libraries' workspaces
 CPU_PROCESS = 0.6 * GIB  # of a process with torch and transformers loaded, after its first steps
@@ -101,8 +101,7 @@ class Scene:
         if self.phase is Phase.ppo:
             steps *= self.config.ppo.ppo_epochs * rollout_plan(self.config).mini_batches
         sizes = (earlier + 1) * STEP_GROWTH * min(1.0, steps / MANY_STEPS)
-        records = RECORD * (total_examples(self.config.data) or 0)
-        return CPU_PROCESS + records + earlier * PHASE_GROWTH + sizes
+        return CPU_PROCESS + RECORD * self.load.records + earlier * PHASE_GROWTH + sizes
 
     def learning(self, model: ModelUse, *, sequences: int, tokens: int, positions: int) -> Parts:
         """The moment at which ``model`` is trained on one micro-batch."""

@@ -24,6 +24,8 @@ class Load:
     """Tokens of sequences (in PPO, of prompts), from the shortest to the longest, evenly spread."""
     held_out: int = 0
     """Examples held out; 0 if that is not known."""
+    records: int = 0
+    """Examples of the whole run, which its processes hold; 0 if that is not known."""
     answer: float | None = None
     """Tokens that PPO's responses are expected to have; None: as many as they may."""
 
@@ -61,8 +63,9 @@ def assumed_loads(config: RunConfig) -> dict[Phase, Load]:
         Phase.dpo: config.dpo.max_tokens,
         Phase.ppo: config.rollout.max_prompt_tokens,
     }
+    records = total_examples(config.data) or 0
     return {
-        phase: Load(steps=steps_of(config, phase), lengths=(longest[phase],))
+        phase: Load(steps=steps_of(config, phase), lengths=(longest[phase],), records=records)
         for phase in config.phase.order
     }
 

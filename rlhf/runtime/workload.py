@@ -21,7 +21,7 @@ from rlhf.data.splits import Part, blend, divide
 from rlhf.data.tokens import Encoder, TokenLimits, columns_for
 from rlhf.errors import DataError
 from rlhf.models.tokenizers import byte_level_bpe
-from rlhf.planning.workload import Load, Loads
+from rlhf.planning.workload import Load, Loads, total_examples
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,11 @@ def read_loads(config: RunConfig) -> Loads | None:
         raise
     parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     encoder = Encoder(_Lengths(_tokenizer(config, parts.values())))
-    return {phase: _load(config, phase, parts, encoder, scale) for phase in config.phase.order}
+    records = total_examples(config.data) or 0
+    return {
+        phase: replace(_load(config, phase, parts, encoder, scale), records=records)
+        for phase in config.phase.order
+    }
 
 
 def _load(
