@@ -159,14 +159,16 @@ class WarmPopen(subprocess.Popen):
         # The one part of Popen that makes the process; its arguments differ between Pythons.
         given = inspect.signature(super()._execute_child).bind(*args).arguments
         command, env = given["args"], dict(given["env"] or os.environ)
-        if WarmPopen.zygote is None:
-            WarmPopen.zygote = Zygote.execute()
+        zygote = WarmPopen.zygote
+        imported_with = zygote.imported_with if zygote else read_at_start(os.environ)
         plain = not (given["shell"] or given["preexec_fn"] or given["pass_fds"])
         if isinstance(command, str | bytes | os.PathLike) or not (
-            plain and is_warm(command, env, WarmPopen.zygote.imported_with)
+            plain and is_warm(command, env, imported_with)
         ):
             super()._execute_child(*args)
             return
+        if zygote is None:
+            zygote = WarmPopen.zygote = Zygote.execute()
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         request = Request(
             words=[os.fspath(word) for word in command[1:]],
@@ -177,7 +179,7 @@ class WarmPopen(subprocess.Popen):
         )
         stdio = [own if end == -1 else end for own, end in enumerate(ends)]
         with NETWORK.open() as network:
-            self.pid = WarmPopen.zygote.fork(request, [*stdio, network.fileno()])
+            self.pid = zygote.fork(request, [*stdio, network.fileno()])
         self._child_created = True
         pipes = "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()
         self._close_pipe_fds(*(given[name] for name in pipes))

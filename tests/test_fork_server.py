@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import is_warm, read_at_start
+from tests.fork_server import ROOT, is_warm, read_at_start
 from tests.runs import python, start
 
 pytestmark = pytest.mark.slow
@@ -164,6 +164,14 @@ def test_what_an_interpreter_reads_at_its_start_is_not_forked(
     env = os.environ | added
     assert is_warm([sys.executable, *words], env, imported_with) is expected
     assert not is_warm(["/bin/sh", *words], env, imported_with)
+
+
+def test_a_library_may_start_a_process_while_it_is_imported() -> None:
+    # As the CUDA build of torch does in the zygote, where Popen is already replaced.
+    code = "import subprocess; from tests.fork_server import WarmPopen\n"
+    code += "subprocess.Popen = WarmPopen; print(subprocess.check_output(['echo', 'started']))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == "b'started\\n'\n", run.stderr
 
 
 def test_settings_of_the_allocator_are_applied(script: Path) -> None:
