@@ -41,18 +41,23 @@ ESTIMATES = {
 
 
 def cpu_rates() -> CpuRates:
-    """Return the rates that were measured on this machine, or else an estimate."""
+    """Return the rates that were measured on this machine, or else typical ones."""
     try:
         return CpuRates(**json.loads(rates_file().read_text()))
     except (OSError, ValueError, TypeError):  # there is none, or another version wrote it
-        bf16, fp32 = ESTIMATES[usable_isa()]
-        return CpuRates(
-            bf16_tflops=bf16 * cores(),
-            fp32_tflops=fp32 * cores(),
-            bandwidth_gb=20.0,
-            call_microseconds=4.0,
-            is_measured=False,
-        )
+        return typical_rates()
+
+
+def typical_rates() -> CpuRates:
+    """Return the rates of a CPU with the instruction set and the cores of this one."""
+    bf16, fp32 = ESTIMATES[usable_isa()]
+    return CpuRates(
+        bf16_tflops=bf16 * cores(),
+        fp32_tflops=fp32 * cores(),
+        bandwidth_gb=20.0,
+        call_microseconds=4.0,
+        is_measured=False,
+    )
 
 
 def keep_rates(rates: CpuRates) -> None:

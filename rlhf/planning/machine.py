@@ -9,7 +9,7 @@ from pathlib import Path
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_schema import HardwareConfig
 from rlhf.config.precision import cpu_dtype
-from rlhf.planning.cpu_rates import cpu_rates
+from rlhf.planning.cpu_rates import CpuRates, cpu_rates
 
 GIB = 2**30
 GB = 10**9
@@ -45,8 +45,11 @@ class Machine:
         return self.ranks // self.nodes
 
 
-def machine_of(hardware: HardwareConfig) -> Machine:
-    """What ``hardware`` describes; what it leaves out is that of this machine."""
+def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machine:
+    """Return what ``hardware`` describes; what it leaves out is read from this machine.
+
+    ``rates`` take the place of those that were measured on this machine's CPU.
+    """
     is_gpu = hardware.device is Device.cuda
     dtype = _dtype(hardware)
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _memory_here()
@@ -54,7 +57,7 @@ def machine_of(hardware: HardwareConfig) -> Machine:
     tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
     bandwidth, call_seconds, is_estimated = hardware.memory_bandwidth_gb, 0.0, False
     if not is_gpu:
-        rates = cpu_rates()
+        rates = rates or cpu_rates()
         is_estimated = not rates.is_measured and None in (tflops, bandwidth)
         if tflops is None:  # emulated bf16 is at best as fast as fp32
             tflops = rates.fp32_tflops if dtype is Dtype.fp32 else rates.bf16_tflops

@@ -57,13 +57,16 @@ def divisors(number: int, cap: int) -> list[int]:
     return [size for size in range(1, min(cap, number) + 1) if number % size == 0]
 
 
-def plan_phase(scene: Scene) -> PhasePlan:
-    """The fastest micro-batches that fit; where none does, those that take least."""
+def plan_phase(scene: Scene, like: PhasePlan | None = None) -> PhasePlan:
+    """Return the plan with the fastest micro-batches that fit, or else with those that take least.
+
+    With ``like`` nothing is chosen: the micro-batches and rows are those of that plan.
+    """
     if scene.phase is Phase.ppo:
-        return _plan_ppo(scene)
+        return _plan_ppo(scene, like)
     plan = phase_plans(scene.config)[scene.phase]
-    options = [_supervised(scene, plan, micro) for micro in _micro_batches(scene, plan)]
-    return _best(options, scene.limit)
+    sizes = [like.micro_batch] if like else _micro_batches(scene, plan)
+    return _best([_supervised(scene, plan, micro) for micro in sizes], scene.limit)
 
 
 def _best(options: Sequence[PhasePlan], limit: float) -> PhasePlan:
@@ -115,13 +118,15 @@ def _supervised(scene: Scene, plan: BatchPlan, micro: int) -> PhasePlan:
     )
 
 
-def _plan_ppo(scene: Scene) -> PhasePlan:
+def _plan_ppo(scene: Scene, like: PhasePlan | None) -> PhasePlan:
     """PPO: rows of the rollout and micro-batches of what follows are chosen each by itself."""
     config = scene.config
     rollout = rollout_plan(config)
     learning = phase_plans(config)[Phase.ppo]
-    sampled = [_sampling(scene, rollout, rows) for rows in _rows(scene, rollout)]
-    trained = [_learning(scene, rollout, learning, m) for m in _micro_batches(scene, learning)]
+    counts = [like.rows] if like and like.rows else _rows(scene, rollout)
+    sizes = [like.micro_batch] if like else _micro_batches(scene, learning)
+    sampled = [_sampling(scene, rollout, rows) for rows in counts]
+    trained = [_learning(scene, rollout, learning, micro) for micro in sizes]
     generation, training = _best(sampled, scene.limit), _best(trained, scene.limit)
     larger = max(generation, training, key=lambda plan: plan.bytes)
     return PhasePlan(

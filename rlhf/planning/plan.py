@@ -15,6 +15,7 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema import RunConfig
 from rlhf.cpu import Isa, usable_isa
 from rlhf.errors import ConfigError
+from rlhf.planning.cpu_rates import typical_rates
 from rlhf.planning.machine import GIB, Machine, machine_of
 from rlhf.planning.memory import weight_bytes
 from rlhf.planning.models import ModelUse, models_of
@@ -156,30 +157,34 @@ def plan_run(
     Raises:
         UnknownModelError: the shape of a model is not known.
     """
+    # Typical rates choose and measured ones predict: measurements differ from day to day, and other
+    # micro-batches sum in another order, so that a seed would not give the same run again.
+    typical = machine_of(config.hardware, typical_rates())
     machine = machine_of(config.hardware)
-    efficiency = efficiency or efficiency_of(machine)
     found = assumed_loads(config) if loads is None else loads
     # Once for all candidates: no ZeRO setting changes them, and their shapes may come from files.
     models = {phase: models_of(config, phase) for phase in config.phase.order}
-    plans = []
-    for candidate in _candidates(config, machine):
-        at = Setting(machine=machine, zero=candidate.zero, efficiency=efficiency)
+
+    def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
+        shares = efficiency or efficiency_of(machine)
+        at = Setting(machine=machine, zero=candidate.zero, efficiency=shares)
         scenes = [
             Scene.of(candidate, at, phase, found[phase], models[phase])
             for phase in config.phase.order
         ]
-        plans.append(
-            Plan(
-                asked=config,
-                loads=loads,
-                config=candidate,
-                machine=machine,
-                models=models,
-                phases=tuple(plan_phase(scene) for scene in scenes),
-                limit=scenes[0].limit,
-            )
+        choices = like.phases if like else [None] * len(scenes)
+        return Plan(
+            asked=config,
+            loads=loads,
+            config=candidate,
+            machine=machine,
+            models=models,
+            phases=tuple(map(plan_phase, scenes, choices)),
+            limit=scenes[0].limit,
         )
-    return best_of(plans)
+
+    best = best_of([plan(candidate, typical) for candidate in _candidates(config, typical)])
+    return best if machine == typical else plan(best.config, machine, like=best)
 
 
 def efficiency_of(machine: Machine) -> Efficiency:

@@ -19,7 +19,10 @@ from rlhf.planning.cpu_rates import (
     lacks_rates,
     rates_file,
 )
+from rlhf.planning.decide import chosen
 from rlhf.planning.machine import machine_of
+from rlhf.planning.plan import plan_run
+from rlhf.planning.workload import Load
 from tests.planning.planned import Compose, changed, run_of
 
 
@@ -101,6 +104,21 @@ def test_rates_of_a_busy_machine_are_measured_again(
     given = {"peak_tflops": 1.0, "fp32_tflops": 1.0, "memory_bandwidth_gb": 1.0}
     assert not lacks_rates(profile(compose, "cpu", **given))
     assert not lacks_rates(profile(compose, "a100_80g"))
+
+
+def test_measured_rates_predict_times_and_choose_nothing(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    config = run_of(compose, "hardware.dtype=bf16")
+    loads = {phase: Load(steps=300, lengths=tuple(range(25, 45))) for phase in config.phase.order}
+    plans = []
+    for bandwidth in (10.0, 40.0):
+        rates = {"bf16_tflops": 0.4, "fp32_tflops": 0.1, "bandwidth_gb": bandwidth}
+        keep_rates(CpuRates(**rates, call_microseconds=3))
+        plans.append(plan_run(config, loads))
+    assert chosen(plans[0]) == chosen(plans[1])
+    assert plans[0].seconds != plans[1].seconds
 
 
 def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
