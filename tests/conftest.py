@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -22,6 +23,9 @@ CONF = Path(__file__).parents[1] / "conf"
 # Here and not in a fixture: DeepSpeed and huggingface_hub read these when they are imported.
 os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
 os.environ.pop("WANDB_MODE", None)
+
+# The same language read by libyaml: OmegaConf parses 40 files for every composition.
+yaml.SafeLoader = yaml.CSafeLoader
 
 # One core for each pytest worker and all that it starts, so that torch uses one thread: models of a
 # test are so small that a second thread mostly waits, and a run takes less than half the CPU time.

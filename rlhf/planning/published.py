@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -136,12 +137,18 @@ class Largest:
 
 def largest(conf: Path, hardware: str, *more: str) -> Largest:
     """The largest OPT that ``experiment=table3`` fits, with ``more`` overrides."""
+    profile = composed(conf, "experiment=table3", f"hardware={hardware}").hardware
     for size, (option, overrides) in product(reversed(SIZES), OPTIONS.items()):
-        words = ("experiment=table3", f"hardware={hardware}", f"model={size}")
-        plan = plan_run(composed(conf, *words, *overrides, *more))
+        config = _of_table_3(conf, f"model={size}", *overrides, *more)
+        plan = plan_run(replace(config, hardware=profile))
         if plan.fits:
             return Largest(hardware=hardware, size=size, option=option, plan=plan)
     raise AssertionError("OPT-1.3B fits the smallest of them")
+
+
+@cache  # every GPU of the table asks for the same models
+def _of_table_3(conf: Path, *overrides: str) -> RunConfig:
+    return composed(conf, "experiment=table3", *overrides)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from rlhf.config.checks import rollout_plan
 from rlhf.config.choices import Phase
@@ -143,17 +144,16 @@ class Scene:
 
         ``answer`` tokens follow each one in PPO, where only they get logits.
         """
-        passes = math.ceil(sequences / micro)
-        operations = touched = 0.0
         is_sorted = self.config.data.bucket_by_length or answer is not None
-        for prompt in self.load.padded(passes, micro=micro, is_sorted=is_sorted):
-            tokens = prompt + (answer or 0)
-            positions = tokens if answer is None else answer
-            each = {"sequences": sequences / passes, "tokens": tokens, "positions": positions}
-            operations += forward_operations(model, **each)
-            products = self.attends_by_products(tokens)
-            touched += forward_bytes(model, **each, size=self.at.size(model), products=products)
-        return Pass(operations, touched, passes)
+        lengths = self.load.padded(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
+        return _work(
+            model,
+            tuple(lengths),
+            sequences=sequences,
+            answer=answer,
+            size=self.at.size(model),
+            is_gpu=self.at.machine.is_gpu,
+        )
 
     @property
     def answer(self) -> float:
@@ -181,7 +181,7 @@ class Scene:
 
     def attends_by_products(self, tokens: float) -> bool:
         """Whether attention is that by matrix products, not the fused one."""
-        return not self.at.machine.is_gpu and tokens <= memory.LONGEST
+        return attends_by_products(tokens, is_gpu=self.at.machine.is_gpu)
 
     @property
     def _matrices(self) -> int:
@@ -195,3 +195,33 @@ class Scene:
         return matrices * memory.scores(
             model.shape, sequences=sequences, tokens=tokens, size=self.at.size(model)
         )
+
+
+def attends_by_products(tokens: float, *, is_gpu: bool) -> bool:
+    """Return True if attention computes matrix products, and False if it is the fused one."""
+    return not is_gpu and tokens <= memory.LONGEST
+
+
+@lru_cache(maxsize=10_000)  # a plan asks for the same work under every ZeRO setting
+def _work(
+    model: ModelUse,
+    lengths: tuple[int, ...],
+    *,
+    sequences: float,
+    answer: float | None,
+    size: int,
+    is_gpu: bool,
+) -> Pass:
+    """Return the passes over ``sequences`` in micro-batches that are padded to ``lengths``."""
+    operations = touched = 0.0
+    for length, count in Counter(lengths).items():
+        tokens = length + (answer or 0)
+        each = {
+            "sequences": count * sequences / len(lengths),
+            "tokens": tokens,
+            "positions": tokens if answer is None else answer,
+        }
+        operations += forward_operations(model, **each)
+        products = attends_by_products(tokens, is_gpu=is_gpu)
+        touched += forward_bytes(model, **each, size=size, products=products)
+    return Pass(operations, touched, len(lengths))
