@@ -1,6 +1,7 @@
 """Seconds and memory until models are there and saved, and rows per second of tokenising.
 
-    python benchmarks/loading.py [--shape tiny opt125m] [--sharded_shape llama60m] [--rounds 3]
+    python benchmarks/loading.py [--shape tiny opt125m] [--sharded_shape llama60m]
+        [--sharded_dtypes bf16 fp32] [--rounds 3]
 
 A policy's folder is loaded by transformers' own ``from_pretrained``, and as this project loads it
 (``build_actor``: checks, special tokens, dropout); ``RLHFEngine`` makes the four models and two
@@ -122,8 +123,8 @@ def two_ranks(task: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def sharded_rows(shape: str, rounds: int) -> list[dict[str, Any]]:
-    """Figures of two ranks: every source of weights, precision and way to build."""
+def sharded_rows(shape: str, dtypes: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Figures of two ranks: every source of weights, each precision and way to build."""
     with tempfile.TemporaryDirectory() as folder:
         make_half(Path(folder), shape)
         ways = {
@@ -139,7 +140,7 @@ def sharded_rows(shape: str, rounds: int) -> list[dict[str, Any]]:
                 },
             )
             for source in SOURCES
-            for dtype in DTYPES
+            for dtype in dtypes
             for build in BUILDS
         }
         found = take_turns(ways, rounds)
@@ -166,6 +167,7 @@ def main() -> None:
     """Load every shape in every way, tokenise, and print the tables."""
     choices = parser(__doc__, shape=["tiny", "opt125m"])
     choices.add_argument("--sharded_shape", choices=SHAPES, default="llama60m")
+    choices.add_argument("--sharded_dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     options = choices.parse_args()
     rows: list[dict[str, Any]] = []
     script = Path(__file__)
@@ -178,7 +180,7 @@ def main() -> None:
     records = SPECK_RECORDS if options.shape == ["speck"] else RECORDS
     task = {"way": "tokenise", "records": records}
     rates = take_turns({"tokenise": Way(script=script, task=task)}, options.rounds)["tokenise"]
-    sharded = sharded_rows(options.sharded_shape, options.rounds)
+    sharded = sharded_rows(options.sharded_shape, options.sharded_dtypes, options.rounds)
     keys = ("seconds", "peak_gb", "added_gb")
     loaded = table(
         ("shape, way", "seconds", "peak GB", "of it by loading, GB"),

@@ -16,6 +16,8 @@ from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models
 from tests.runs import ROOT, SPECK
 
+pytestmark = pytest.mark.slow
+
 Answer = tuple[int, str]
 
 
@@ -136,7 +138,6 @@ def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_reward_model_with_another_tokenizer(answer, tmp_path: Path) -> None:
     save_models(tmp_path, policy="some words", reward="entirely other text")
     refused(
@@ -145,7 +146,6 @@ def test_reward_model_with_another_tokenizer(answer, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_language_model_is_no_reward_model(answer, tmp_path: Path) -> None:
     save_models(tmp_path, policy="some words", reward="some words")
     refused(
@@ -165,13 +165,11 @@ def test_resume_of_what_is_no_run(answer, tmp_path: Path) -> None:
     refused(answer("resume=folder"), "folder is not the directory of a run")
 
 
-@pytest.mark.slow
 def test_fp16_without_masters(answer) -> None:
     reason = "use zero=stage1" if multiplies_fp16() else "has no fp16 arithmetic"
     refused(answer(*SPECK, "hardware.dtype=fp16", "zero=stage0"), "fp16", reason)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["hardware.ranks_per_node=2"]], ids=["1 rank", "2 ranks"])
 def test_a_model_that_fast_rollouts_cannot_decode(answer, tmp_path: Path, more: list[str]) -> None:
     save_models(tmp_path, policy="some words", reward="some words")

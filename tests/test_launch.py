@@ -17,6 +17,8 @@ import launch as app
 from rlhf.errors import DataError
 from tests import runs
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -27,7 +29,6 @@ def launch(
     return runs.python(*python, ROOT / "launch.py", *shlex.split(command), cwd=cwd, **(env or {}))
 
 
-@pytest.mark.slow
 def test_help_imports_no_torch(tmp_path: Path) -> None:
     run = launch("--help", tmp_path, python=("-X", "importtime"))
     imported = re.findall(r"\| +([\w.]+)$", run.stderr, flags=re.MULTILINE)
@@ -52,7 +53,6 @@ def test_info_works(what: str, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -90,7 +90,6 @@ def test_mistake_ends_with_one_line(command: str, message: str, tmp_path: Path) 
     assert message in line
 
 
-@pytest.mark.slow
 def test_mistake_in_one_job_of_a_sweep(tmp_path: Path) -> None:
     run = launch("-m seed=-1,-2", tmp_path)
     assert run.returncode == 2
@@ -99,7 +98,6 @@ def test_mistake_in_one_job_of_a_sweep(tmp_path: Path) -> None:
     assert "['seed=-1']" in run.stderr
 
 
-@pytest.mark.slow
 def test_resume_refuses_a_change(tmp_path: Path) -> None:
     config = launch("--cfg job --resolve", tmp_path).stdout
     (tmp_path / "config.yaml").write_text(config)
@@ -108,7 +106,6 @@ def test_resume_refuses_a_change(tmp_path: Path) -> None:
     assert "error: zero.stage=2: the run was started with zero.stage=1" in run.stderr
 
 
-@pytest.mark.slow
 def test_resume_may_be_started_in_another_way(tmp_path: Path) -> None:
     config = launch("--cfg job --resolve hardware.ranks_per_node=2", tmp_path).stdout
     (tmp_path / "config.yaml").write_text(config)

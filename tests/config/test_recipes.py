@@ -16,6 +16,8 @@ from rlhf.config.recipes import TABLE_MARK, renew_page
 from rlhf.data.sources import load_datasets
 from rlhf.data.splits import divide
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 PAGE = ROOT / "docs" / "recipes.md"
@@ -143,7 +145,6 @@ DPO_SCRIPTS = {  # GPUs, pairs per device, accumulation, learning rate, ZeRO sta
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiment_divides_and_comes_back_from_its_file(
     name: str, compose: Compose, tmp_path: Path
@@ -318,7 +319,6 @@ def test_small_experiment_differs_in_what_it_is_about(
     assert changed == named | {"ppo_lora": {"lora"}, "dpo": {"phase"}}.get(name, set())
 
 
-@pytest.mark.slow
 def test_page_is_up_to_date(tmp_path: Path) -> None:
     renewed = tmp_path / "recipes.md"
     introduction, mark, _ = PAGE.read_text().partition(TABLE_MARK)

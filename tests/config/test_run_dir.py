@@ -15,6 +15,8 @@ from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema import RunConfig
 from rlhf.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime(2026, 11, 21, 7, 8, 9)
 STAMP = "2026-11-21_07-08-09"
 

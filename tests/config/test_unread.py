@@ -12,6 +12,8 @@ from rlhf.config.names import schema_types
 from rlhf.config.unread import RULES, refuse_unread
 from rlhf.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[[list[str]], DictConfig]
 
 SFT = "reward_model.init=sft starts from the SFT model of the same run"

@@ -23,6 +23,8 @@ from rlhf.data.sources import load_datasets
 from rlhf.data.splits import blend, check_usable, divide
 from rlhf.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 Compose = Callable[[list[str]], DictConfig]
 Rows = list[dict[str, Any]]
 CONF = Path(__file__).parents[2] / "conf" / "data"
@@ -279,7 +281,6 @@ def load(compose: Compose, option: str, *overrides: str) -> list[RawDataset]:
     return load_datasets(config.data, seed=config.seed)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_saved", [False, True], ids=["files", "save_to_disk"])
 @SETS
 def test_rows_become_records(case: Case, is_saved: bool, tmp_path: Path, compose: Compose) -> None:
@@ -295,7 +296,6 @@ def test_rows_become_records(case: Case, is_saved: bool, tmp_path: Path, compose
     assert dataset.phases == (None if case.is_pairs else [Phase.sft, Phase.ppo])
 
 
-@pytest.mark.slow
 @SETS
 def test_option_names_its_hub_data_set(
     case: Case, compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -319,7 +319,6 @@ def test_there_are_sixteen_with_the_local_one() -> None:
     assert all((CONF / f"{option}.yaml").exists() for option in (*OPTIONS, "local"))
 
 
-@pytest.mark.slow
 @SETS
 def test_columns_survive_the_frozen_configuration(
     case: Case, compose: Compose, tmp_path: Path
@@ -377,7 +376,6 @@ def many_rows(case: Case, count: int = 40) -> Rows:
     return [numbered(json.loads(text), n) for n in range(count)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BLENDS)
 def test_blend_serves_the_whole_pipeline(name: str, compose: Compose, tmp_path: Path) -> None:
     overrides = [f"data={name}"]

@@ -25,6 +25,8 @@ from rlhf.data.synthetic import (
     right_answer,
 )
 
+pytestmark = pytest.mark.slow
+
 SORT = render_prompt("Sort these numbers: 9 20 3 11.")  # 3 9 11 20
 PROMPTS = [record.prompt or "" for record in generate_records(100, seed=7)]
 NUM_PAIRS = 20_000
@@ -156,7 +158,6 @@ def test_same_seed_same_records() -> None:
     assert generate_records(50, seed=3) != generate_records(50, seed=4)
 
 
-@pytest.mark.slow
 def test_records_are_pairs_of_different_responses(records: list[Record]) -> None:
     for record in records:
         assert record.prompt is not None
@@ -179,7 +180,6 @@ def test_prompts_are_distinct_and_of_every_skill(records: list[Record]) -> None:
     assert min(counts.values()) > 500  # "repeat" has few distinct prompts
 
 
-@pytest.mark.slow
 def test_there_are_hundreds_of_thousands_of_prompts() -> None:
     # copy alone asks for 3 to 5 of 24 words in their order: 24! / 19! of five are 5,100,480
     assert math.perm(len(synthetic.WORDS), 5) == 5_100_480

@@ -13,6 +13,8 @@ from rlhf.planning.advice import advice, describe
 from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of
 
+pytestmark = pytest.mark.slow
+
 REFUSED = {
     "stage 2 of a large model": ["model=opt_13b", "hardware=8xa100_40g", "zero=stage2"],
     "one GPU": ["model=opt_13b", "hardware=a100_80g"],
@@ -34,7 +36,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_every_way_fits_when_it_is_typed(name: str, compose: Compose) -> None:
     given = REFUSED[name]
@@ -87,7 +88,6 @@ def test_what_is_set_already_is_not_proposed(compose: Compose) -> None:
         assert "zero=auto" not in way
 
 
-@pytest.mark.slow
 def test_adapters_are_for_all_phases_that_run(compose: Compose) -> None:
     given = ["model=opt_13b", "hardware=a100_80g"]
     whole = " ".join(advice(plan_run(run_of(compose, *given))))

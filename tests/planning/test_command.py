@@ -14,11 +14,12 @@ from rlhf.config.run_dir import make_run_dir
 from tests.planning.planned import Compose
 from tests.runs import launch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROFILES = sorted(path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hardware", PROFILES)
 def test_every_profile_answers(hardware: str, tmp_path: Path) -> None:
     given = ("plan=only", "model=opt_13b", f"hardware={hardware}", "run_dir=here")
@@ -101,7 +102,6 @@ def test_started_ranks_are_not_planned(tmp_path: Path, monkeypatch: pytest.Monke
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
 
 
-@pytest.mark.slow
 def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     command = ("model=opt_13b", "model@reward_model=opt_350m", "hardware=a100_80g", "zero=stage1")
     run = launch(*command, cwd=tmp_path)
@@ -113,7 +113,6 @@ def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_sweep_prints_a_line_for_each(tmp_path: Path) -> None:
     run = launch("-m", "plan=only", "model=opt_1.3b", "hardware=a100_40g,a100_80g", cwd=tmp_path)
     assert run.returncode == 0, run.stderr

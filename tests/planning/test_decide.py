@@ -15,6 +15,8 @@ from rlhf.planning.decide import chosen, decide
 from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of
 
+pytestmark = pytest.mark.slow
+
 UNKNOWN = ["model=pretrained", "model.path=someone/some-model"]
 
 

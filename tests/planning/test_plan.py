@@ -24,6 +24,8 @@ from rlhf.planning.plan import Plan, best_of, plan_run
 from tests.conftest import CONF
 from tests.planning.planned import SPECK, Compose, changed, run_of
 
+pytestmark = pytest.mark.slow
+
 SIZES = (256, 1024, 2048, 4096, 5120)
 
 
@@ -130,7 +132,6 @@ def admissible(run: RunConfig) -> Plan | None:
     return plan if plan.fits else None
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(

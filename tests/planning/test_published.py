@@ -25,6 +25,8 @@ from rlhf.planning.published import (
     scaling,
 )
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 
@@ -42,7 +44,6 @@ def off(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
 
 
-@pytest.mark.slow
 def test_step_3_of_tables_that_nothing_was_fitted_to() -> None:
     errors = [
         off(each.ratio)
@@ -60,7 +61,6 @@ def test_the_fitted_table() -> None:
     assert max(errors) <= 0.3
 
 
-@pytest.mark.slow
 def test_prices() -> None:
     for cell in CELLS:
         if cell.dollars is not None:
@@ -78,7 +78,6 @@ def test_what_the_paper_does_not_fit_is_refused() -> None:
     assert "GiB on each rank" in plan.reason
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("hardware", "size"), LARGEST.items())
 def test_the_largest_model_on_one_gpu(hardware: str, size: str) -> None:
     found = largest(CONF, hardware)
@@ -98,7 +97,6 @@ def test_more_gpus_pay_more_than_in_proportion_until_the_batch_binds() -> None:
         assert per_gpu[256] < 0.75
 
 
-@pytest.mark.slow
 def test_the_page_is_up_to_date(tmp_path: Path) -> None:
     page = Path(shutil.copy(ROOT / "docs" / "planner.md", tmp_path))
     renew_page(page, CONF)

@@ -18,6 +18,8 @@ from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.report import PARTS, PLAN, as_json, summary, tables
 from tests.planning.planned import Compose, changed, run_of
 
+pytestmark = pytest.mark.slow
+
 
 def fitting(compose: Compose) -> Plan:
     return plan_run(run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2"))
@@ -93,7 +95,6 @@ def test_every_part_is_told(compose: Compose) -> None:
     assert seen == set(PARTS)
 
 
-@pytest.mark.slow
 def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:
     plan = refused(compose)
     found = as_json(plan)
@@ -113,7 +114,6 @@ def test_offloaded_parts_are_named(compose: Compose) -> None:
     assert found["host_memory_gib_per_node"] * GIB == pytest.approx(16 * (policy + scorer), abs=999)
 
 
-@pytest.mark.slow
 def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
@@ -169,7 +169,6 @@ def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Co
     assert f"ranks, {words}, $" in summary(replace(plan, phases=(first, *phases)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, 10**6, 10**8])
 def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
     """Also with the longest words of all: offloads, days, refusals."""
@@ -190,7 +189,6 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
         assert "…" not in text
 
 
-@pytest.mark.slow
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     text = " ".join(printed(fitting(compose)).split())
     setting, _, counts = summary(fitting(compose)).partition(" for ")

@@ -25,6 +25,8 @@ from rlhf.runtime.commands import (
 )
 from tests.runs import ROOT, launch, python
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).with_name("golden")
 Compose = Callable[[list[str]], DictConfig]
 
@@ -56,7 +58,6 @@ def _hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hosts").write_text("# eight\n" + "".join(f"node{i} slots=8\n" for i in range(8)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_command_is_the_golden_one(name: str, compose: Compose) -> None:
     overrides, environment = WAYS[name]

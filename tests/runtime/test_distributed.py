@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rlhf.runtime.distributed import (
     started_rank,
     with_started_ranks,
 )
+from tests.fork_server import WarmPopen
 from tests.runs import ROOT, SPECK, launch, metrics, python
 
 Compose = Callable[[list[str]], DictConfig]
@@ -119,16 +119,10 @@ LAUNCHERS = {
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_ranks_started_by_another_launcher_join_one_run(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    # A real interpreter for every process, as users start them.
-    command = [sys.executable, "-m", *LAUNCHERS[name], str(ROOT / "launch.py"), *SPECK]
-    run = subprocess.run(
-        [*command, "phase=sft", f"run_dir={run_dir}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command = ["-m", *LAUNCHERS[name], ROOT / "launch.py", *SPECK, "phase=sft"]
+    # DeepSpeed's launcher starts real interpreters, as users do.
+    popen = subprocess.Popen if name == "deepspeed" else WarmPopen
+    run = python(*command, f"run_dir={run_dir}", cwd=tmp_path, timeout=300, popen=popen)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("sft on 2 x cpu") == 1, "one run, told once"
     assert "ranks_per_node: 2" in (run_dir / "config.yaml").read_text()

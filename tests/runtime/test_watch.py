@@ -12,6 +12,8 @@ import pytest
 
 from rlhf.runtime.watch import ADDRESS_KEY, Watch
 
+pytestmark = pytest.mark.slow
+
 HOST = socket.gethostname()
 MASTER = ("localhost", 29999)
 

@@ -16,6 +16,8 @@ from rlhf.models.tokenizers import tokenizer_for
 from rlhf.runtime.workload import read_loads
 from tests.planning.planned import Compose, changed, run_of
 
+pytestmark = pytest.mark.slow
+
 WORDS = "one two three four five six seven eight nine ten".split()
 
 

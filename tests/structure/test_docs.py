@@ -78,6 +78,7 @@ def test_documented_command_works(command: str, tmp_path: Path) -> None:
     check(command, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["make coffee", "conda install rlhf", "python launch.py no_such_key=1", "python x.py"],
