@@ -13,6 +13,8 @@ from torch import Tensor
 from rlhf.algorithms.masking import last_kept
 from rlhf.metrics import Moments
 
+MIN_DEVIATION = 1e-3  # of scores that are scaled
+
 
 class Advantages(NamedTuple):
     """Advantages and the returns that a critic would learn; 0 where not kept."""
@@ -22,13 +24,15 @@ class Advantages(NamedTuple):
 
 
 def scale_scores(scores_B: Tensor, moments: Moments, *, shift_mean: bool) -> Tensor:
-    """Scores divided by the deviation of ``moments``, first less their mean with ``shift_mean``.
+    """Divide scores by the deviation of ``moments``; with ``shift_mean`` subtract their mean first.
 
     Unlike ``whiten``, without the shift the mean is divided too, so that the sign of a score stays.
+    A deviation below ``MIN_DEVIATION`` divides nothing: such scores are equal but for rounding.
     """
     mean, variance = moments.mean.to(scores_B.dtype), moments.variance.to(scores_B.dtype)
     shifted_B = scores_B - mean if shift_mean else scores_B
-    return shifted_B * torch.rsqrt(variance + 1e-8)
+    is_spread = variance > MIN_DEVIATION**2
+    return shifted_B * torch.where(is_spread, torch.rsqrt(variance + 1e-8), 1.0)
 
 
 def clip_scores(

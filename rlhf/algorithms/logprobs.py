@@ -18,6 +18,7 @@ from rlhf.types import SequenceBatch
 
 CHUNK_ROWS = 512  # whose logits exist at one time
 CPU_BLOCK = 2**19  # numbers of a softmax that stay in a core's own cache
+LEAST_LOG = -1e4  # in the place of log 0, so that 0 log 0 = 0; exp of it is 0
 
 
 class Picks(NamedTuple):
@@ -127,7 +128,7 @@ class _PickedLogprobs(torch.autograd.Function):
                 logs = _log_softmax(logits_CV[block], reading)
                 logprobs_N[at] = logs.gather(1, ids_N[at, None])[:, 0]
                 if reading.with_entropy:
-                    entropy_N[at] = -logs.exp().mul_(logs).sum(dim=1)
+                    entropy_N[at] = -logs.exp().mul_(logs.clamp_(min=LEAST_LOG)).sum(dim=1)
         ctx.reading, ctx.chunk = reading, chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, entropy_N)
         if not reading.entropy_gradient:
@@ -181,7 +182,8 @@ def _logits_slope(
     logs_CV = _log_softmax(logits_CV, reading)
     if reading.entropy_gradient:
         probs_CV = logs_CV.exp()
-        logs_CV.add_(entropy_C[:, None]).mul_(entropy_slope_C1).add_(logprob_C1)
+        logs_CV.clamp_(min=LEAST_LOG).add_(entropy_C[:, None])
+        logs_CV.mul_(entropy_slope_C1).add_(logprob_C1)
         slope_CV = probs_CV.mul_(logs_CV).neg_()
     else:
         slope_CV = logs_CV.exp_().mul_(-logprob_C1)

@@ -19,15 +19,20 @@ static float largest_of(const bf16 *logits, int64_t size) {
     return _mm512_reduce_max_ps(top);
 }
 
-/* The logarithm of the sum of exponentials of a row, and the mean of its logits under softmax. */
+/* The logarithm of the sum of exponentials of a row, and the mean of its logits under softmax.
+ *
+ * A logit of minus infinity adds 0 to both: x log x is 0 at 0. max_ps returns its second argument,
+ * and with it nan, where one is not a number.
+ */
 static void reduce(const bf16 *logits, int64_t size, float scale, float *log_sum, float *mean) {
     const __m512 factor = _mm512_set1_ps(scale);
     __m512 total = _mm512_setzero_ps(), weighted = _mm512_setzero_ps();
     const float largest = largest_of(logits, size) * scale;
-    const __m512 shift = _mm512_set1_ps(largest);
+    const __m512 shift = _mm512_set1_ps(largest), least = _mm512_set1_ps(-100.0f);
     for (int64_t i = 0; i < size; i += LANES) {
         const __mmask16 mask = lanes(size - i);
-        const __m512 x = _mm512_fmsub_ps(load_bf16(logits + i, mask), factor, shift);
+        const __m512 logit = load_bf16(logits + i, mask);
+        const __m512 x = _mm512_max_ps(least, _mm512_fmsub_ps(logit, factor, shift));
         const __m512 p = _mm512_maskz_mov_ps(mask, exp512(x));
         total = _mm512_add_ps(total, p);
         weighted = _mm512_fmadd_ps(p, x, weighted);

@@ -69,9 +69,10 @@ def clip_scores(
 
 
 def scale_scores(scores: Row, seen: Row, *, shift_mean: bool) -> Row:
-    """trlx's scale_reward: scores in deviations of those that were ``seen``."""
+    """trlx's scale_reward: scores in deviations of those that were ``seen``, if they differ."""
     mean = math.fsum(seen) / len(seen)
-    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in seen) / len(seen) + 1e-8)
+    variance = math.fsum((x - mean) ** 2 for x in seen) / len(seen)
+    deviation = math.sqrt(variance + 1e-8) if variance > 1e-6 else 1.0
     return [(score - (mean if shift_mean else 0.0)) / deviation for score in scores]
 
 

@@ -127,7 +127,7 @@ def test_scaled_scores(batch: Batch, shift_mean: bool) -> None:
     expected = reference.scale_scores(
         batch.scores_B.tolist(), seen_B.tolist(), shift_mean=shift_mean
     )
-    # with one score seen the deviation is 1e-4, and all digits count
+    # deviations may be as small as 1e-3, and then all digits count
     torch.testing.assert_close(result, torch.tensor(expected).double(), rtol=1e-6, atol=TOLERANCE)
 
 

@@ -58,11 +58,17 @@ def by_logits(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
 
 
 def by_layer(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
-    """Through an output layer whose logits are the hidden state itself."""
+    """Through an output layer whose logits are the hidden state itself.
+
+    Its bias bars tokens that cannot come: an infinity of the hidden state would reach all logits.
+    """
     hidden_NH, ids_N = logits_BTV.flatten(0, 1), ids_BT.flatten()
+    is_barred_V = (hidden_NH == -math.inf).all(dim=0)
+    bias_V = hidden_NH.new_zeros(len(is_barred_V)).masked_fill(is_barred_V, -math.inf)
+    hidden_NH = hidden_NH.masked_fill(is_barred_V, 0.0)
     weight_VH = torch.eye(hidden_NH.shape[1], dtype=hidden_NH.dtype)
     return shaped(
-        picked_logprobs(hidden_NH, weight_VH, None, ids_N, Reading(**reading), chunk=2), ids_BT
+        picked_logprobs(hidden_NH, weight_VH, bias_V, ids_N, Reading(**reading), chunk=2), ids_BT
     )
 
 
@@ -141,10 +147,11 @@ def test_entropy_gradient_agrees_with_differences_of_the_loop(
     assert_close(gradient.flatten(0, 1), slopes, atol=5e-6)
 
 
-def test_entropy_gradient_of_a_token_that_cannot_come_is_0() -> None:
+@ways
+def test_entropy_gradient_of_a_token_that_cannot_come_is_0(tell: Tell) -> None:
     # 3/4, 1/4, 0: H = 0.5623351; -3/4 * (log 3/4 + H) = -0.2059898, and +0.2059898
     logits_BTV = f64([[math.log(3), 0.0, -math.inf]]).requires_grad_()
-    result = by_logits(logits_BTV, torch.tensor([[1]]), entropy_gradient=True)
+    result = tell(logits_BTV, torch.tensor([[1]]), entropy_gradient=True)
     result.entropy_BT.sum().backward()
     assert_close(logits_BTV.grad, [[[-0.2059898, 0.2059898, 0.0]]], atol=TOLERANCE)
 
@@ -155,9 +162,10 @@ def test_entropy_of_equal_logits_is_log_of_the_vocabulary(tell: Tell) -> None:
     assert_close(result.entropy_BT, [[3.9120230]], atol=TOLERANCE)  # log 50
 
 
-def test_a_token_that_cannot_come_adds_nothing_to_the_entropy() -> None:
+@ways
+def test_a_token_that_cannot_come_adds_nothing_to_the_entropy(tell: Tell) -> None:
     # 1/2, 1/2, 0: log 2
-    result = by_logits(f64([[0.0, 0.0, -math.inf]]), torch.tensor([[1]]))
+    result = tell(f64([[0.0, 0.0, -math.inf]]), torch.tensor([[1]]))
     assert_close(result.entropy_BT, [[0.6931472]], atol=TOLERANCE)
     assert_close(result.logprobs_BT, [[-0.6931472]], atol=TOLERANCE)
 

@@ -40,6 +40,18 @@ def test_logprobs_and_entropies(
     torch.testing.assert_close(outs[1].double(), entropy_N, atol=5e-5, rtol=1e-5)
 
 
+def test_a_token_that_cannot_come_adds_nothing(kernel: LogprobKernel) -> None:
+    logits_NV = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]]).bfloat16()
+    outs = (torch.empty(2), torch.empty(2))
+    ids_N = torch.tensor([1, 1])
+    kernel.read(logits_NV, ids_N, scale=1.0, outs=outs)
+    half = torch.tensor([-0.6931472, 0.6931472])  # log 1/2, log 2
+    torch.testing.assert_close(torch.stack([out_N[0] for out_N in outs]), half)
+    assert outs[1][1].isnan(), "what is broken is not hidden"
+    slope_NV = kernel.slope_(logits_NV[:1].clone(), ids_N[:1], scale=1.0, slopes_N=torch.ones(1))
+    torch.testing.assert_close(slope_NV.float(), torch.tensor([[-0.5, 0.5, 0.0]]))
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.4])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_slope_by_the_logits(
