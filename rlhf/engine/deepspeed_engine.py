@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from io import StringIO
@@ -89,7 +90,7 @@ class DeepSpeedEngine(RunningModule):
         """Step the optimiser when all micro-batches are in; None while they are not.
 
         With ``discard`` the gradients are dropped and no weight changes, as after an overflow; the
-        loss scale stays.
+        loss scale stays. A step whose gradient is not finite is skipped on all ranks.
         """
         if not self.is_step_due:
             self._deepspeed.step()
@@ -98,7 +99,7 @@ class DeepSpeedEngine(RunningModule):
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
         grad_norm = 0.0 if self._measures_norm else self._unsharded_norm()
-        with self._discarding() if discard else nullcontext():
+        with self._discarding() if discard else self._skipping(grad_norm):
             self._deepspeed.step()
         if self._measures_norm:
             grad_norm = float(self._deepspeed.get_global_grad_norm() or 0.0)
@@ -124,6 +125,23 @@ class DeepSpeedEngine(RunningModule):
         finally:
             del optimizer.has_overflow
             vars(optimizer.loss_scaler).update(scaler)
+
+    @contextmanager
+    def _skipping(self, unsharded_norm: float) -> Iterator[None]:
+        """Skip the optimiser's step if the norm is not finite, as DeepSpeed does from stage 1 on.
+
+        Stage 0 has plain AdamW, which would write nan into the weights.
+        """
+        if math.isfinite(unsharded_norm):
+            yield
+            return
+        optimizer = self._deepspeed.optimizer
+        step, optimizer.step, optimizer.overflow = optimizer.step, lambda *_: None, True
+        try:
+            yield
+        finally:
+            optimizer.step = step
+            del optimizer.overflow
 
     def _train(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)

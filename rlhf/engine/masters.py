@@ -40,6 +40,12 @@ class Split(NamedTuple):
         self.high.copy_(weights)
 
 
+def rounded(weights: Tensor) -> Tensor:
+    """Round ``weights`` to bf16 as ``Split`` does, so that frozen and trained copies are equal."""
+    bits = weights.detach().to(torch.float32, copy=True).view(torch.int32)
+    return bits.bitwise_or_(1).view(torch.float32).bfloat16()  # ties: see Split.split
+
+
 def write(shard: Tensor | Split, weights: Tensor) -> None:
     """Put fp32 ``weights`` in the place of those of ``shard``; a Split spoils their lowest bit."""
     if isinstance(shard, Split):

@@ -12,7 +12,7 @@ from rlhf.config.checks import BatchPlan
 from rlhf.config.choices import Dtype, Moments
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.lean_adamw import LeanAdamW
-from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.masters import Masters, MovingAverage, rounded
 from rlhf.engine.running import RunningModule
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.types import Ranks, StepReport
@@ -84,7 +84,7 @@ class TorchEngine(RunningModule):
         trained = {id(p) for p in module.parameters() if p.requires_grad}
         for parameter in module.parameters():
             if has_half and id(parameter) not in trained:
-                parameter.data = parameter.data.bfloat16()
+                parameter.data = rounded(parameter.data)
         if optimizer is None:
             return
         groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps

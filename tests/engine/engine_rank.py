@@ -126,6 +126,25 @@ def check_adapter_rate(ranks: Ranks, zero: ZeroConfig) -> None:
     assert min(abs(report.learning_rate - rate) for rate in (0.05, 0.15)) < 1e-9
 
 
+def check_broken_gradient(ranks: Ranks, zero: ZeroConfig, dtype: Dtype) -> None:
+    """A gradient that is not finite on one rank leaves no trace on any."""
+    engine, same = (engine_of(ranks, zero, dtype, replace(ADAMW, max_grad_norm=1.0)) for _ in "ab")
+    before = weights(engine)
+    for value in (float("nan"), float("inf")):
+        backward_twice(engine, ranks, scale=value if ranks.rank == 1 else 1.0)
+        report = engine.step()
+        assert report is not None
+        assert report.is_skipped
+        assert all(torch.equal(w, before[n]) for n, w in weights(engine).items())
+    for each in (engine, same):
+        backward_twice(each, ranks)
+        report = each.step()
+        assert report is not None
+        assert not report.is_skipped
+    for name, weight in weights(same).items():
+        assert torch.equal(weight, weights(engine)[name]), name
+
+
 def check_overflow(ranks: Ranks, zero: ZeroConfig) -> None:
     """An overflow is known before the step; a discarded step changes neither weights nor scale."""
     emulate_fp16()
@@ -160,6 +179,7 @@ def main(stage: int, offload: str) -> None:
         zero = replace(zero, offload_optimizer=True, offload_parameters=stage == 3)
     for dtype in (Dtype.fp32, Dtype.bf16):
         check_average(ranks, zero, dtype)
+        check_broken_gradient(ranks, zero, dtype)
     check_adapter_rate(ranks, zero)
     if stage > 0:
         check_overflow(ranks, zero)

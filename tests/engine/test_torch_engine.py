@@ -188,6 +188,20 @@ def test_a_gradient_that_is_not_finite_is_skipped(stage: int, scale: float) -> N
     assert not equal(weights(engine), before)
 
 
+def test_a_frozen_copy_computes_with_the_weights_of_the_trained_one() -> None:
+    # Each fp32 number lies in the middle between two bf16 ones: 0x8000 behind an even or odd half.
+    halves = torch.arange(0x3F00, 0x3F00 + 33 * 9, dtype=torch.int32).view(9, 33)
+    ties = ((halves << 16) + 0x8000).view(torch.float32)
+    engines = []
+    for optimizer in (ADAMW, None):
+        module = Net()
+        module.lora_top.weight.data = ties.clone()
+        engines.append(engine_of(module=module, optimizer=optimizer))
+    trained, frozen = map(weights, engines)
+    assert equal(trained, frozen)
+    assert not torch.equal(frozen["lora_top.weight"], ties.bfloat16().float()), "they were ties"
+
+
 def test_clipping_is_off_at_0() -> None:
     """Without it Adam's first step is as long, but the second moments differ from then on."""
     free, clipped = (
