@@ -5,12 +5,14 @@ The loss is a sum over pairs; the caller divides by the number of pairs of the w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
 
 from rlhf.metrics import Mean
+
+DpoLossName = Literal["sigmoid", "ipo"]
 
 
 class DpoLoss(NamedTuple):
@@ -37,19 +39,31 @@ def dpo_loss(
     *,
     beta: float,
     label_smoothing: float = 0.0,
+    loss: DpoLossName = "sigmoid",
 ) -> DpoLoss:
-    """Loss on the log-probabilities of whole responses, https://arxiv.org/abs/2305.18290 eq. 7.
+    """Loss on the log-probabilities of whole responses.
 
-    reward = beta * (log pi - log pi_ref)
-    loss   = -log sigmoid(reward(chosen) - reward(rejected))
+    reward  = beta * (log pi - log pi_ref)
+    margin  = reward(chosen) - reward(rejected)
+    sigmoid = -log sigmoid(margin)           https://arxiv.org/abs/2305.18290 eq. 7
+    ipo     = (margin - 1/2)^2 / beta^2      https://arxiv.org/abs/2310.12036 eq. 17, beta its tau
 
     ``label_smoothing`` is the chance that a label is the wrong way round (conservative DPO,
     https://ericmitchell.ai/cdpo.pdf): that share of the loss is taken with the pair turned.
+
+    Raises:
+        ValueError: ``loss`` is neither of the two.
     """
     chosen_reward_B = beta * (chosen_B - reference_chosen_B)
     rejected_reward_B = beta * (rejected_B - reference_rejected_B)
     margin_B = chosen_reward_B - rejected_reward_B
-    right_B, turned_B = -functional.logsigmoid(margin_B), -functional.logsigmoid(-margin_B)
+    match loss:
+        case "sigmoid":
+            right_B, turned_B = (-functional.logsigmoid(m_B) for m_B in (margin_B, -margin_B))
+        case "ipo":
+            right_B, turned_B = (((m_B - 0.5) / beta).square() for m_B in (margin_B, -margin_B))
+        case _:
+            raise ValueError(f"unknown loss {loss!r}; there are sigmoid and ipo")
     losses_B = (1 - label_smoothing) * right_B + label_smoothing * turned_B
     return DpoLoss(
         loss=losses_B.sum(),

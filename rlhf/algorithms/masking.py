@@ -25,6 +25,12 @@ def masked_sum(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
     return x_BT.masked_fill(~keep_BT, 0.0).sum()
 
 
+def sum_of_means(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
+    """Sum over rows of the mean of their kept cells; a row that keeps nothing adds 0."""
+    counts_B = keep_BT.sum(dim=1).clamp(min=1)
+    return (x_BT.masked_fill(~keep_BT, 0.0).sum(dim=1) / counts_B).sum()
+
+
 def whiten(x_BT: Tensor, keep_BT: Tensor, moments: Moments, *, shift_mean: bool = True) -> Tensor:
     """Scale ``x`` to deviation 1 under ``moments``, those of the kept cells of all ranks.
 

@@ -1,11 +1,13 @@
 """PPO's two losses for one response batch. Shapes: B = sequences, T = response tokens.
 
-A loss here is the *sum* over kept tokens: the caller divides by the token count of the whole
-mini-batch, over all micro-batches and ranks, so that neither changes the gradient.
+A loss here is the *sum* over kept tokens, or over sequences of the means of their tokens: the
+caller divides by the count of tokens, or sequences, of the whole mini-batch, over all micro-batches
+and ranks, so that neither changes the gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,11 +17,15 @@ from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import masked_sum
 from rlhf.metrics import Maximum, Mean
 
+# Nats. exp(20) = 5e8 is far beyond any clip range; above 88.7 a ratio in fp32 is infinite, and the
+# clip multiplies its infinite gradient by 0, which gives nan.
+MAX_LOG_RATIO = 20.0
+
 
 class PolicyLoss(NamedTuple):
     """The actor's clipped surrogate and what tells its health."""
 
-    loss: Tensor  # scalar sum over kept tokens, differentiable
+    loss: Tensor  # scalar, differentiable
     actor_loss: Mean  # the same per token
     clipfrac: Mean  # share of tokens whose ratio was held by the clip
     dual_clipfrac: Mean  # share of tokens whose loss was held by the dual clip
@@ -44,6 +50,7 @@ def policy_loss(
     cliprange: float,
     cliprange_high: float | None = None,
     dual_clip: float | None = None,
+    total: Callable[[Tensor, Tensor], Tensor] = masked_sum,
 ) -> PolicyLoss:
     """Clipped surrogate objective, https://arxiv.org/abs/1707.06347 eq. 7, as a loss.
 
@@ -52,10 +59,13 @@ def policy_loss(
 
     ``cliprange_high`` gives the upper end a range of its own, https://arxiv.org/abs/2503.14476
     eq. 10. With ``dual_clip`` the loss is at most -dual_clip * A where A < 0,
-    https://arxiv.org/abs/1912.09729 eq. 5; it is meant to be above 1.
+    https://arxiv.org/abs/1912.09729 eq. 5; it is meant to be above 1. Log-ratios are held within
+    20 nats; beyond them a token has no gradient. ``total`` makes one number of the tokens' losses:
+    ``masked_sum``, or ``sum_of_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
     """
     # exp(0) = 1 in dead cells: whatever their log-probs hold cannot overflow into the gradient.
     log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
+    log_ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_BT = log_ratio_BT.exp()
     plain_BT = -advantages_BT * ratio_BT
     high = cliprange if cliprange_high is None else cliprange_high
@@ -69,7 +79,7 @@ def policy_loss(
     still_BT = torch.zeros_like(log_ratio_BT)  # KL knows the two by their difference alone
     approx_kl_BT = kl_estimate(still_BT, log_ratio_BT.detach(), estimator="k3")
     return PolicyLoss(
-        loss=masked_sum(loss_BT, keep_BT),
+        loss=total(loss_BT, keep_BT),
         actor_loss=Mean.of(loss_BT, keep_BT),
         clipfrac=Mean.of((clipped_BT > plain_BT).float(), keep_BT),
         dual_clipfrac=Mean.of(dual_BT.float(), keep_BT),

@@ -78,6 +78,20 @@ class KlPlacement(StrEnum):
     loss = "loss"
 
 
+class LossAggregation(StrEnum):
+    """How the losses of tokens become that of a mini-batch; the critic's is always per token."""
+
+    token_mean = "token_mean"
+    sequence_mean = "sequence_mean"
+
+
+class DpoLossName(StrEnum):
+    """DPO's loss of a pair: logistic (sigmoid), or squared (IPO)."""
+
+    sigmoid = "sigmoid"
+    ipo = "ipo"
+
+
 class AdvantageEstimator(StrEnum):
     """How advantages are made; only gae needs a critic."""
 

@@ -46,6 +46,12 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
             "ppo.kl_estimator=k1 with ppo.kl_placement=loss: its gradient is 0 on average; "
             "use ppo.kl_estimator=k3, or k2"
         )
+    if ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon:
+        raise ConfigError(
+            f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target it must be above a fifth of "
+            f"ppo.rollout_batch_size={ppo.rollout_batch_size}, or ppo.kl_ctl could fall below 0; "
+            f"use {ppo.rollout_batch_size // 5 + 1} or more"
+        )
     if estimator is not AdvantageEstimator.gae:
         _refuse_critic_keys(ppo)
     if ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps:

@@ -9,6 +9,7 @@ from rlhf.config.choices import (
     Backend,
     KlEstimator,
     KlPlacement,
+    LossAggregation,
     LrSchedule,
     ScaleReward,
     When,
@@ -67,10 +68,13 @@ class PpoConfig:
     """Discount per token."""
     lam: float
     """Lambda of generalised advantage estimation."""
-    whiten_advantages: bool
-    """Shift and scale advantages to mean 0 and deviation 1 over the whole rollout."""
+    whiten_advantages: bool | None
+    """Shift and scale advantages to mean 0 and deviation 1 over the whole rollout; null: with gae
+    and reinforce_pp only, since rloo and grpo compare the responses of a group already."""
     whiten_rewards: bool
     """Scale rewards to deviation 1 over the whole rollout, keeping their mean."""
+    loss_aggregation: LossAggregation
+    """token_mean: every token of a mini-batch counts alike; sequence_mean: every response does."""
     entropy_coef: float
     """Weight of the policy's entropy in nats, a bonus; 0: none."""
     value_coef: float
@@ -132,6 +136,14 @@ class PpoConfig:
     """Steps between evaluations; 0: before and after training only."""
     sample_every: int
     """Steps between samples written to samples.jsonl."""
+
+    @property
+    def whitens_advantages(self) -> bool:
+        """Return what whiten_advantages says, or else what belongs to the advantage estimator."""
+        if self.whiten_advantages is not None:
+            return self.whiten_advantages
+        in_groups = (AdvantageEstimator.grpo, AdvantageEstimator.rloo)
+        return self.advantage_estimator not in in_groups
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import LossOn, LrSchedule, RewardLoss
+from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, RewardLoss
 
 
 @dataclass(kw_only=True)
@@ -81,6 +81,8 @@ class DpoConfig(OptimizerConfig):
     """Pairs that one rank runs at once; null: half of what the hardware allows."""
     max_tokens: int
     """Pairs with a longer sequence are left out and counted."""
+    loss: DpoLossName
+    """sigmoid: DPO; ipo: a squared distance, which bounds how far a pair can pull."""
     beta: float
     """Strength of the pull to the reference: the implicit reward is beta * log(pi / pi_ref)."""
     label_smoothing: float

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import kl_estimate
-from rlhf.algorithms.masking import masked_sum
+from rlhf.algorithms.masking import masked_sum, sum_of_means
 from rlhf.algorithms.ppo import policy_loss, value_loss
-from rlhf.config.choices import KlPlacement
+from rlhf.config.choices import KlPlacement, LossAggregation
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.metrics import Mean, Metrics
 from rlhf.phases.ppo_metrics import critic_metrics, policy_metrics
@@ -20,9 +20,10 @@ from rlhf.types import Rollout
 
 
 class MicroBatchLoss:
-    """The losses of some rows of a rollout, as shares of a batch of ``num_kept`` tokens.
+    """The losses of some rows of a rollout, as shares of a whole mini-batch.
 
-    ``metrics`` holds those of the losses that have been asked for.
+    The mini-batch has ``num_sequences`` sequences with ``num_kept`` tokens. ``metrics`` holds those
+    of the losses that have been asked for.
     """
 
     def __init__(
@@ -33,12 +34,16 @@ class MicroBatchLoss:
         *,
         kl_ctl: float,
         num_kept: Tensor,
+        num_sequences: int,
     ) -> None:
         self._config = config
         self._rollout = rollout
         self._advantages = advantages
         self._kl_ctl = kl_ctl
         self._num_kept = num_kept
+        per_sequence = config.loss_aggregation is LossAggregation.sequence_mean
+        self._total = sum_of_means if per_sequence else masked_sum
+        self._num_terms = num_sequences if per_sequence else num_kept
         self.metrics: Metrics = {}
 
     def of_policy(self, policy: ResponseLogprobs) -> Tensor:
@@ -54,6 +59,7 @@ class MicroBatchLoss:
             cliprange=config.cliprange,
             cliprange_high=config.cliprange_high,
             dual_clip=config.dual_clip,
+            total=self._total,
         )
         loss = surrogate.loss
         self.metrics |= policy_metrics(surrogate, Mean.of(entropy_BT, keep_BT))
@@ -64,11 +70,11 @@ class MicroBatchLoss:
             sides = (logprobs_BT, rollout.reference_logprobs_BT)
             kept = (side_BT.masked_fill(~keep_BT, 0.0) for side_BT in sides)
             kl_BT = kl_estimate(*kept, estimator=config.kl_estimator.value)
-            loss = loss + self._kl_ctl * masked_sum(kl_BT, keep_BT)
+            loss = loss + self._kl_ctl * self._total(kl_BT, keep_BT)
             self.metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
         if config.entropy_coef:
-            loss = loss - config.entropy_coef * masked_sum(entropy_BT, keep_BT)
-        return loss / self._num_kept
+            loss = loss - config.entropy_coef * self._total(entropy_BT, keep_BT)
+        return loss / self._num_terms
 
     def of_values(self, values_BT: Tensor) -> Tensor:
         """The clipped squared error."""

@@ -69,7 +69,7 @@ class TargetMaker:
             rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
         raw = self._advantages(rewards_BT, rollout)
         used = raw
-        if config.whiten_advantages:
+        if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
             used = raw._replace(advantages_BT=whitened_BT)
         return Targets(used, shaped_BT, raw)

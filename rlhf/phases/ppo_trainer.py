@@ -121,6 +121,7 @@ class PPOTrainer:
         engine, metrics = self.engine, Metrics()
         trains_actor = self.steps_done >= self.config.actor_freeze_steps
         num_kept = engine.ranks.sum(rollout.responses.keep_BT[rows].sum())
+        num_sequences = len(rows) * engine.ranks.size
         rows = by_length(rollout.prompts, rollout.responses, rows)
         for part in row_parts(rows, engine.plan.micro):
             taken = take_rows(rollout, part)
@@ -131,6 +132,7 @@ class PPOTrainer:
                 take_rows(advantages, part),
                 kl_ctl=self.kl.coefficient,
                 num_kept=num_kept,
+                num_sequences=num_sequences,
             )
             engine.models.learn(
                 sequences,

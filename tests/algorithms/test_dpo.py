@@ -34,6 +34,26 @@ def random_pairs(size: int, seed: int) -> Tensor:
     return -20 * normal(4, size, seed=seed).abs()
 
 
+@pytest.mark.parametrize(
+    ("beta", "loss"),
+    [
+        # log-ratios 3 and 1: h = 2, less 1 / (2 * beta), squared
+        (0.25, 0.0),  # (2 - 2)^2
+        (0.5, 1.0),  # (2 - 1)^2
+        (1.0, 2.25),  # (2 - 0.5)^2
+    ],
+)
+def test_ipo_by_hand(beta: float, loss: float) -> None:
+    pairs = (f64(-1), f64(-4), f64(-4), f64(-5))
+    result = dpo_loss(*pairs, beta=beta, loss="ipo")
+    assert_close(result.loss, loss)
+    assert_close(result.margin.value(), 2 * beta)
+    turned = dpo_loss(*pairs, beta=beta, loss="ipo", label_smoothing=1.0)
+    assert_close(turned.loss, (2 + 0.5 / beta) ** 2)
+    with pytest.raises(ValueError, match="unknown loss 'hinge'; there are sigmoid and ipo"):
+        dpo_loss(*pairs, beta=beta, loss="hinge")
+
+
 def test_sequence_logprobs_by_hand() -> None:
     # logits at token t predict token t + 1. Softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8.
     # row 0: tokens 2, 0 kept after token 1: log(5/8) + log(1/8) = -0.4700036 - 2.0794415

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlhf.algorithms.masking import sum_of_means
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss, policy_loss, value_loss
 from rlhf.metrics import Maximum, Mean
 from tests.algorithms.ragged import (
@@ -140,6 +142,38 @@ def test_decoupled_and_dual_clip_of_one_token_by_hand(
     assert result.loss.item() == pytest.approx(loss, abs=1e-9)
     assert (result.clipfrac.value(), result.dual_clipfrac.value()) == (clipfrac, dual_clipfrac)
     assert_close(gradient, [[slope]])
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+@pytest.mark.parametrize("log_ratio", [89.0, 1e4, -1e4])
+def test_a_ratio_beyond_fp32_has_a_finite_loss_and_gradient(
+    log_ratio: float, advantage: float, dual_clip: float | None
+) -> None:
+    logprobs_BT, keep_BT = torch.tensor([[log_ratio - 1e4]]), keep_of([1], 1)
+    inputs = [logprobs_BT, torch.tensor([[-1e4]]), torch.tensor([[advantage]])]
+    result, gradient = with_gradient(
+        lambda *args: policy_loss(*args, cliprange=0.2, dual_clip=dual_clip), inputs, keep_BT
+    )
+    assert result.loss.isfinite()
+    assert_close(gradient, [[0.0]])
+    assert math.isfinite(result.approx_kl.value())
+    assert result.ratio_max.value() <= math.exp(20.0) * 1.001
+
+
+def test_sequences_count_alike_by_hand() -> None:
+    # row 0: -1 * (1 + 1.1 + 1.2) / 3 = -1.1; row 1: 2 * 1 = 2; of tokens -3.3 + 2
+    logprobs_BT = f64([1.0, 1.1, 1.2], [1.0, math.nan, math.nan]).log()
+    keep_BT, old_BT = keep_of([3, 1], 3), torch.zeros(2, 3, dtype=torch.float64)
+    inputs = [logprobs_BT, old_BT, f64([1.0] * 3, [-2.0] * 3)]
+    per_sequence, gradient = with_gradient(
+        lambda *args: policy_loss(*args, cliprange=0.2, total=sum_of_means), inputs, keep_BT
+    )
+    assert_close(per_sequence.loss.detach(), -1.1 + 2.0)
+    assert_close(gradient, [[-1 / 3, -1.1 / 3, -1.2 / 3], [2.0, 0.0, 0.0]])
+    per_token, _ = with_gradient(actor, inputs, keep_BT)
+    assert_close(per_token.loss.detach(), -3.3 + 2.0)
+    assert per_sequence.actor_loss.value() == per_token.actor_loss.value()
 
 
 def test_an_upper_range_of_zero_is_a_range() -> None:

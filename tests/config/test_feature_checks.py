@@ -64,6 +64,10 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["ppo.kl_estimator=k1", "ppo.kl_placement=loss", "use ppo.kl_estimator=k3"],
         ),
         (
+            ["ppo.kl_target=6", "ppo.kl_horizon=25"],
+            ["ppo.kl_horizon=25", "a fifth of ppo.rollout_batch_size=128", "use 26 or more"],
+        ),
+        (
             [*RLOO, "ppo.actor_freeze_steps=2"],
             ["ppo.actor_freeze_steps=2", "rloo has no critic", "ppo.advantage_estimator=gae"],
         ),

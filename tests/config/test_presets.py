@@ -26,11 +26,11 @@ PPO_KEYS = (
 PPO: dict[str, tuple[Any, ...]] = {
     "deepspeed_chat": (None, 1, 32, 32, 1, 0.1, None, 0.2, 0.2, 1, 0.95, False, False, 1,
                        9.65e-6, 5e-6, "cosine", 100, 0, 0.992),
-    "instructgpt": (500, None, 512, 64, 1, 0.02, None, 0.2, 0.2, 1, 0.95, True, False, 1,
+    "instructgpt": (500, None, 512, 64, 1, 0.02, None, 0.2, 0.2, 1, 0.95, None, False, 1,
                     9.65e-6, 9e-6, "constant", 80, 0, 0.992),
-    "llama2_chat": (400, None, 512, 64, 1, 0.01, None, 0.2, 0.2, 1, 0.95, True, False, 1,
+    "llama2_chat": (400, None, 512, 64, 1, 0.01, None, 0.2, 0.2, 1, 0.95, None, False, 1,
                     1e-6, 1e-6, "constant", 0, 0.1, 0),
-    "qwen_chat": (None, 1, 128, 64, 2, 0.04, None, 0.2, 0.15, 1, 0.95, True, False, 1,
+    "qwen_chat": (None, 1, 128, 64, 2, 0.04, None, 0.2, 0.15, 1, 0.95, None, False, 1,
                   1e-6, 5e-6, "cosine", 10, 0, 0),
     "ppo_max": (1000, None, 128, 32, 1, 0.05, None, 0.2, 0.2, 1, 0.95, False, False, 1,
                 5e-7, 1.65e-6, "inverse_sqrt", 400, 0, 0),
@@ -42,9 +42,9 @@ PPO: dict[str, tuple[Any, ...]] = {
                 8e-6, 8e-6, "constant", 0, 1e-6, 0),
     "trl": (None, 3, 64, 64, 4, 0.05, None, 0.2, 0.2, 1, 0.95, True, False, 0.1,
             3e-6, 3e-6, "linear", 0, 0, 0),
-    "openrlhf": (None, 1, 1024, 128, 1, 0.01, None, 0.2, 0.5, 1, 1, True, False, 1,
+    "openrlhf": (None, 1, 1024, 128, 1, 0.01, None, 0.2, 0.5, 1, 1, None, False, 1,
                  1e-6, 9e-6, "cosine", 10, 0, 0),
-    "verl": (None, 30, 1024, 256, 1, 0.001, None, 0.2, 0.5, 1, 1, True, False, 1,
+    "verl": (None, 30, 1024, 256, 1, 0.001, None, 0.2, 0.5, 1, 1, None, False, 1,
              1e-6, 1e-5, "constant", 0, 0.01, 0),
 }
 # fmt: on

@@ -303,6 +303,7 @@ def test_tables_are_those_of_the_announcement(
                 "kl_placement": "loss",
                 "kl_estimator": "k3",
                 "kl_ctl": 0.25,
+                "loss_aggregation": "sequence_mean",
             },
         ),
         ("reinforce_pp", {"advantage_estimator": "reinforce_pp"}),
