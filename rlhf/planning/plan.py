@@ -44,9 +44,9 @@ EFFICIENCY = {
         link=0.5,
         layer_seconds=0.0,
         message_seconds=100e-6,
-        touches=10.0,
-        layer_calls=150.0,
-        decode_calls=50.0,
+        touches=12.0,
+        layer_calls=450.0,
+        decode_calls=80.0,
     ),
 }
 START_SECONDS = 11.0  # until libraries are imported, data is read, and all has run once
