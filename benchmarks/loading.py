@@ -90,7 +90,7 @@ def tokenising(count: int) -> dict[str, float]:
     """Rows per second of each phase: made anew, and read from the cache."""
     from rlhf.config.choices import Phase
     from rlhf.data.splits import Part
-    from rlhf.data.synthetic import generate_records
+    from rlhf.data.synthetic_pairs import generate_records
     from rlhf.data.tokens import TokenLimits, tokenise
     from rlhf.models.tokenizers import train_tokenizer
 

@@ -203,11 +203,14 @@ class Tracker(Protocol):
 class Judge(Protocol):
     """Knows the true quality of responses; used to judge a run, never to train one."""
 
-    def score(self, prompt: str, response: str, *, ended: bool) -> float:
-        """Gold score of a response text, in [0, 1]."""
+    def rate(self, prompt: str, response: str, *, ended: bool) -> Mapping[str, float]:
+        """Return "gold", the score of a response text in [0, 1], "exact" and the score's parts."""
 
     def best_accuracy(self, records: list[Any]) -> float:
         """Expected accuracy of the best possible reward model on these preference records."""
+
+    def minimal_pairs(self, prompt: str, *, seed: int) -> Mapping[str, tuple[str, str]]:
+        """Return, by kind, a right response and one that differs in a single flaw."""
 
 
 Schedule = Callable[[int], float]  # share of the peak learning rate at an optimiser step

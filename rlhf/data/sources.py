@@ -27,7 +27,7 @@ from rlhf.data.conversion import Converted, to_records
 from rlhf.data.files import READERS
 from rlhf.data.formats import Row
 from rlhf.data.records import RawDataset
-from rlhf.data.synthetic import generate_records
+from rlhf.data.synthetic_pairs import generate_records
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:

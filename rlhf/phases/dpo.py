@@ -96,12 +96,13 @@ def _printed(accuracy: Mean, loss: Mean) -> dict[str, float]:
 
 def _answers(
     context: RunContext, trainer: DpoTrainer, held_out: HeldOutPrompts, when: str
-) -> dict[str, float]:
-    """How the policy answers, as entries of result.json."""
+) -> dict[str, Any]:
+    """Return how the policy answers, as entries of result.json."""
     num_prompts = context.config.dpo.eval_prompts
     answers = evaluate_policy(context, trainer.answering, held_out, num_prompts=num_prompts)
-    result = {f"kl_{when}": answers.kl_to_reference, f"ended_share_{when}": answers.ended_share}
-    return result if answers.gold is None else result | {f"gold_{when}": answers.gold}
+    result = answers.result(when)
+    del result[f"score_{when}"]  # no reward model
+    return result
 
 
 class PairLogprobs(NamedTuple):
@@ -134,18 +135,24 @@ class DpoTrainer:
             self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
         rollout = config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
-        self._rollout = rollout_backend(
-            config,
-            tokenizer,
-            temperature=temperature,
-            dtype=context.settings.dtype,
-            ranks=context.ranks,
+        self._sampling, self._greedy = (
+            rollout_backend(
+                config,
+                tokenizer,
+                temperature=temperature,
+                dtype=context.settings.dtype,
+                ranks=context.ranks,
+                greedy=greedy,
+            )
+            for greedy in (False, True)
         )
 
     @property
     def answering(self) -> AnsweringPolicy:
         """The policy as evaluations see it."""
-        return AnsweringPolicy(self.policy, self._rollout, self._opinions, self._plan.micro)
+        return AnsweringPolicy(
+            self.policy, self._sampling, self._greedy, self._opinions, self._plan.micro
+        )
 
     def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
         """Learn from this rank's share of one global batch; returns the step's metrics."""
@@ -212,7 +219,12 @@ class DpoTrainer:
         if keep_B is not None:
             parts = [part_B[keep_B] for part_B in parts]
         config = self._context.config.dpo
-        return dpo_loss(*parts, beta=config.beta, label_smoothing=config.label_smoothing)
+        return dpo_loss(
+            *parts,
+            beta=config.beta,
+            label_smoothing=config.label_smoothing,
+            loss=config.loss.value,
+        )
 
     def _opinions(self, sequences: WholeSequences) -> Opinions:
         """Policy and reference; DPO has no critic and no reward model."""

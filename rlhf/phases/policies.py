@@ -80,13 +80,17 @@ def rollout_backend(
     temperature: float,
     dtype: Dtype,
     ranks: Ranks,
+    greedy: bool = False,
 ) -> RolloutBackend:
-    """What samples responses, as ``rollout`` says, at a temperature; ``dtype`` is resolved."""
+    """Build what samples responses at a temperature, as ``rollout`` says; ``dtype`` is resolved.
+
+    With ``greedy`` it takes the likeliest token each time.
+    """
     rollout = config.rollout
     sampling = SamplingSettings(
         max_tokens=rollout.max_response_tokens,
         temperature=temperature,
-        top_k=rollout.top_k,
+        top_k=1 if greedy else rollout.top_k,
         top_p=rollout.top_p,
         min_tokens=rollout.min_response_tokens,
     )

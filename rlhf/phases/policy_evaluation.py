@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,17 +15,21 @@ from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.phases.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.ppo_metrics import kl_per_sequence
 from rlhf.rollout.experience import Opinions, WholeSequences, collect
-from rlhf.types import Engine, PromptBatch, Rollout, RolloutBackend
+from rlhf.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+SAMPLES = 8  # held-out prompts whose answers are written to samples.jsonl
 
 
 class AnsweringPolicy(NamedTuple):
     """What an evaluation asks for: answers, and opinions of them."""
 
     actor: Engine
-    rollout: RolloutBackend
+    sampling: RolloutBackend
+    greedy: RolloutBackend  # takes the likeliest token each time
     opinions: Callable[[WholeSequences], Opinions]
     micro: int  # sequences that one rank runs at once
 
@@ -41,9 +45,47 @@ class PolicyEvaluation(NamedTuple):
     """Means over held-out prompts."""
 
     score: float  # 0 where no reward model has an opinion
-    gold: float | None  # gold score in [0, 1], where the data set has a judge
     kl_to_reference: float  # nats per sequence, k1
     ended_share: float
+    response_tokens: float
+    gold_parts: dict[str, float]  # "gold", "exact" and the parts of the gold score; empty: no judge
+    exact_greedy: float | None  # share answered exactly right by the likeliest tokens
+
+    @property
+    def gold(self) -> float | None:
+        """Mean gold score in [0, 1]."""
+        return self.gold_parts.get("gold")
+
+    def result(self, when: str) -> dict[str, Any]:
+        """Return the entries of result.json; their names end in ``when``."""
+        values: dict[str, Any] = {
+            f"score_{when}": self.score,
+            f"kl_{when}": self.kl_to_reference,
+            f"ended_share_{when}": self.ended_share,
+            f"response_tokens_{when}": self.response_tokens,
+        }
+        if not self.gold_parts:
+            return values
+        parts = dict(self.gold_parts)
+        return values | {
+            f"gold_{when}": parts.pop("gold"),
+            f"exact_{when}": parts.pop("exact"),
+            f"exact_greedy_{when}": self.exact_greedy,
+            f"gold_parts_{when}": parts,
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Return the same as metrics of a step of PPO."""
+        values = {
+            "eval_score": self.score,
+            "eval_kl": self.kl_to_reference,
+            "eval_ended_share": self.ended_share,
+            "eval_response_tokens": self.response_tokens,
+        }
+        values |= {f"eval_{name}": value for name, value in self.gold_parts.items()}
+        if self.exact_greedy is not None:
+            values["eval_exact_greedy"] = self.exact_greedy
+        return {f"ppo/{name}": value for name, value in values.items()}
 
 
 def evaluate_policy(
@@ -53,63 +95,113 @@ def evaluate_policy(
 
     KL is that of the rollouts' temperature, wherever rollout.eval_temperature puts the answers.
     """
+    metrics: Metrics = {}
+    greedy: Metrics = {}
+    for rollout, keep_B in _answered(context, policy, held_out, num_prompts=num_prompts):
+        responses = rollout.responses
+        part: Metrics = {
+            "score": Mean.of(rollout.scores_B, keep_B),
+            "kl": Mean.of(kl_per_sequence(rollout), keep_B),
+            "ended": Mean.of(responses.ended_B.float(), keep_B),
+            "tokens": Mean.of(responses.keep_BT.sum(dim=1), keep_B),
+        }
+        metrics = merge_metrics(metrics, part | _gold(context, rollout.prompts, responses, keep_B))
+    if context.judge is not None:
+        for prompts, keep_B in _batches(context, policy, held_out, num_prompts=num_prompts):
+            responses = policy.greedy.generate(policy.actor, prompts)
+            gold = _gold(context, prompts, responses, keep_B)
+            greedy = merge_metrics(greedy, {"greedy": gold["gold/exact"]})
+    values = {n: m.value() for n, m in context.ranks.reduce_metrics(metrics | greedy).items()}
+    return PolicyEvaluation(
+        score=values["score"],
+        kl_to_reference=values["kl"],
+        ended_share=values["ended"],
+        response_tokens=values["tokens"],
+        gold_parts={
+            name.removeprefix("gold/"): value
+            for name, value in values.items()
+            if name.startswith("gold/")
+        },
+        exact_greedy=values.get("greedy"),
+    )
+
+
+def write_samples(
+    context: RunContext, step: int, policy: AnsweringPolicy, held_out: HeldOutPrompts
+) -> None:
+    """Answer the first held-out prompts and write the answers to samples.jsonl.
+
+    They are the same prompts with the same random numbers at every step, so that answers compare.
+    """
+    for rollout, keep_B in _answered(context, policy, held_out, num_prompts=SAMPLES):
+        if context.samples is None:
+            continue
+        texts, ended = (
+            response_texts(context, rollout.responses),
+            rollout.responses.ended_B.tolist(),
+        )
+        for row in keep_B.nonzero().flatten().tolist():
+            prompt = rollout.prompts.texts[row]
+            context.samples.write(
+                phase="ppo",
+                step=step,
+                prompt=prompt,
+                response=texts[row],
+                ended=ended[row],
+                score=float(rollout.scores_B[row]),
+                gold_parts=None
+                if context.judge is None
+                else context.judge.rate(prompt, texts[row], ended=ended[row]),
+            )
+
+
+def response_texts(context: RunContext, responses: Responses) -> list[str]:
+    """The responses as text, without the end token."""
+    return [
+        context.tokenizer.decode(ids_T[keep_T], skip_special_tokens=True)
+        for ids_T, keep_T in zip(responses.ids_BT, responses.keep_BT, strict=True)
+    ]
+
+
+def _gold(
+    context: RunContext, prompts: PromptBatch, responses: Responses, keep_B: Tensor
+) -> Metrics:
+    """What the judge says of responses, as metrics whose names start with "gold/"."""
+    if context.judge is None:
+        return {}
+    answers = zip(
+        prompts.texts, response_texts(context, responses), responses.ended_B.tolist(), strict=True
+    )
+    rated = [context.judge.rate(prompt, text, ended=ended) for prompt, text, ended in answers]
+    device = context.ranks.device
+    return {
+        f"gold/{name}": Mean.of(torch.tensor([each[name] for each in rated], device=device), keep_B)
+        for name in rated[0]
+    }
+
+
+def _answered(
+    context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
+) -> Iterator[tuple[Rollout, Tensor]]:
+    """Answers to held-out prompts, with all models' opinions; which of them count (B,)."""
+    for prompts, keep_B in _batches(context, policy, held_out, num_prompts=num_prompts):
+        responses = policy.sampling.generate(policy.actor, prompts)
+        rollout = collect(policy.opinions, prompts, responses, micro_batch_size=policy.micro)
+        yield rollout, keep_B
+
+
+def _batches(
+    context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
+) -> Iterator[tuple[PromptBatch, Tensor]]:
+    """This rank's held-out prompts, and which of them count (B,); the others fill up a batch."""
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,
         context.config.rollout.max_response_tokens,
         generator=stream(context.config.seed, "evaluation"),
     )
-    metrics: Metrics = {}
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
-        prompts = _prompts(context, held_out, batch, draws_NT)
-        responses = policy.rollout.generate(policy.actor, prompts)
-        rollout = collect(policy.opinions, prompts, responses, micro_batch_size=policy.micro)
-        part: Metrics = {
-            "score": Mean.of(rollout.scores_B, batch.keep_B),
-            "kl": Mean.of(kl_per_sequence(rollout), batch.keep_B),
-            "ended": Mean.of(responses.ended_B.float(), batch.keep_B),
-        }
-        if context.judge is not None:
-            gold_B = torch.tensor(gold_scores(context, rollout), device=context.ranks.device)
-            part["gold"] = Mean.of(gold_B, batch.keep_B)
-        metrics = merge_metrics(metrics, part)
-    values = {n: m.value() for n, m in context.ranks.reduce_metrics(metrics).items()}
-    return PolicyEvaluation(values["score"], values.get("gold"), values["kl"], values["ended"])
-
-
-def response_texts(context: RunContext, rollout: Rollout) -> list[str]:
-    """The responses as text, without the end token."""
-    return [
-        context.tokenizer.decode(ids_T[keep_T], skip_special_tokens=True)
-        for ids_T, keep_T in zip(rollout.responses.ids_BT, rollout.responses.keep_BT, strict=True)
-    ]
-
-
-def gold_scores(context: RunContext, rollout: Rollout) -> list[float]:
-    """Gold scores of the responses; only for data sets with a judge."""
-    assert context.judge is not None
-    texts, ended = response_texts(context, rollout), rollout.responses.ended_B.tolist()
-    return [
-        context.judge.score(prompt, text, ended=has_ended)
-        for prompt, text, has_ended in zip(rollout.prompts.texts, texts, ended, strict=True)
-    ]
-
-
-def write_samples(context: RunContext, step: int, rollout: Rollout, *, count: int = 4) -> None:
-    """Write the first few responses of a rollout to samples.jsonl."""
-    if context.samples is None:
-        return
-    golds = gold_scores(context, rollout) if context.judge is not None else None
-    texts = response_texts(context, rollout)
-    for row in range(min(count, len(texts))):
-        context.samples.write(
-            phase="ppo",
-            step=step,
-            prompt=rollout.prompts.texts[row],
-            response=texts[row],
-            score=float(rollout.scores_B[row]),
-            gold=None if golds is None else golds[row],
-        )
+        yield _prompts(context, held_out, batch, draws_NT), batch.keep_B
 
 
 def _prompts(

@@ -49,6 +49,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     held_out = HeldOutPrompts(data.eval, context.part(Phase.ppo).eval)
     evaluation = Evaluation(context, engine, held_out, blocks)
     result = evaluation.result("before")
+    write_samples(context, 0, engine.policy, held_out)
 
     with context.console.progress("ppo", steps) as progress:
         for step in range(1, steps + 1):
@@ -57,7 +58,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             context.tracker.log("ppo", step, stats.metrics)
             progress.advance(step, stats.metrics)
             if step % config.sample_every == 0:
-                write_samples(context, step, rollout)
+                write_samples(context, step, engine.policy, held_out)
             if config.eval_every and step % config.eval_every == 0:
                 context.tracker.log("ppo", step, evaluation.metrics())
 
@@ -142,25 +143,16 @@ class Evaluation:
         limit = context.config.ppo.ptx_eval_blocks
         self._blocks = blocks.eval[:limit] if blocks is not None else []
 
-    def result(self, when: str) -> dict[str, float]:
-        """Entries of result.json, their names ending in ``when``."""
-        policy = self._policy()
-        result = {
-            f"score_{when}": policy.score,
-            f"kl_{when}": policy.kl_to_reference,
-            f"ended_share_{when}": policy.ended_share,
-        }
-        if policy.gold is not None:
-            result[f"gold_{when}"] = policy.gold
+    def result(self, when: str) -> dict[str, Any]:
+        """Return entries of result.json; their names end in ``when``."""
+        result = self._policy().result(when)
         if self._blocks:
             result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
         return result
 
     def metrics(self) -> dict[str, float]:
-        """The same as metrics of a step."""
-        policy = self._policy()
-        values = {"ppo/eval_score": policy.score, "ppo/eval_kl": policy.kl_to_reference}
-        return values if policy.gold is None else values | {"ppo/eval_gold": policy.gold}
+        """Return the same as metrics of a step."""
+        return self._policy().metrics()
 
     def _policy(self) -> PolicyEvaluation:
         return evaluate_policy(

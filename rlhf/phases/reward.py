@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from rlhf.config.choices import LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
+from rlhf.data.records import Record
+from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.build import build_engine
 from rlhf.engine.partitioning import partitioner
 from rlhf.metrics import Mean, Metrics, merge_metrics
@@ -36,6 +39,9 @@ from rlhf.phases.context import (
 )
 from rlhf.phases.exporting import exported
 from rlhf.types import PreferenceBatch
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:
@@ -71,7 +77,9 @@ def run_reward(context: RunContext) -> dict[str, Any]:
                 context.tracker.log("reward", number, trainer.evaluate(data.eval).values())
 
     after = trainer.evaluate(data.eval)
-    context.tracker.log("reward", len(steps), after.values())
+    minimal = _minimal_pairs(context, trainer, data.eval)
+    told = {f"reward/eval_{name}": share for name, share in minimal.items()}
+    context.tracker.log("reward", len(steps), after.values() | told)
     context.save(
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "reward" / "model",
@@ -89,7 +97,36 @@ def run_reward(context: RunContext) -> dict[str, Any]:
         rows = data.eval["row"][: config.eval_examples]
         records = [context.parts[Phase.reward].eval[row] for row in rows]
         result["best_possible_accuracy"] = context.judge.best_accuracy(records)
+        result["minimal_pairs"] = minimal
     return result
+
+
+def _minimal_pairs(
+    context: RunContext, trainer: RewardTrainer, examples: Dataset
+) -> dict[str, float]:
+    """Share of right responses that score higher than their copy with a single flaw, by kind.
+
+    Average accuracy hides this: most pairs differ in more, and PPO goes where they do not look.
+    """
+    if context.judge is None:
+        return {}
+    from datasets import Dataset
+
+    held_out = context.parts[Phase.reward].eval
+    pairs: defaultdict[str, list[Record]] = defaultdict(list)
+    for row in examples["row"][: context.config.reward.eval_examples]:
+        prompt = held_out[row].prompt
+        assert prompt is not None
+        made = context.judge.minimal_pairs(prompt, seed=context.config.seed)
+        for kind, (right, flawed) in made.items():
+            pairs[kind].append(Record(prompt=prompt, chosen=right, rejected=flawed))
+    encoder = Encoder(context.tokenizer, context.config.data.template)
+    limit = Limit("reward.max_tokens", context.config.reward.max_tokens)
+    shares = {}
+    for kind, records in pairs.items():
+        columns, _ = pair_columns(list(enumerate(records)), encoder, limit)
+        shares[kind] = trainer.evaluate(Dataset.from_dict(columns)).accuracy.value()
+    return shares
 
 
 def reward_model_source(context: RunContext) -> ModelSource:

@@ -90,6 +90,7 @@ class RLHFEngine:
         self._eval_rollout = self._rollout_backend(
             config.rollout.eval_temperature or config.rollout.temperature
         )
+        self._greedy_rollout = self._rollout_backend(config.rollout.temperature, greedy=True)
 
     @property
     def has_critic(self) -> bool:
@@ -100,7 +101,11 @@ class RLHFEngine:
     def policy(self) -> AnsweringPolicy:
         """The actor as evaluations see it."""
         return AnsweringPolicy(
-            self.actor, self._eval_rollout, self.models.opinions, self.plan.micro
+            self.actor,
+            self._eval_rollout,
+            self._greedy_rollout,
+            self.models.opinions,
+            self.plan.micro,
         )
 
     def prompts(self, texts: list[str], *, step: int = 0) -> PromptBatch:
@@ -128,11 +133,12 @@ class RLHFEngine:
         for engine in self._engines:
             engine.close()
 
-    def _rollout_backend(self, temperature: float) -> RolloutBackend:
+    def _rollout_backend(self, temperature: float, *, greedy: bool = False) -> RolloutBackend:
         return rollout_backend(
             self.config,
             self.tokenizer,
             temperature=temperature,
+            greedy=greedy,
             dtype=self.settings.dtype,
             ranks=self.ranks,
         )

@@ -21,7 +21,7 @@ from rlhf.config.freeze import load_run
 from rlhf.config.schema import RunConfig
 from rlhf.data.sources import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
-from rlhf.data.synthetic import GoldJudge
+from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels

@@ -112,6 +112,24 @@ REWARD = {
         "close to reward/accuracy; annotators agree in about 0.7-0.8 of pairs",
         "well below reward/accuracy: overfitting; near 1 on human data: a leak, or length tells",
     ),
+    "reward/eval_one_item_wrong": MetricInfo(
+        "share",
+        "right answers that score higher than themselves with one item replaced; synthetic task",
+        "above 0.9",
+        "near 0.5: the reward model does not see correctness, and PPO will not improve it",
+    ),
+    "reward/eval_one_item_too_many": MetricInfo(
+        "share",
+        "right answers that score higher than themselves with one item more; synthetic task",
+        "above 0.9",
+        "below 0.5: PPO will learn to add items",
+    ),
+    "reward/eval_one_item_missing": MetricInfo(
+        "share",
+        "right answers that score higher than themselves with one item less; synthetic task",
+        "above 0.9",
+        "below 0.5: PPO will learn to leave items out",
+    ),
     "reward/eval_loss": MetricInfo(
         "nats per pair",
         "the loss on held-out pairs",

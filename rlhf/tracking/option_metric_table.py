@@ -86,6 +86,48 @@ PPO_OPTIONS = {
         "follows ppo/kl_to_reference",
         "see ppo/kl_to_reference",
     ),
+    "ppo/eval_ended_share": MetricInfo(
+        "share",
+        "these answers that ended by themselves",
+        "follows ppo/ended_share",
+        "see ppo/ended_share",
+    ),
+    "ppo/eval_response_tokens": MetricInfo(
+        "tokens",
+        "mean length of these answers",
+        "follows ppo/response_tokens",
+        "see ppo/response_tokens",
+    ),
+    "ppo/eval_exact": MetricInfo(
+        "share",
+        "these answers that are exactly right, where the data set knows it",
+        "rises with ppo/eval_score",
+        "falls while ppo/eval_score rises: the reward model is exploited, raise `ppo.kl_ctl`",
+    ),
+    "ppo/eval_exact_greedy": MetricInfo(
+        "share",
+        "held-out prompts that are answered exactly right by the likeliest tokens",
+        "does not fall",
+        "falls: the reward model is exploited, raise `ppo.kl_ctl`",
+    ),
+    "ppo/eval_correct": MetricInfo(
+        "share",
+        "part *correct* of the gold score of these answers",
+        "rises with ppo/eval_gold",
+        "flat while ppo/eval_gold rises: only manners are learnt",
+    ),
+    "ppo/eval_polite": MetricInfo(
+        "share",
+        "part *polite* of the gold score of these answers",
+        "rises towards 1",
+        "flat: the reward model does not see manners",
+    ),
+    "ppo/eval_stops": MetricInfo(
+        "share",
+        "part *stops* of the gold score of these answers",
+        "rises towards 1",
+        "falls: answers ramble, or never end",
+    ),
     "ppo/ptx_loss": MetricInfo(
         "nats per token",
         "language-model loss on the corpus of `ppo.ptx_coef`",

@@ -133,6 +133,8 @@ def _reward_rows(reward: Mapping[str, Any]) -> Iterator[Row]:
     yield from _accuracy_rows(reward)
     if "best_possible_accuracy" in reward:
         yield Row("  best possible", after=_number(reward["best_possible_accuracy"]))
+    for kind, share in reward.get("minimal_pairs", {}).items():
+        yield Row(f"  {kind.replace('_', ' ')}", after=_number(share))
 
 
 def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
@@ -142,8 +144,8 @@ def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[Row]:
-    yield Row("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
     yield from _policy_rows(ppo)
+    yield Row("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[Row]:
@@ -151,13 +153,25 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[Row]:
     yield from _policy_rows(dpo)
 
 
+POLICY_ROWS = {
+    "exactly right": "exact",
+    "exactly right, greedy": "exact_greedy",
+    "held-out gold score": "gold",
+    "response tokens": "response_tokens",
+    "share that ended": "ended_share",
+    "corpus perplexity": "corpus_perplexity",
+}
+
+
 def _policy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
-    for name, key in (("held-out gold score", "gold"), ("corpus perplexity", "corpus_perplexity")):
+    for name, key in POLICY_ROWS.items():
         if f"{key}_before" in measures:
             before, after = measures[f"{key}_before"], measures[f"{key}_after"]
             yield Row(name, _number(before), _number(after))
         if f"{key}_after_ema" in measures:
             yield Row("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
+        for part, before in measures.get(f"{key}_parts_before", {}).items():
+            yield Row(f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part]))
     yield Row("KL to reference, nats", after=_number(measures["kl_to_reference"]))
 
 

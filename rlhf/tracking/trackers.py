@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema import RunConfig
@@ -78,13 +78,17 @@ class SampleWriter:
         step: int,
         prompt: str,
         response: str,
+        ended: bool,
         score: float,
-        gold: float | None = None,
+        gold_parts: Mapping[str, float] | None = None,
     ) -> None:
-        """Append one response; ``gold`` is its true quality, where that is known."""
-        sample = {"phase": phase, "step": step, "prompt": prompt, "response": response}
-        judged = {"score": score} if gold is None else {"score": score, "gold": gold}
-        self._writer.write(sample | judged)
+        """Append one response; ``gold_parts`` are the ratings of a judge, if there is one."""
+        sample: dict[str, Any] = {"phase": phase, "step": step, "prompt": prompt}
+        sample |= {"response": response, "ended": ended, "score": score}
+        if gold_parts is not None:
+            parts = dict(gold_parts)
+            sample |= {"gold": parts.pop("gold"), "gold_parts": parts}
+        self._writer.write(sample)
 
     def close(self) -> None:
         """Close the file."""

@@ -15,7 +15,7 @@ from rlhf.config.schema import DataConfig
 from rlhf.data.cleaning import clean, clean_text, fingerprint, leave_out_repeated
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.sources import load_datasets
-from rlhf.data.synthetic import generate_records
+from rlhf.data.synthetic_pairs import generate_records
 
 
 def dataset(*train: Record, held_out: list[Record] | None = None) -> RawDataset:

@@ -22,7 +22,7 @@ from rlhf.config.schema import DataConfig, DatasetConfig
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.sources import SAMPLES, describe, load_datasets
 from rlhf.data.splits import divide
-from rlhf.data.synthetic import generate_records
+from rlhf.data.synthetic_pairs import generate_records
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.tokenizers import train_tokenizer
 

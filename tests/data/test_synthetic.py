@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+import random
+from collections import Counter, defaultdict
 from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.data import synthetic
+from rlhf.data import synthetic_pairs
 from rlhf.data.records import Record
 from rlhf.data.synthetic import (
     POLITE,
     RUDE,
     SKILLS,
-    GoldJudge,
     GoldParts,
-    generate_records,
-    preference_probability,
     rate,
     render_prompt,
     right_answer,
 )
+from rlhf.data.synthetic_pairs import GoldJudge, generate_records, preference_probability
 
 pytestmark = pytest.mark.slow
 
@@ -95,21 +94,23 @@ def test_a_foreign_prompt_is_refused() -> None:
 @pytest.mark.parametrize(
     ("response", "ended", "parts", "gold"),
     [
-        # correct, polite, complete, stops; gold = 0.5, 0.2, 0.1, 0.2 of them
-        (" Sure! 3 9 11 20.", True, (1, 1, 1, 1), 1.0),
-        (" 3 9 11 20.", True, (1, 0.5, 1, 1), 0.9),
-        (" 3 9 11 20", True, (1, 0.5, 1, 1), 0.9),  # the full stop is not asked for
-        (" Ugh. 3 9 11 20.", True, (1, 0, 1, 1), 0.8),
-        (" Sure! 3 9 11 20. Also the sea is blue.", True, (1, 1, 1, 3 / 8), 0.875),  # 5 words
-        (" Sure! 3 9 11 20." + " very" * 9, True, (1, 1, 1, 0), 0.8),  # 9 words: not below 0
-        (" Sure! 3 9 11 20.", False, (1, 1, 1, 0), 0.8),  # never ended
-        (" Sure! 3 9.", True, (0.5, 1, 0.5, 1), 0.7),  # incomplete: 0.25 + 0.2 + 0.05 + 0.2
-        (" Sure! 3 9 20 11.", True, (0.5, 1, 1, 1), 0.75),  # two in the wrong place
-        (" Sure! 20 11 9 3.", True, (0, 1, 1, 1), 0.5),  # all wrong
-        (" Sure! 3 9 11 20 5.", True, (0.8, 1, 1, 1), 0.9),  # 4 of the 5 given
-        (" Whatever. 1 1 1 1. I could go on.", False, (0, 0, 1, 0), 0.1),
-        ("", True, (0, 0.5, 0, 1), 0.3),
-        ("", False, (0, 0.5, 0, 0), 0.1),
+        # correct, polite, stops; gold = correct * (0.7 + 0.15 * polite + 0.15 * stops)
+        (" Sure! 3 9 11 20.", True, (1, 1, 1), 1.0),
+        (" 3 9 11 20.", True, (1, 0.5, 1), 0.925),
+        (" 3 9 11 20", True, (1, 0.5, 1), 0.925),  # the full stop is not asked for
+        (" Ugh. 3 9 11 20.", True, (1, 0, 1), 0.85),
+        (" Sure! 3 9 11 20. Also the sea is blue.", True, (1, 1, 3 / 8), 0.90625),  # 5 words
+        (" Sure! 3 9 11 20." + " very" * 9, True, (1, 1, 0), 0.85),  # 9 words: not below 0
+        (" Sure! 3 9 11 20.", False, (1, 1, 0), 0.85),  # never ended
+        (" Sure! 3 9.", True, (0.25, 1, 1), 0.25),  # 2 of 4, halved
+        (" Sure! 3 9 20 11.", True, (0.25, 1, 1), 0.25),  # two in the wrong place
+        (" Sure! 20 11 9 3.", True, (0, 1, 1), 0.0),  # all wrong
+        (" Sure! 3 9 11 20 5.", True, (0.4, 1, 1), 0.4),  # 4 of the 5 given, halved
+        (" Sure! 3 9 11 20 20.", True, (0.4, 1, 1), 0.4),
+        (" Whatever. 3 1 1 1. I could go on.", False, (0.125, 0, 0), 0.0875),
+        (" Sure!", True, (0, 1, 1), 0.0),
+        ("", True, (0, 0.5, 1), 0.0),
+        ("", False, (0, 0.5, 0), 0.0),
     ],
 )
 def test_gold_parts_by_hand(
@@ -118,14 +119,67 @@ def test_gold_parts_by_hand(
     result = rate(SORT, response, ended=ended)
     assert tuple(result) == pytest.approx(parts, abs=1e-12)
     assert result.gold == pytest.approx(gold, abs=1e-12)
-    assert GoldJudge().score(SORT, response, ended=ended) == result.gold
+    rated = GoldJudge().rate(SORT, response, ended=ended)
+    assert rated == {"gold": result.gold, "exact": float(parts[0] == 1), **result._asdict()}
 
 
 @pytest.mark.parametrize(
     ("opening", "polite"), [*((text, 1.0) for text in POLITE), *((text, 0.0) for text in RUDE)]
 )
 def test_every_opening_is_known_and_costs_no_item(opening: str, polite: float) -> None:
-    assert rate(SORT, f" {opening} 3 9 11 20.") == GoldParts(1.0, polite, 1.0, 1.0)
+    assert rate(SORT, f" {opening} 3 9 11 20.") == GoldParts(1.0, polite, 1.0)
+
+
+def test_what_knows_no_answer_earns_next_to_nothing(records: list[Record]) -> None:
+    rng = random.Random(1)
+    golds = []
+    for prompt in (record.prompt or "" for record in records[:2000]):
+        words = rng.choices(synthetic_pairs.WORDS, k=len(right_answer(prompt)))
+        golds.append(rate(prompt, f" Sure! {' '.join(words)}.").gold)
+    assert sum(golds) / len(golds) < 0.15
+
+
+def test_minimal_pairs_have_one_flaw() -> None:
+    pairs = GoldJudge().minimal_pairs(SORT, seed=1)
+    assert list(pairs) == ["one_item_wrong", "one_item_too_many", "one_item_missing"]
+    for kind, (right, flawed) in pairs.items():
+        best, worse = rate(SORT, right), rate(SORT, flawed)
+        assert best.gold == 1.0
+        assert worse[1:] == best[1:], "the manners are equal"
+        shares = {"one_item_wrong": 3 / 8, "one_item_too_many": 4 / 10, "one_item_missing": 3 / 8}
+        assert 0 <= worse.correct <= shares[kind]
+    assert pairs == GoldJudge().minimal_pairs(SORT, seed=1)
+    single = render_prompt("Which is the largest of 9 20 3 11?")
+    assert set(GoldJudge().minimal_pairs(single, seed=1)) == {"one_item_wrong", "one_item_too_many"}
+
+
+@pytest.mark.parametrize("flaw", synthetic_pairs.FLAWS)
+def test_flaws_by_their_lengths(flaw: str) -> None:
+    longer = {"one_too_many": {4}, "repeated": {4, 5, 6}, "missing": {2}}
+    right = "3 9 11".split()
+    found = [synthetic_pairs.FLAWS[flaw](right, random.Random(seed)) for seed in range(40)]
+    assert {len(items) for items in found} == longer.get(flaw, {3})
+    changed = [sum(a != b for a, b in zip(items, right, strict=False)) for items in found]
+    match flaw:
+        case "one_wrong":
+            assert set(changed) == {1}
+        case "wrong_order":
+            assert set(changed) == {2}
+            assert all(sorted(items) == sorted(right) for items in found)
+        case "repeated":
+            assert all(items == right + right[6 - len(items) :] for items in found)
+
+
+def test_most_pairs_differ_in_answer_or_manners_only(records: list[Record]) -> None:
+    kinds: Counter[str] = Counter()
+    for record in records:
+        assert record.prompt is not None
+        first, second = (rate(record.prompt, text or "") for text in record[1:3])
+        same_manners = first[1:] == second[1:]
+        kinds["one right" if first.is_exact != second.is_exact else "alike"] += 1
+        kinds["same manners"] += same_manners
+    assert 0.4 < kinds["one right"] / NUM_PAIRS < 0.6
+    assert 0.5 < kinds["same manners"] / NUM_PAIRS < 0.7
 
 
 @settings(deadline=None, max_examples=100, derandomize=True, database=None)
@@ -177,13 +231,23 @@ def test_prompts_are_distinct_and_of_every_skill(records: list[Record]) -> None:
         assert prompt is not None
         counts[skill_of(prompt)] += 1
     assert set(counts) == set(SKILLS)
-    assert min(counts.values()) > 500  # "repeat" has few distinct prompts
+    assert set(counts.values()) == {NUM_PAIRS // 8}
+
+
+def test_a_skill_without_new_prompts_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf.data.synthetic.WORDS", synthetic_pairs.WORDS[:4])
+    prompts = [
+        prompt for prompt, _ in islice(synthetic_pairs._distinct_prompts(1000, seed=0), 1000)
+    ]
+    counts = Counter(map(skill_of, prompts))
+    # "repeat": two or three times 1 to 3 of 4 words in their order: 2 * (4 + 12 + 24)
+    assert counts["repeat"] == 80
+    assert counts["sort"] > 1000 // 8
+    assert len(set(prompts)) == 1000
 
 
 def test_there_are_hundreds_of_thousands_of_prompts() -> None:
-    # copy alone asks for 3 to 5 of 24 words in their order: 24! / 19! of five are 5,100,480
-    assert math.perm(len(synthetic.WORDS), 5) == 5_100_480
-    prompts = islice(synthetic._distinct_prompts(200_000, seed=0), 200_000)
+    prompts = islice(synthetic_pairs._distinct_prompts(200_000, seed=0), 200_000)
     assert len({prompt for prompt, _ in prompts}) == 200_000
 
 
@@ -213,18 +277,18 @@ def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
         probabilities = [preference_probability(abs(gap)) for gap in gaps]
         sigma = math.sqrt(sum(p * (1 - p) for p in probabilities))
         wins = sum(gap > 0 for gap in gaps)
-        assert len(gaps) > 500
+        assert len(gaps) > 100
         assert abs(wins - sum(probabilities)) < 4 * sigma
 
 
 def test_best_accuracy_by_hand() -> None:
-    # gold 1.0 against 0.9: sigmoid(1) = 0.7310586, whichever is chosen; equal golds: 0.5
+    # gold 1.0 against 0.925: sigmoid(0.75) = 0.6791787, whichever is chosen; equal golds: 0.5
     good, fair, equal = " Sure! 3 9 11 20.", " 3 9 11 20.", " Happily! 3 9 11 20."
     pairs = [(good, fair), (fair, good), (good, equal)]
     made = [Record(prompt=SORT, chosen=chosen, rejected=rejected) for chosen, rejected in pairs]
-    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.7310586, abs=1e-7)
-    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.7310586, abs=1e-7)
-    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6540391, abs=1e-7)  # 1.9621172 / 3
+    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.6791787, abs=1e-7)
+    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.6791787, abs=1e-7)
+    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6194525, abs=1e-7)  # 1.8583574 / 3
 
 
 def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None:
@@ -241,7 +305,8 @@ def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None
 
 def test_demonstrations_are_of_mixed_quality(records: list[Record]) -> None:
     judge = GoldJudge()
-    golds = [judge.score(r.prompt or "", r.chosen or "", ended=True) for r in records]
-    assert 0.6 < sum(golds) / NUM_PAIRS < 0.85
-    assert min(golds) < 0.3
-    assert max(golds) == pytest.approx(1.0)
+    rated = [judge.rate(r.prompt or "", r.chosen or "", ended=True) for r in records]
+    assert 0.6 < sum(each["gold"] for each in rated) / NUM_PAIRS < 0.7
+    assert 0.6 < sum(each["exact"] for each in rated) / NUM_PAIRS < 0.7
+    assert min(each["gold"] for each in rated) == 0
+    assert max(each["gold"] for each in rated) == pytest.approx(1.0)

@@ -65,8 +65,8 @@ class Notes:
 class Judge:
     """Knows that all responses are equally good."""
 
-    def score(self, prompt: str, response: str, *, ended: bool) -> float:
-        return 0.25
+    def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
+        return {"gold": 0.25, "exact": 0.0, "correct": 0.5}
 
 
 def run_context(

@@ -143,7 +143,8 @@ def test_an_evaluation_counts_every_held_out_pair_once(made: Make, examples: int
 
 
 KEYS = {"accuracy", "accuracy_ci", "kl_before", "kl_after", "kl_to_reference"}
-KEYS |= {"ended_share_before", "ended_share_after", "steps", "seconds", "peak_memory_gib"}
+KEYS |= {"ended_share_before", "ended_share_after"}
+KEYS |= {"response_tokens_before", "response_tokens_after", "steps", "seconds", "peak_memory_gib"}
 
 
 def test_what_a_run_of_dpo_tells(made: Make) -> None:
@@ -159,7 +160,9 @@ def test_what_a_run_of_dpo_tells(made: Make) -> None:
     assert notes.steps_with("dpo/eval_loss") == [1, 2]
     assert list(notes.saved) == ["dpo/actor"]
     judged, _ = made()
-    assert set(run_dpo(replace(judged, judge=Judge()))) == KEYS | {"gold_before", "gold_after"}
+    gold = ("gold", "exact", "exact_greedy", "gold_parts")
+    golds = {f"{name}_{when}" for name in gold for when in ("before", "after")}
+    assert set(run_dpo(replace(judged, judge=Judge()))) == KEYS | golds
 
 
 def test_prompts_of_the_pairs_are_answered_where_ppo_has_no_part(made: Make) -> None:

@@ -16,10 +16,9 @@ from rlhf.phases.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
     evaluate_policy,
-    gold_scores,
     write_samples,
 )
-from rlhf.rollout.experience import Opinions, WholeSequences, collect
+from rlhf.rollout.experience import Opinions, WholeSequences
 from rlhf.types import PromptBatch, Responses
 from tests.phases.run_pieces import Compose, Notes, run_context
 
@@ -48,10 +47,23 @@ def opinions(sequences: WholeSequences) -> Opinions:
 
 
 class LengthJudge:
-    """A response is as good as its text is long."""
+    """A response is as good as its text is long, and right if it ended."""
 
-    def score(self, prompt: str, response: str, *, ended: bool) -> float:
-        return len(response) + (100 if ended else 0) + 1000 * len(prompt)
+    def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
+        return {
+            "gold": len(response) + (100 if ended else 0) + 1000 * len(prompt),
+            "exact": float(ended),
+            "correct": 0.5,
+        }
+
+
+class NoAnswers:
+    """A backend whose responses never end."""
+
+    def generate(self, _: Any, prompts: PromptBatch) -> Responses:
+        keep_BT = torch.ones(len(prompts.texts), 3, dtype=torch.bool)
+        ended_B = torch.zeros(len(prompts.texts), dtype=torch.bool)
+        return Responses(torch.full_like(keep_BT, 7, dtype=torch.long), keep_BT, ended_B)
 
 
 @pytest.fixture
@@ -75,7 +87,7 @@ def test_each_prompt_counts_once(
 ) -> None:
     context, _ = made()
     held_out, rollout = held_out_of(context), Answers()
-    policy = AnsweringPolicy(None, rollout, opinions, micro)
+    policy = AnsweringPolicy(None, rollout, NoAnswers(), opinions, micro)
     for _ in range(2):  # the second time with the same random numbers
         result = evaluate_policy(context, policy, held_out, num_prompts=num_prompts)
     ids = held_out.examples["ids"][:num_prompts]
@@ -87,7 +99,11 @@ def test_each_prompt_counts_once(
     )
     assert result.kl_to_reference == pytest.approx(0.5 * sum(lengths) / count)
     assert result.ended_share == pytest.approx(sum(n == 1 for n in lengths) / count)
-    assert result.gold is None
+    assert result.response_tokens == pytest.approx(sum(lengths) / count)
+    assert (result.gold, result.exact_greedy) == (None, None)
+    assert list(result.result("after")) == [
+        f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")
+    ]
     rows = held_out.examples["row"][:num_prompts]
     assert list(rollout.seen.values()) == [held_out.records[row].prompt for row in rows]
 
@@ -98,7 +114,7 @@ def test_gold_scores_are_those_of_the_texts(
     context, _ = made()
     context = replace(context, judge=LengthJudge())
     held_out = held_out_of(context)
-    policy = AnsweringPolicy(None, Answers(), opinions, 2)
+    policy = AnsweringPolicy(None, Answers(), NoAnswers(), opinions, 2)
     result = evaluate_policy(context, policy, held_out, num_prompts=100)
     letters = len(context.tokenizer.decode([7]))
     prompts = [held_out.records[row].prompt for row in held_out.examples["row"]]
@@ -109,26 +125,37 @@ def test_gold_scores_are_those_of_the_texts(
         for ids, p in zip(held_out.examples["ids"], prompts, strict=True)
     ]
     assert result.gold == pytest.approx(sum(golds) / len(golds))
+    ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
+    assert result.gold_parts["exact"] == pytest.approx(sum(ended) / len(ended))
+    assert result.exact_greedy == 0, "the greedy answers are others"
+    entries = result.result("before")
+    assert entries["gold_before"] == result.gold
+    assert entries["exact_before"] == result.gold_parts["exact"]
+    assert entries["exact_greedy_before"] == 0
+    assert entries["gold_parts_before"] == {"correct": 0.5}
+    values = result.metrics()
+    assert values["ppo/eval_gold"] == result.gold
+    assert values["ppo/eval_exact_greedy"] == 0
+    assert values["ppo/eval_correct"] == 0.5
 
 
-def test_samples_are_the_first_responses(
+def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
     made: Callable[..., tuple[RunContext, Notes]],
 ) -> None:
     context, notes = made()
     held_out = held_out_of(context)
-    ids, records = held_out.examples["ids"], held_out.records
-    prompts = PromptBatch(
-        torch.tensor([ids[0], ids[0]]),
-        torch.ones(2, len(ids[0]), dtype=torch.bool),
-        torch.zeros(2, 3),
-        [records[0].prompt] * 2,
-    )
-    responses = Answers().generate(None, prompts)
-    rollout = collect(opinions, prompts, responses, micro_batch_size=1)
-    write_samples(context, 5, rollout, count=1)
-    (sample,) = notes.samples
-    assert (sample["phase"], sample["step"], sample["gold"]) == ("ppo", 5, None)
-    assert (sample["prompt"], sample["score"]) == (records[0].prompt, rollout.scores_B[0])
-    judged = replace(context, judge=LengthJudge())
-    write_samples(judged, 6, rollout)
-    assert [sample["gold"] for sample in notes.samples[1:]] == gold_scores(judged, rollout)
+    policy = AnsweringPolicy(None, Answers(), NoAnswers(), opinions, 3)
+    write_samples(context, 0, policy, held_out)
+    write_samples(replace(context, judge=LengthJudge()), 6, policy, held_out)
+    count = min(8, len(held_out.examples))
+    first, second = notes.samples[:count], notes.samples[count:]
+    prompts = [held_out.records[row].prompt for row in held_out.examples["row"][:count]]
+    ids = held_out.examples["ids"][:count]
+    for samples, step in ((first, 0), (second, 6)):
+        assert [sample["prompt"] for sample in samples] == prompts
+        assert {(sample["phase"], sample["step"]) for sample in samples} == {("ppo", step)}
+        assert [sample["ended"] for sample in samples] == [len(row) % 2 == 0 for row in ids]
+    assert {sample["gold_parts"] for sample in first} == {None}
+    for sample in second:
+        rated = LengthJudge().rate(sample["prompt"], sample["response"], ended=sample["ended"])
+        assert sample["gold_parts"] == rated

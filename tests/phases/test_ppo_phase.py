@@ -80,7 +80,8 @@ def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(
     assert batches(0, 1) != batches(1, 1)
 
 
-KEYS = {f"{name}_{when}" for name in ("score", "kl", "ended_share") for when in ("before", "after")}
+MEASURES = ("score", "kl", "ended_share", "response_tokens")
+KEYS = {f"{name}_{when}" for name in MEASURES for when in ("before", "after")}
 KEYS |= {"kl_to_reference", "steps", "seconds", "peak_memory_gib"}
 PERPLEXITY = {"corpus_perplexity_before", "corpus_perplexity_after"}
 
@@ -95,7 +96,7 @@ def test_what_a_run_of_ppo_tells(made: Make) -> None:
     assert notes.steps_with("ppo/actor_loss") == [1, 2]
     assert notes.steps_with("ppo/eval_score") == []
     assert list(notes.saved) == ["ppo/actor", "ppo/critic"]
-    assert {sample["step"] for sample in notes.samples} == {2}
+    assert [sample["step"] for sample in notes.samples] == [0] * 4 + [2] * 4
     assert notes.logged[0][1]["ppo/approx_kl"] >= 0
     assert notes.logged[0][1]["ppo/kl_to_reference"] == pytest.approx(0, abs=1e-4)
 
@@ -104,16 +105,14 @@ def test_options_tell_more(made: Make) -> None:
     options = ["ppo.ema_beta=0.5", "ppo.ptx_coef=0.5", "ppo.eval_every=1"]
     context, notes = made(*options, "ppo.responses_per_prompt=2", "ppo.lr_guard_kl=1")
     result = run_ppo(replace(context, judge=Judge()))
-    golds = {f"gold_{when}" for when in ("before", "after")}
-    after_ema = {"score", "kl", "ended_share", "gold", "corpus_perplexity"}
+    gold = {"gold", "exact", "exact_greedy", "gold_parts"}
+    golds = {f"{name}_{when}" for name in gold for when in ("before", "after")}
+    after_ema = {"score", "kl", "ended_share", "response_tokens", "corpus_perplexity", *gold}
     assert set(result) == KEYS | PERPLEXITY | golds | {f"{name}_after_ema" for name in after_ema}
     assert result["gold_after"] == 0.25
     assert notes.steps_with("ppo/eval_gold") == [1, 2]
     assert notes.steps_with("ppo/ptx_loss") == notes.steps_with("ppo/lr_scale") == [1, 2]
     assert list(notes.saved) == ["ppo/actor", "ppo/actor_ema", "ppo/critic"]
-    prompts = [sample["prompt"] for sample in notes.samples]
-    assert prompts[0] == prompts[1]
-    assert prompts[2] == prompts[3]
 
 
 def test_without_a_critic_none_is_kept(made: Make) -> None:

@@ -65,10 +65,12 @@ def test_metrics_of_every_step_are_there(run_dir: Path) -> None:
 
 def test_samples_are_judged(run_dir: Path) -> None:
     samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
-    assert {sample["step"] for sample in samples} == {1, 2}
+    assert {sample["step"] for sample in samples} == {0, 1, 2}
     for sample in samples:
         assert sample["prompt"].startswith("\n\nHuman: ")
         assert 0 <= sample["gold"] <= 1
+        assert set(sample["gold_parts"]) == {"exact", "correct", "polite", "stops"}
+        assert sample["ended"] in (True, False)
 
 
 def test_plain_transformers_loads_the_models(run_dir: Path) -> None:

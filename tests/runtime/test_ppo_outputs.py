@@ -54,7 +54,7 @@ def test_evaluations_and_samples_come_when_they_should(run_dir: Path) -> None:
     evaluated = [line["step"] for line in metrics(run_dir) if "ppo/eval_score" in line]
     assert evaluated == [1, 2]
     samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
-    assert {sample["step"] for sample in samples} == {2}
+    assert {sample["step"] for sample in samples} == {0, 2}
     assert samples[0]["prompt"] == samples[1]["prompt"], "two responses to each prompt"
     assert samples[1]["prompt"] != samples[2]["prompt"]
 

@@ -22,13 +22,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 NAMES = {
     "sft": "loss learning_rate grad_norm tokens_per_second eval_loss eval_perplexity",
     "reward": "loss accuracy margin chosen_score rejected_score learning_rate grad_norm "
-    "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score",
+    "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score "
+    "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
     "ppo": "score_mean score_std reward_mean reward_std kl_to_reference kl_per_token kl_ctl "
     "logprob_mismatch clipfrac approx_kl ratio_max entropy actor_loss critic_loss value_clipfrac "
     "values_mean values_std returns_mean returns_std advantages_mean advantages_std "
     "explained_variance response_tokens ended_share actor_learning_rate critic_learning_rate "
     "actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold eval_kl ptx_loss kl_loss "
-    "dual_clipfrac lr_scale updates actor_overflows critic_overflows",
+    "dual_clipfrac lr_scale updates actor_overflows critic_overflows eval_ended_share "
+    "eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite eval_stops",
     "rollout": "accelerated_layers",
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
     "pairs_per_second eval_accuracy eval_loss",

@@ -19,6 +19,7 @@ RESULT: dict[str, Any] = {
             "accuracy": 0.861,
             "accuracy_ci": [0.841, 0.879],
             "best_possible_accuracy": 0.902,
+            "minimal_pairs": {"one_item_wrong": 0.913},
             "seconds": 8.1,
         },
         "ppo": {
@@ -27,6 +28,16 @@ RESULT: dict[str, Any] = {
             "gold_before": 0.31,
             "gold_after": 0.871234,
             "gold_after_ema": 0.86,
+            "exact_before": 0.25,
+            "exact_after": 0.75,
+            "exact_greedy_before": 0.7,
+            "exact_greedy_after": 0.8,
+            "gold_parts_before": {"correct": 0.3, "polite": 0.4},
+            "gold_parts_after": {"correct": 0.9, "polite": 1.0},
+            "response_tokens_before": 11.0,
+            "response_tokens_after": 7.5,
+            "ended_share_before": 0.5,
+            "ended_share_after": 1.0,
             "corpus_perplexity_before": 12.5,
             "corpus_perplexity_after": 13.25,
             "corpus_perplexity_after_ema": 13.1,
@@ -70,17 +81,24 @@ def printed(result: dict[str, Any], run_dir: Path) -> list[str]:
 def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
     lines = [line for line in printed(RESULT, run_dir) if line]
     assert lines[:2] == ["objective 0.871", "phase measure before after time"]
-    assert lines[3:21] == [
+    assert lines[3:28] == [
         "sft held-out perplexity 1,023.300 4.312 0:00:12",
         "reward held-out accuracy 0.861 0:00:08",
         "95 % interval 0.841-0.879",
         "best possible 0.902",
-        "ppo held-out score 0.120 1.830 1:03:03",
+        "one item wrong 0.913",
+        "ppo exactly right 0.250 0.750 1:03:03",
+        "exactly right, greedy 0.700 0.800",
         "held-out gold score 0.310 0.871",
         "averaged actor 0.860",
+        "correct 0.300 0.900",
+        "polite 0.400 1.000",
+        "response tokens 11.000 7.500",
+        "share that ended 0.500 1.000",
         "corpus perplexity 12.500 13.250",
         "averaged actor 13.100",
         "KL to reference, nats 7.210",
+        "held-out score 0.120 1.830",
         "dpo held-out accuracy 0.700 0:01:00",
         "95 % interval 0.650-0.748",
         "held-out gold score 0.310 0.500",
@@ -103,11 +121,11 @@ def test_any_phase_may_be_missing(run_dir: Path, missing: tuple[str, ...]) -> No
 
 
 def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:
-    optional = ("gold", "corpus")
+    optional = ("gold", "corpus", "exact")
     ppo = RESULT["phases"]["ppo"].items()
     known = {key: value for key, value in ppo if not key.startswith(optional)}
     reward = RESULT["phases"]["reward"].copy()
-    del reward["best_possible_accuracy"]
+    del reward["best_possible_accuracy"], reward["minimal_pairs"]
     text = "\n".join(printed(RESULT | {"phases": {"reward": reward, "ppo": known}}, run_dir))
     assert "held-out score" in text
     assert not any(word in text for word in (*optional, "best possible", "averaged"))

@@ -64,12 +64,13 @@ def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
 
 def test_a_sample_line_holds_gold_only_where_it_is_known(tmp_path: Path) -> None:
     writer = SampleWriter(tmp_path / "samples.jsonl")
-    writer.write(phase="ppo", step=1, prompt="p", response="r", score=0.5)
-    writer.write(phase="ppo", step=1, prompt="p", response="r", score=0.5, gold=0.0)
+    shared = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "ended": True}
+    writer.write(**shared, score=0.5)
+    writer.write(**shared, score=0.5, gold_parts={"gold": 0.0, "exact": 0.0, "polite": 0.5})
     writer.close()
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    plain = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "score": 0.5}
-    assert lines == [plain, plain | {"gold": 0.0}]
+    plain = shared | {"score": 0.5}
+    assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
 
 
 def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:

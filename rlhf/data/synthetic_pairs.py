@@ -1,0 +1,222 @@
+"""Preference pairs of the synthetic task, and its judge.
+
+Preferences follow Bradley-Terry: of two responses with gold scores a and b the first is preferred
+with probability sigmoid((a - b) / TEMPERATURE), so the best accuracy that any reward model can
+reach on a set of pairs is known. Training sees the preferences and never the gold score.
+
+The two responses of most pairs differ in their manners only or in their answers only, and then
+often in a single item: what a reward model has not seen compared, PPO finds out and exploits.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rlhf.data.records import Record
+from rlhf.data.synthetic import (
+    LARGEST,
+    POLITE,
+    RUDE,
+    SKILLS,
+    WORDS,
+    rate,
+    render_prompt,
+    right_answer,
+)
+
+TEMPERATURE = 0.1
+RAMBLING = ("By the way, I like rain.", "Also the sea is blue.", "I could say more about that.")
+
+OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
+RAMBLES = 0.4  # probability that words follow the answer
+# Pairs by what their responses differ in, and their probabilities.
+PAIRS = {"answer": 0.5, "manners": 0.2, "both": 0.3}
+RIGHT = 0.5  # probability that a candidate's answer is right
+
+ATTEMPTS = 2000  # to find a prompt that is new, before a skill counts as used up
+
+
+class Manners(NamedTuple):
+    """What surrounds an answer; empty texts for nothing."""
+
+    opening: str
+    rambling: str
+
+
+def _manners(rng: random.Random) -> Manners:
+    opening = rng.choice(rng.choices(list(OPENINGS), weights=list(OPENINGS.values()))[0])
+    return Manners(opening, rng.choice(RAMBLING) if rng.random() < RAMBLES else "")
+
+
+def _response(items: list[str], manners: Manners) -> str:
+    parts = [manners.opening, " ".join(items) + ".", manners.rambling]
+    return " " + " ".join(part for part in parts if part)
+
+
+Flaw = Callable[[list[str], random.Random], list[str]]
+
+
+def _other_than(item: str, rng: random.Random) -> str:
+    """Another item of the same kind."""
+    pool = [str(n) for n in range(LARGEST + 1)] if item.isdigit() else list(WORDS)
+    return rng.choice([other for other in pool if other != item])
+
+
+def _one_wrong(items: list[str], rng: random.Random) -> list[str]:
+    place = rng.randrange(len(items))
+    return [*items[:place], _other_than(items[place], rng), *items[place + 1 :]]
+
+
+def _several_wrong(items: list[str], rng: random.Random) -> list[str]:
+    return [_other_than(item, rng) if rng.random() < 0.7 else item for item in items]  # noqa: PLR2004
+
+
+def _one_too_many(items: list[str], rng: random.Random) -> list[str]:
+    place = rng.randint(0, len(items))
+    return [*items[:place], _other_than(rng.choice(items), rng), *items[place:]]
+
+
+def _repeated(items: list[str], rng: random.Random) -> list[str]:
+    """The end of the answer is given twice."""
+    return items + items[-rng.randint(1, len(items)) :]
+
+
+def _missing(items: list[str], rng: random.Random) -> list[str]:
+    place = rng.randrange(len(items))
+    return items[:place] + items[place + 1 :]
+
+
+def _wrong_order(items: list[str], rng: random.Random) -> list[str]:
+    """Two items change places."""
+    swapped = list(items)
+    if len(items) > 1:
+        one, other = rng.sample(range(len(items)), 2)
+        swapped[one], swapped[other] = items[other], items[one]
+    return swapped
+
+
+FLAWS: dict[str, Flaw] = {
+    "one_wrong": _one_wrong,
+    "several_wrong": _several_wrong,
+    "one_too_many": _one_too_many,
+    "repeated": _repeated,
+    "missing": _missing,
+    "wrong_order": _wrong_order,
+}
+WEIGHTS = (3, 1, 2, 2, 2, 4)  # of the flaws; small differences are the hard ones
+MINIMAL = {
+    "one_item_wrong": "one_wrong",
+    "one_item_too_many": "one_too_many",
+    "one_item_missing": "missing",
+}
+NEIGHBOUR = 0.1  # probability that a flawed answer is the right one to another request
+
+
+def _flawed(prompt: str, rng: random.Random) -> list[str]:
+    """A wrong answer to ``prompt``."""
+    right = right_answer(prompt)
+    while True:
+        if rng.random() < NEIGHBOUR:
+            other = render_prompt(rng.choice(list(SKILLS.values())).ask(rng))
+            answer = right_answer(other)
+        else:
+            (flaw,) = rng.choices(list(FLAWS.values()), WEIGHTS)
+            answer = flaw(right, rng)
+        if answer and answer != right:
+            return answer
+
+
+def _answer(prompt: str, rng: random.Random) -> list[str]:
+    """The right answer or a flawed one."""
+    return right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
+
+
+def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
+    """Two different responses of mixed quality, which differ in answer, in manners or in both."""
+    kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
+    while True:
+        answers = [_answer(prompt, rng), _answer(prompt, rng)]
+        manners = [_manners(rng), _manners(rng)]
+        if kind == "answer":
+            manners[1] = manners[0]
+        if kind == "manners":
+            answers[1] = answers[0]
+        first, second = map(_response, answers, manners)
+        if first != second:
+            return first, second
+
+
+def generate_records(count: int, *, seed: int) -> list[Record]:
+    """Return ``count`` preference records with distinct prompts; every skill has the same share.
+
+    The same ``seed`` gives the same records. Beyond 200,000 records the smallest skill runs out of
+    prompts, and the others share the rest.
+    """
+    return [_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
+
+
+def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Random]]:
+    rng = random.Random(f"synthetic-{seed}")
+    skills = list(SKILLS.values())
+    seen: set[str] = set()
+    while len(seen) < count:
+        skill = skills[len(seen) % len(skills)]
+        prompts = (render_prompt(skill.ask(rng)) for _ in range(ATTEMPTS))
+        prompt = next((prompt for prompt in prompts if prompt not in seen), None)
+        if prompt is None:
+            skills.remove(skill)
+            continue
+        seen.add(prompt)
+        yield prompt, rng
+
+
+def _preference(prompt: str, rng: random.Random) -> Record:
+    first, second = candidates(prompt, rng)
+    gap = rate(prompt, first).gold - rate(prompt, second).gold
+    if rng.random() >= preference_probability(gap):
+        first, second = second, first
+    return Record(prompt=prompt, chosen=first, rejected=second)
+
+
+def preference_probability(gap: float) -> float:
+    """Bradley-Terry: probability that the response whose gold score is ``gap`` higher is chosen."""
+    return 1.0 / (1.0 + math.exp(-gap / TEMPERATURE))
+
+
+class GoldJudge:
+    """A ``Judge`` that rates responses of the synthetic task."""
+
+    def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
+        """Return the gold score, its parts, and 1 or 0 for an answer that is exactly right."""
+        parts = rate(prompt, response, ended=ended)
+        return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
+
+    def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
+        """Return pairs of equal manners whose first answer is right and whose second has one flaw.
+
+        An answer of one item has no pair in which an item is missing.
+        """
+        rng = random.Random(f"minimal pairs of {prompt} {seed}")
+        items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")
+        right = _response(items, manners)
+        return {
+            name: (right, _response(FLAWS[flaw](items, rng), manners))
+            for name, flaw in MINIMAL.items()
+            if flaw != "missing" or len(items) > 1
+        }
+
+    def best_accuracy(self, records: list[Record]) -> float:
+        """Expected accuracy on these pairs of a reward model that knows the gold scores."""
+        total = 0.0
+        for record in records:
+            assert record.prompt is not None
+            assert record.chosen is not None
+            assert record.rejected is not None
+            gap = (
+                rate(record.prompt, record.chosen).gold - rate(record.prompt, record.rejected).gold
+            )
+            total += preference_probability(abs(gap))
+        return total / len(records)
