@@ -18,7 +18,7 @@ from rlhf.types import SequenceBatch
 
 CHUNK_ROWS = 512  # whose logits exist at one time
 CPU_BLOCK = 2**19  # numbers of a softmax that stay in a core's own cache
-LEAST_LOG = -1e4  # in the place of log 0, so that 0 log 0 = 0; exp of it is 0
+LEAST_LOG = -1e4  # instead of log 0, so that 0 log 0 = 0; exp of it is 0
 
 
 class Picks(NamedTuple):

@@ -17,13 +17,12 @@ from rlhf.config.choices import (
 )
 from rlhf.config.hybrid_checks import check_hybrid_engine
 from rlhf.config.machine_schema import ZeroConfig
-from rlhf.config.ppo_schema import PpoConfig
+from rlhf.config.ppo_schema import COMPARING, PpoConfig
 from rlhf.config.schema import RunConfig
 from rlhf.config.zero_checks import check_extra, check_nvme, check_quantized, check_sharded_keys
 from rlhf.errors import ConfigError
 
 ROUGH_BETA2 = 0.99  # beyond, a step changes a second moment by less than bf16 rounds
-COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
 
 
 def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:

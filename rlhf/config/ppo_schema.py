@@ -15,6 +15,9 @@ from rlhf.config.choices import (
     When,
 )
 
+# Estimators that compare the responses of one prompt.
+COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
+
 
 @dataclass(kw_only=True)
 class PpoConfig:
@@ -142,8 +145,7 @@ class PpoConfig:
         """Return what whiten_advantages says, or else what belongs to the advantage estimator."""
         if self.whiten_advantages is not None:
             return self.whiten_advantages
-        in_groups = (AdvantageEstimator.grpo, AdvantageEstimator.rloo)
-        return self.advantage_estimator not in in_groups
+        return self.advantage_estimator not in COMPARING
 
 
 @dataclass(kw_only=True)

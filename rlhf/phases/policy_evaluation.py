@@ -136,10 +136,8 @@ def write_samples(
     for rollout, keep_B in _answered(context, policy, held_out, num_prompts=SAMPLES):
         if context.samples is None:
             continue
-        texts, ended = (
-            response_texts(context, rollout.responses),
-            rollout.responses.ended_B.tolist(),
-        )
+        texts = response_texts(context, rollout.responses)
+        ended = rollout.responses.ended_B.tolist()
         for row in keep_B.nonzero().flatten().tolist():
             prompt = rollout.prompts.texts[row]
             context.samples.write(
@@ -166,7 +164,7 @@ def response_texts(context: RunContext, responses: Responses) -> list[str]:
 def _gold(
     context: RunContext, prompts: PromptBatch, responses: Responses, keep_B: Tensor
 ) -> Metrics:
-    """What the judge says of responses, as metrics whose names start with "gold/"."""
+    """Return the judge's ratings of responses, as metrics whose names start with "gold/"."""
     if context.judge is None:
         return {}
     answers = zip(
@@ -183,7 +181,7 @@ def _gold(
 def _answered(
     context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
 ) -> Iterator[tuple[Rollout, Tensor]]:
-    """Answers to held-out prompts, with all models' opinions; which of them count (B,)."""
+    """Yield scored answers to held-out prompts, and a mask (B,) of the answers that count."""
     for prompts, keep_B in _batches(context, policy, held_out, num_prompts=num_prompts):
         responses = policy.sampling.generate(policy.actor, prompts)
         rollout = collect(policy.opinions, prompts, responses, micro_batch_size=policy.micro)
@@ -193,7 +191,7 @@ def _answered(
 def _batches(
     context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
 ) -> Iterator[tuple[PromptBatch, Tensor]]:
-    """This rank's held-out prompts, and which of them count (B,); the others fill up a batch."""
+    """Yield held-out prompts of this rank, and a mask (B,) of the prompts that count."""
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,

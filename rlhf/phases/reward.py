@@ -104,7 +104,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
 def _minimal_pairs(
     context: RunContext, trainer: RewardTrainer, examples: Dataset
 ) -> dict[str, float]:
-    """Share of right responses that score higher than their copy with a single flaw, by kind.
+    """Return, by kind, the share of right responses that score above their copy with one flaw.
 
     Average accuracy hides this: most pairs differ in more, and PPO goes where they do not look.
     """

@@ -48,7 +48,7 @@ class Machine:
 def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machine:
     """Return what ``hardware`` describes; what it leaves out is read from this machine.
 
-    ``rates`` take the place of those that were measured on this machine's CPU.
+    ``rates`` replace the rates measured on this machine's CPU.
     """
     is_gpu = hardware.device is Device.cuda
     dtype = _dtype(hardware)

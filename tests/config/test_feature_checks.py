@@ -307,3 +307,16 @@ def test_arithmetic_and_order_of_new_keys(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         to_run_config(compose(overrides))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "whitens"),
+    [("gae", True), ("reinforce_pp", True), ("rloo", False), ("grpo", False)],
+)
+def test_whitening_follows_the_estimator_unless_it_is_set(
+    estimator: str, whitens: bool, compose: Compose
+) -> None:
+    chosen = [f"ppo.advantage_estimator={estimator}", "ppo.responses_per_prompt=2"]
+    assert to_run_config(compose(chosen)).ppo.whitens_advantages is whitens
+    given = [*chosen, f"ppo.whiten_advantages={not whitens}"]
+    assert to_run_config(compose(given)).ppo.whitens_advantages is not whitens
