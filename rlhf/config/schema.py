@@ -34,6 +34,17 @@ class PhaseConfig:
 
 
 @dataclass(kw_only=True)
+class LearningRates:
+    """Peak learning rates for one model, by what is trained."""
+
+    sft: float
+    reward: float
+    actor: float
+    critic: float
+    dpo: float
+
+
+@dataclass(kw_only=True)
 class ModelConfig:
     """One model: its weights, or the shape to make them from."""
 
@@ -53,6 +64,8 @@ class ModelConfig:
     """Fields of the HF config, ``model_type`` first; used where the weights are random."""
     dropout: float
     """Dropout while the sft phase trains model, and the reward phase reward_model."""
+    learning_rates: LearningRates
+    """Peaks that suit the model; ``sft.lr`` and the other phases' learning rates refer to them."""
     gradient_checkpointing: bool | int
     """Compute activations again in the backward pass instead of keeping them: slower, smaller.
 

@@ -131,7 +131,7 @@ def activations(
 def layer_activations(shape: ModelShape, tokens: float, *, size: int, by_products: bool) -> float:
     """Bytes that one layer keeps of ``tokens`` tokens, as autograd saves them.
 
-    Two norms: each its input and its result; RMSNorm the input in fp32 and the quotient too.
+    Norms: each its input and its result; RMSNorm the input in fp32 and the quotient too.
     Attention: queries, keys, values and what it makes of them, keys and values repeated for every
     head where it is ``by_products``; where queries and keys have norms, their inputs in fp32 and
     their quotients. The wide part: ``wide_copies`` of it, such as the activation's input and
@@ -139,7 +139,7 @@ def layer_activations(shape: ModelShape, tokens: float, *, size: int, by_product
     keeps: its shares in fp32 and, where the model is in half precision, in that.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = 2 * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
+    norms = shape.norms * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
     attention: float = 2 * (queries + (queries if by_products else keys)) * size
     if shape.norms_heads:
         attention += (queries + keys) * (SINGLE + size)

@@ -37,6 +37,8 @@ class ModelShape:
     """Weights of a head that is not tied to the embedding."""
     embedding: int
     """Width of the embedding, and of what the head reads."""
+    norms: int = 2
+    """Norms of one layer over the hidden state."""
     has_rms_norms: bool = False
     """RMSNorm instead of LayerNorm."""
     norms_heads: bool = False
@@ -271,6 +273,19 @@ def _qwen3(c: Mapping[str, Any]) -> ModelShape:
     return _llama(c, normed_heads=True)
 
 
+def _olmo2(c: Mapping[str, Any]) -> ModelShape:
+    """Norms behind attention and feed-forward part, and over all queries and all keys at once."""
+    shape = _llama(c)
+    whole = (shape.heads + shape.kv_heads) * shape.head_dim
+    return replace(shape, layer_vectors=shape.layer_vectors + whole, norms_heads=True)
+
+
+def _gemma3(c: Mapping[str, Any]) -> ModelShape:
+    """Norms before and behind attention and feed-forward part; tied unless its config denies it."""
+    shape = _llama({"tie_word_embeddings": True, "head_dim": 256} | dict(c), normed_heads=True)
+    return replace(shape, layer_vectors=shape.layer_vectors + 2 * shape.hidden, norms=4)
+
+
 OWN = ("gelu_new", "gelu_fast")  # activations that transformers writes out in Python
 
 # model_type of the HF config -> how its fields are read
@@ -280,6 +295,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
     "mistral": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "olmo2": _olmo2,
+    "gemma3_text": _gemma3,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
     "gpt2": _gpt2,
