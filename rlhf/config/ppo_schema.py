@@ -87,7 +87,7 @@ class PpoConfig:
     ptx_batch_size: int | None
     """Corpus blocks per optimiser step; null: as many as mini_batch_size."""
     ptx_eval_blocks: int
-    """Held-out corpus blocks that perplexity is measured on, at most; 0: not measured."""
+    """Held-out blocks of data.ptx_path for the perplexity, at most; 0: not measured."""
     ema_beta: float
     """Share that the actor's moving average keeps at each optimiser step; 0: no average."""
     actor_freeze_steps: int

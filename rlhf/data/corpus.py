@@ -42,9 +42,10 @@ def ptx_blocks(
     seed: int,
     learns: bool = True,
 ) -> PtxBlocks:
-    """Blocks of the text at data.ptx_path, or of the SFT examples where it is null.
+    """Return blocks of the text at data.ptx_path, or of the SFT examples where it is null.
 
-    Without ``learns`` only held-out blocks are made: tokenising a whole corpus takes long.
+    Without ``learns`` only held-out blocks are made: tokenising a whole corpus takes long. None
+    are made of SFT examples: most of their tokens are prompts, which SFT does not learn.
 
     Raises:
         DataError: there is no text, or it cannot be read.
@@ -56,19 +57,16 @@ def ptx_blocks(
         return PtxBlocks(
             *(corpus_blocks(side, encoder, block_tokens=block_tokens) for side in sides)
         )
-    part = sft_part or Part([], [])
+    records = sft_part.train if learns and sft_part else []
     encoder = Encoder(tokenizer, config.template)
-    train, held_out = (
-        cut_blocks(_examples(records, encoder), block_tokens=block_tokens)
-        for records in (part.train if learns else [], part.eval)
-    )
+    train = cut_blocks(_examples(records, encoder), block_tokens=block_tokens)
     if learns and not train:
         raise DataError(
             "data.ptx_path=null: the text of ppo.ptx_coef is then that of the SFT examples, and "
             "there are none; set data.ptx_path, give the SFT phase a share of data.split, or set "
             "ppo.ptx_coef=0"
         )
-    return PtxBlocks(train, held_out)
+    return PtxBlocks(train, [])
 
 
 def corpus_blocks(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) -> list[list[int]]:

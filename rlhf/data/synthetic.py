@@ -11,7 +11,7 @@ part     meaning
 correct  1 if the items of the answer are exactly those of the right answer; otherwise half the
          share of places that hold the right item, of all places that either answer has
 polite   1 with a polite opening, 0.5 without an opening, 0 with a rude one
-stops    1 if the response ends with its answer, minus an eighth per word after it; 0 if the
+stops    1 if the response ends with its answer, minus a quarter per word after it; 0 if the
          response never ends
 =======  ======================================================================================
 """
@@ -24,18 +24,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 MANNERS_WEIGHT = 0.15  # of polite and of stops each; the rest is for the answer alone
-POLITE = ("Sure!", "Of course!", "Happily!")
+POLITE = ("Sure!", "Gladly!", "Happily!")
 RUDE = ("Ugh.", "Whatever.", "Boring.")
 
 WORDS = (
-    "apple boat candle drum eagle fig garden hammer island jacket kiwi lamp mirror nest onion "
-    "piano queen river spoon tiger violin window yarn zebra"
+    "anchor apple boat brush candle carpet drum eagle feather fig garden hammer island jacket "
+    "kiwi ladder lamp mirror nest onion piano pillow queen river spoon tiger tunnel violin "
+    "wallet window yarn zebra"
 ).split()
 NAMES = "Ann Bob Cid Dora Eve Finn Gus Hana".split()
-COLOURS = "red blue green black white pink".split()
-LARGEST = 20
-
-COUNTS = {"two": 2, "three": 3}
+NUMBERS = [str(number) for number in range(13)]
 
 
 class Skill(NamedTuple):
@@ -46,31 +44,17 @@ class Skill(NamedTuple):
     solve: Callable[[re.Match[str]], list[str]]
 
 
-def _some(rng: random.Random, pool: list[str], low: int, high: int) -> str:
-    return " ".join(rng.sample(pool, rng.randint(low, high)))
+def _words(rng: random.Random) -> str:
+    return " ".join(rng.sample(WORDS, 3))
 
 
 def _numbers(rng: random.Random) -> str:
-    return " ".join(str(n) for n in rng.sample(range(LARGEST + 1), rng.randint(3, 4)))
+    return " ".join(rng.sample(NUMBERS, 4))
 
 
-def _ask_fact(rng: random.Random) -> str:
-    first, second = rng.sample(NAMES, 2)
-    asked = rng.choice((first, second))
-    things = [f"the {rng.choice(COLOURS)} {word}" for word in rng.sample(WORDS, 2)]
-    return f"{first} has {things[0]}. {second} has {things[1]}. What does {asked} have?"
-
-
-def _solve_fact(found: re.Match[str]) -> list[str]:
-    facts = {found["first"]: found["thing_1"], found["second"]: found["thing_2"]}
-    return facts[found["asked"]].split()
-
-
-def _ask_sum(rng: random.Random) -> str:
-    first, second = rng.sample(NAMES, 2)
-    one, two = rng.randint(0, LARGEST // 2), rng.randint(0, LARGEST // 2)
-    thing = rng.choice(WORDS)
-    return f"{first} has {one} and {second} has {two} of the {thing} kind. How many is that?"
+def _ask_next(rng: random.Random) -> str:
+    giver, taker = rng.sample(NAMES, 2)
+    return f"{taker}: {rng.choice(NUMBERS[:-1])} {rng.choice(WORDS)}, {giver} adds one. Together?"
 
 
 def _skill(
@@ -82,12 +66,12 @@ def _skill(
 SKILLS: dict[str, Skill] = {
     "copy": _skill(
         r"Repeat this: (?P<items>[\w ]+)\.",
-        lambda rng: f"Repeat this: {_some(rng, WORDS, 2, 4)}.",
+        lambda rng: f"Repeat this: {_words(rng)}.",
         lambda found: found["items"].split(),
     ),
     "reverse": _skill(
         r"Say it backwards: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say it backwards: {_some(rng, WORDS, 2, 4)}.",
+        lambda rng: f"Say it backwards: {_words(rng)}.",
         lambda found: found["items"].split()[::-1],
     ),
     "sort": _skill(
@@ -100,26 +84,25 @@ SKILLS: dict[str, Skill] = {
         lambda rng: f"Which is the largest of {_numbers(rng)}?",
         lambda found: [max(found["items"].split(), key=int)],
     ),
-    "sum": _skill(
-        r"\w+ has (?P<one>\d+) and \w+ has (?P<two>\d+) of the \w+ kind\. How many is that\?",
-        _ask_sum,
-        lambda found: [str(int(found["one"]) + int(found["two"]))],
+    "next": _skill(
+        r"\w+: (?P<number>\d+) \w+, \w+ adds one\. Together\?",
+        _ask_next,
+        lambda found: [str(int(found["number"]) + 1)],
     ),
-    "fact": _skill(
-        r"(?P<first>\w+) has (?P<thing_1>[\w ]+)\. (?P<second>\w+) has (?P<thing_2>[\w ]+)\. "
-        r"What does (?P<asked>\w+) have\?",
-        _ask_fact,
-        _solve_fact,
+    "ends": _skill(
+        r"Give the first and last of these: (?P<items>[\w ]+)\.",
+        lambda rng: f"Give the first and last of these: {_words(rng)}.",
+        lambda found: found["items"].split()[::2],
     ),
     "format": _skill(
-        r"List with dashes: (?P<items>[\w ]+)\.",
-        lambda rng: f"List with dashes: {_some(rng, WORDS, 2, 4)}.",
-        lambda found: [mark for item in found["items"].split() for mark in ("-", item)],
+        r"Put in brackets: (?P<items>[\w ]+)\.",
+        lambda rng: f"Put in brackets: {_words(rng)}.",
+        lambda found: ["(", *found["items"].split(), ")"],
     ),
     "repeat": _skill(
-        r"Say (?P<count>\w+) times: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say {rng.choice(list(COUNTS))} times: {_some(rng, WORDS, 1, 3)}.",
-        lambda found: found["items"].split() * COUNTS[found["count"]],
+        r"Say it twice: (?P<items>[\w ]+)\.",
+        lambda rng: f"Say it twice: {_words(rng)}.",
+        lambda found: found["items"].split() * 2,
     ),
 }
 
@@ -178,5 +161,5 @@ def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
     return GoldParts(
         correct=1.0 if given == expected else share / 2,
         polite=1.0 if opening in POLITE else 0.0 if opening else 0.5,
-        stops=max(0.0, 1.0 - len(rest.split()) / 8) if ended else 0.0,
+        stops=max(0.0, 1.0 - len(rest.split()) / 4) if ended else 0.0,
     )

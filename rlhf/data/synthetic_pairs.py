@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rlhf.data.records import Record
 from rlhf.data.synthetic import (
-    LARGEST,
+    NUMBERS,
     POLITE,
     RUDE,
     SKILLS,
@@ -28,13 +28,13 @@ from rlhf.data.synthetic import (
 )
 
 TEMPERATURE = 0.1
-RAMBLING = ("By the way, I like rain.", "Also the sea is blue.", "I could say more about that.")
+RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
 OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
 RAMBLES = 0.4  # probability that words follow the answer
 # Pairs by what their responses differ in, and their probabilities.
-PAIRS = {"answer": 0.5, "manners": 0.2, "both": 0.3}
-RIGHT = 0.5  # probability that a candidate's answer is right
+PAIRS = {"answer": 0.65, "manners": 0.1, "both": 0.25}
+RIGHT = 0.7  # probability that one of the two answers is right; the other one has a flaw
 
 ATTEMPTS = 2000  # to find a prompt that is new, before a skill counts as used up
 
@@ -56,45 +56,62 @@ def _response(items: list[str], manners: Manners) -> str:
     return " " + " ".join(part for part in parts if part)
 
 
-Flaw = Callable[[list[str], random.Random], list[str]]
+class Asked(NamedTuple):
+    """A prompt, and the items of its right answer."""
+
+    prompt: str
+    items: list[str]
 
 
-def _other_than(item: str, rng: random.Random) -> str:
-    """Another item of the same kind."""
-    pool = [str(n) for n in range(LARGEST + 1)] if item.isdigit() else list(WORDS)
-    return rng.choice([other for other in pool if other != item])
+Flaw = Callable[[Asked, random.Random], list[str]]
 
 
-def _one_wrong(items: list[str], rng: random.Random) -> list[str]:
-    place = rng.randrange(len(items))
-    return [*items[:place], _other_than(items[place], rng), *items[place + 1 :]]
+def _other_than(item: str, asked: Asked, rng: random.Random) -> str:
+    """Another item of the same kind; every second time one that is easily mistaken for it."""
+    if item.isdigit():
+        kind, easy = NUMBERS, [str(int(item) + step) for step in (-2, -1, 1, 2)]
+    else:
+        kind, easy = WORDS, asked.items
+    pool = [other for other in kind if other != item]
+    mistaken = [other for other in easy if other in pool]
+    return rng.choice(mistaken if mistaken and rng.random() < MISTAKEN else pool)
 
 
-def _several_wrong(items: list[str], rng: random.Random) -> list[str]:
-    return [_other_than(item, rng) if rng.random() < 0.7 else item for item in items]  # noqa: PLR2004
+def _one_wrong(asked: Asked, rng: random.Random) -> list[str]:
+    place = rng.randrange(len(asked.items))
+    wrong = _other_than(asked.items[place], asked, rng)
+    return [*asked.items[:place], wrong, *asked.items[place + 1 :]]
 
 
-def _one_too_many(items: list[str], rng: random.Random) -> list[str]:
-    place = rng.randint(0, len(items))
-    return [*items[:place], _other_than(rng.choice(items), rng), *items[place:]]
+def _several_wrong(asked: Asked, rng: random.Random) -> list[str]:
+    return [
+        _other_than(item, asked, rng) if rng.random() < 0.7 else item  # noqa: PLR2004
+        for item in asked.items
+    ]
 
 
-def _repeated(items: list[str], rng: random.Random) -> list[str]:
-    """The end of the answer is given twice."""
-    return items + items[-rng.randint(1, len(items)) :]
+def _one_too_many(asked: Asked, rng: random.Random) -> list[str]:
+    place = rng.randint(0, len(asked.items))
+    more = _other_than(rng.choice(asked.items), asked, rng)
+    return [*asked.items[:place], more, *asked.items[place:]]
 
 
-def _missing(items: list[str], rng: random.Random) -> list[str]:
-    place = rng.randrange(len(items))
-    return items[:place] + items[place + 1 :]
+def _repeated(asked: Asked, rng: random.Random) -> list[str]:
+    """Give the end of the answer twice."""
+    return asked.items + asked.items[-rng.randint(1, len(asked.items)) :]
 
 
-def _wrong_order(items: list[str], rng: random.Random) -> list[str]:
-    """Two items change places."""
-    swapped = list(items)
-    if len(items) > 1:
-        one, other = rng.sample(range(len(items)), 2)
-        swapped[one], swapped[other] = items[other], items[one]
+def _missing(asked: Asked, rng: random.Random) -> list[str]:
+    place = rng.randrange(len(asked.items))
+    return asked.items[:place] + asked.items[place + 1 :]
+
+
+def _wrong_order(asked: Asked, rng: random.Random) -> list[str]:
+    """Let two items change places."""
+    swapped = list(asked.items)
+    if len(swapped) > 1:
+        one, other = rng.sample(range(len(swapped)), 2)
+        swapped[one], swapped[other] = swapped[other], swapped[one]
     return swapped
 
 
@@ -106,44 +123,39 @@ FLAWS: dict[str, Flaw] = {
     "missing": _missing,
     "wrong_order": _wrong_order,
 }
-WEIGHTS = (3, 1, 2, 2, 2, 4)  # of the flaws; small differences are the hard ones
+WEIGHTS = (5, 1, 1, 1, 1, 3)  # of the flaws; small differences are the hard ones
 MINIMAL = {
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
     "one_item_missing": "missing",
 }
+MISTAKEN = 0.4  # probability of a wrong item that is another of the answer, or a number close by
 NEIGHBOUR = 0.1  # probability that a flawed answer is the right one to another request
 
 
 def _flawed(prompt: str, rng: random.Random) -> list[str]:
     """A wrong answer to ``prompt``."""
-    right = right_answer(prompt)
+    asked = Asked(prompt, right_answer(prompt))
     while True:
         if rng.random() < NEIGHBOUR:
             other = render_prompt(rng.choice(list(SKILLS.values())).ask(rng))
             answer = right_answer(other)
         else:
             (flaw,) = rng.choices(list(FLAWS.values()), WEIGHTS)
-            answer = flaw(right, rng)
-        if answer and answer != right:
+            answer = flaw(asked, rng)
+        if answer and answer != asked.items:
             return answer
-
-
-def _answer(prompt: str, rng: random.Random) -> list[str]:
-    """The right answer or a flawed one."""
-    return right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
 
 
 def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     """Two different responses of mixed quality, which differ in answer, in manners or in both."""
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
-        answers = [_answer(prompt, rng), _answer(prompt, rng)]
+        better = right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
+        answers = [better, better if kind == "manners" else _flawed(prompt, rng)]
         manners = [_manners(rng), _manners(rng)]
         if kind == "answer":
             manners[1] = manners[0]
-        if kind == "manners":
-            answers[1] = answers[0]
         first, second = map(_response, answers, manners)
         if first != second:
             return first, second
@@ -152,8 +164,8 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
 def generate_records(count: int, *, seed: int) -> list[Record]:
     """Return ``count`` preference records with distinct prompts; every skill has the same share.
 
-    The same ``seed`` gives the same records. Beyond 200,000 records the smallest skill runs out of
-    prompts, and the others share the rest.
+    The same ``seed`` gives the same records. Beyond 137,000 records the skills on numbers run
+    out of prompts, and the others share the rest.
     """
     return [_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
 
@@ -200,12 +212,12 @@ class GoldJudge:
         An answer of one item has no pair in which an item is missing.
         """
         rng = random.Random(f"minimal pairs of {prompt} {seed}")
-        items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")
-        right = _response(items, manners)
+        asked, manners = Asked(prompt, right_answer(prompt)), Manners(rng.choice(POLITE), "")
+        right = _response(asked.items, manners)
         return {
-            name: (right, _response(FLAWS[flaw](items, rng), manners))
+            name: (right, _response(FLAWS[flaw](asked, rng), manners))
             for name, flaw in MINIMAL.items()
-            if flaw != "missing" or len(items) > 1
+            if flaw != "missing" or len(asked.items) > 1
         }
 
     def best_accuracy(self, records: list[Record]) -> float:

@@ -89,7 +89,7 @@ def num_steps(
 def corpus_of(context: RunContext) -> PtxBlocks | None:
     """Blocks of the corpus, as long as a whole sequence of PPO; None where nobody asks for them."""
     config = context.config
-    has_text = config.data.ptx_path is not None or bool(context.parts[Phase.sft].train)
+    has_text = config.data.ptx_path is not None
     if not config.ppo.ptx_coef and not (config.ppo.ptx_eval_blocks and has_text):
         return None
     return ptx_blocks(

@@ -77,6 +77,7 @@ def around_ppo(scene: Scene, micro: int) -> dict[str, float]:
     actor = scene.models[0]
     block = config.rollout.max_prompt_tokens + response
     blocks = replace(scene, load=replace(load, lengths=(block,)))
-    corpus = blocks.work(actor, sequences=config.ppo.ptx_eval_blocks, micro=micro)
+    num_blocks = config.ppo.ptx_eval_blocks if config.data.ptx_path is not None else 0
+    corpus = blocks.work(actor, sequences=num_blocks, micro=micro)
     reading = timing.reading_seconds(scene.at, actor, corpus)
     return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}

@@ -130,7 +130,7 @@ def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer
     ids = [*tokenizer("p:").input_ids, *tokenizer(" c").input_ids, end]
     ids += [*tokenizer("t").input_ids, end]
     assert blocks.train == [ids[i : i + 4] for i in range(0, len(ids) - 3, 4)]
-    assert tokenizer.decode(list(chain(*blocks.eval))).startswith("held")
+    assert blocks.eval == []
 
 
 @pytest.mark.parametrize("is_from_sft", [True, False])
@@ -146,7 +146,7 @@ def test_nothing_is_cut_that_nobody_learns_from(
         for learns in (True, False)
     ]
     assert made[0].train
-    assert made[0].eval
+    assert bool(made[0].eval) is not is_from_sft
     assert made[1] == ([], made[0].eval)
 
 

@@ -36,19 +36,10 @@ ANSWERS = [
     ("reverse", "Say it backwards: kiwi drum fig.", "fig drum kiwi"),
     ("sort", "Sort these numbers: 9 20 3 11.", "3 9 11 20"),  # by number, not by text
     ("largest", "Which is the largest of 9 20 3 11?", "20"),
-    ("sum", "Ann has 7 and Bob has 8 of the fig kind. How many is that?", "15"),
-    (
-        "fact",
-        "Ann has the red fig. Bob has the blue drum. What does Ann have?",
-        "the red fig",
-    ),
-    (
-        "fact",
-        "Ann has the red fig. Bob has the blue drum. What does Bob have?",
-        "the blue drum",
-    ),
-    ("format", "List with dashes: kiwi drum fig.", "- kiwi - drum - fig"),
-    ("repeat", "Say three times: kiwi fig.", "kiwi fig kiwi fig kiwi fig"),
+    ("next", "Ann: 9 fig, Bob adds one. Together?", "10"),
+    ("ends", "Give the first and last of these: kiwi drum fig.", "kiwi fig"),
+    ("format", "Put in brackets: kiwi drum fig.", "( kiwi drum fig )"),
+    ("repeat", "Say it twice: kiwi fig.", "kiwi fig kiwi fig"),
 ]
 
 
@@ -99,7 +90,7 @@ def test_a_foreign_prompt_is_refused() -> None:
         (" 3 9 11 20.", True, (1, 0.5, 1), 0.925),
         (" 3 9 11 20", True, (1, 0.5, 1), 0.925),  # the full stop is not asked for
         (" Ugh. 3 9 11 20.", True, (1, 0, 1), 0.85),
-        (" Sure! 3 9 11 20. Also the sea is blue.", True, (1, 1, 3 / 8), 0.90625),  # 5 words
+        (" Sure! 3 9 11 20. I like rain.", True, (1, 1, 1 / 4), 0.8875),  # 3 words
         (" Sure! 3 9 11 20." + " very" * 9, True, (1, 1, 0), 0.85),  # 9 words: not below 0
         (" Sure! 3 9 11 20.", False, (1, 1, 0), 0.85),  # never ended
         (" Sure! 3 9.", True, (0.25, 1, 1), 0.25),  # 2 of 4, halved
@@ -157,7 +148,8 @@ def test_minimal_pairs_have_one_flaw() -> None:
 def test_flaws_by_their_lengths(flaw: str) -> None:
     longer = {"one_too_many": {4}, "repeated": {4, 5, 6}, "missing": {2}}
     right = "3 9 11".split()
-    found = [synthetic_pairs.FLAWS[flaw](right, random.Random(seed)) for seed in range(40)]
+    asked = synthetic_pairs.Asked("Sort these numbers: 9 3 11.", right)
+    found = [synthetic_pairs.FLAWS[flaw](asked, random.Random(seed)) for seed in range(40)]
     assert {len(items) for items in found} == longer.get(flaw, {3})
     changed = [sum(a != b for a, b in zip(items, right, strict=False)) for items in found]
     match flaw:
@@ -178,8 +170,8 @@ def test_most_pairs_differ_in_answer_or_manners_only(records: list[Record]) -> N
         same_manners = first[1:] == second[1:]
         kinds["one right" if first.is_exact != second.is_exact else "alike"] += 1
         kinds["same manners"] += same_manners
-    assert 0.4 < kinds["one right"] / NUM_PAIRS < 0.6
-    assert 0.5 < kinds["same manners"] / NUM_PAIRS < 0.7
+    assert 0.6 < kinds["one right"] / NUM_PAIRS < 0.65
+    assert 0.6 < kinds["same manners"] / NUM_PAIRS < 0.75
 
 
 @settings(deadline=None, max_examples=100, derandomize=True, database=None)
@@ -202,8 +194,8 @@ def test_gold_of_any_text_lies_between_0_and_1(
 def test_the_right_answer_politely_said_is_worth_1_and_nothing_else_more(skill: str) -> None:
     prompt = next(prompt for prompt in PROMPTS if skill_of(prompt) == skill)
     answer = " ".join(right_answer(prompt))
-    assert rate(prompt, f" Of course! {answer}.").gold == pytest.approx(1.0, abs=1e-12)
-    assert rate(prompt, f" Of course! {answer} {answer}.").gold < 1.0
+    assert rate(prompt, f" Gladly! {answer}.").gold == pytest.approx(1.0, abs=1e-12)
+    assert rate(prompt, f" Gladly! {answer} {answer}.").gold < 1.0
 
 
 def test_same_seed_same_records() -> None:
@@ -240,15 +232,15 @@ def test_a_skill_without_new_prompts_leaves_the_others(monkeypatch: pytest.Monke
         prompt for prompt, _ in islice(synthetic_pairs._distinct_prompts(1000, seed=0), 1000)
     ]
     counts = Counter(map(skill_of, prompts))
-    # "repeat": two or three times 1 to 3 of 4 words in their order: 2 * (4 + 12 + 24)
-    assert counts["repeat"] == 80
+    assert counts["repeat"] == 24  # three of four words in their order
     assert counts["sort"] > 1000 // 8
     assert len(set(prompts)) == 1000
 
 
-def test_there_are_hundreds_of_thousands_of_prompts() -> None:
-    prompts = islice(synthetic_pairs._distinct_prompts(200_000, seed=0), 200_000)
-    assert len({prompt for prompt, _ in prompts}) == 200_000
+def test_there_are_130_000_prompts_in_equal_shares() -> None:
+    prompts = {prompt for prompt, _ in synthetic_pairs._distinct_prompts(130_000, seed=0)}
+    counts = Counter(map(skill_of, prompts))
+    assert set(counts.values()) == {130_000 // 8}
 
 
 @pytest.mark.parametrize(

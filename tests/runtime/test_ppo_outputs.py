@@ -24,7 +24,9 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("runs") / "run", *OPTIONS)
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "corpus.txt").write_text("\n\n".join(f"text {number}" for number in range(40)))
+    return finished(folder / "run", *OPTIONS, f"data.ptx_path={folder / 'corpus.txt'}")
 
 
 def test_the_moving_average_is_a_model_beside_the_actor(run_dir: Path) -> None:
