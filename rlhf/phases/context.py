@@ -95,6 +95,16 @@ class RunContext:
         reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
         self.console.say(f"{text}; left out: {reasons}" if reasons else text)
 
+    def warn_of_few_steps(self, phase: str, config: OptimizerConfig, *, steps: int) -> None:
+        """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
+        if steps <= config.warmup_steps:
+            self.console.say(
+                f"warning: {phase} takes {steps} steps with {phase}.warmup_steps="
+                f"{config.warmup_steps}: the learning rate never reaches {phase}.lr={config.lr:g}. "
+                f"Give the phase more examples (data.split), raise {phase}.epochs, or lower "
+                f"{phase}.warmup_steps or {phase}.batch_size"
+            )
+
     def share(self, items: Sequence[T], lengths: Sequence[int], *, micro: int) -> list[T]:
         """This rank's equal share of a global batch, ``micro`` items at a time.
 

@@ -57,6 +57,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     result = _answers(context, trainer, held_out, "before")
 
     shuffle = Shuffle(len(data.train), seed=context.seed("dpo", "shuffle"))
+    context.warn_of_few_steps("dpo", config, steps=total_steps)
     with context.console.progress("dpo", total_steps) as progress:
         for step in range(1, total_steps + 1):
             values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])

@@ -55,6 +55,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
         epochs=config.epochs,
         seed=context.seed("reward", "shuffle"),
     )
+    context.warn_of_few_steps("reward", config, steps=len(steps))
     trainer = RewardTrainer(context, total_steps=len(steps))
     if config.eval_every:
         context.tracker.log("reward", 0, trainer.evaluate(data.eval).values())

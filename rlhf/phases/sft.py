@@ -42,6 +42,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
 
     lengths = data.train["length"][:]
     shuffle = Shuffle(len(data.train), seed=context.seed("sft", "shuffle"))
+    context.warn_of_few_steps("sft", config, steps=total_steps)
     with context.console.progress("sft", total_steps) as progress:
         for step in range(1, total_steps + 1):
             rows = shuffle.batch(step - 1, config.batch_size)

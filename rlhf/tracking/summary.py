@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlhf.tracking.alarms import alarms_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,8 +42,15 @@ def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> 
     """Print the summary of a run from what ``result.json`` holds."""
     console.say("")
     console.show(summary_table(result))
-    for line in ("", *where_it_lies(run_dir), "", *what_to_type_next(run_dir)):
-        console.say(line)
+    sections = (
+        _titled("Reasons to doubt this run", alarms_of(result["phases"])),
+        answers_side_by_side(run_dir),
+        where_it_lies(run_dir),
+        what_to_type_next(run_dir),
+    )
+    for section in sections:
+        for line in ("", *section) if section else ():
+            console.say(line)
 
 
 def summary_table(result: Mapping[str, Any]) -> Table:
@@ -49,7 +59,7 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(
-        title=f"objective {_number(result['objective'])}",
+        title=f"objective {_number(result['objective'])}: {_objective_name(result['phases'])}",
         title_justify="left",
         title_style="bold",
         caption=", ".join(f"{name} {version}" for name, version in result["versions"].items()),
@@ -73,6 +83,46 @@ def summary_table(result: Mapping[str, Any]) -> Table:
         for row in of_run:
             table.add_row(next(duration, ""), *row, next(duration, ""))
     return table
+
+
+def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what the objective is: the result of the last phase (see runtime/worker.py)."""
+    last = next(name for name in reversed(PHASE_ROWS) if name in phases)
+    if "gold_after" in phases[last]:
+        return f"held-out gold score after {last.upper()}"
+    names = {
+        "sft": "minus the held-out perplexity after SFT",
+        "reward": "held-out accuracy of the reward model",
+        "ppo": "held-out score after PPO, by the reward model that it was trained against",
+        "dpo": "held-out accuracy of DPO's implicit reward",
+    }
+    return names[last]
+
+
+def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
+    """Return the first sampled answers beside the last ones, to the same held-out prompts."""
+    file = run_dir / "samples.jsonl"
+    samples = list(map(json.loads, file.read_text().splitlines())) if file.is_file() else []
+    if not samples:
+        return []
+    first, last = (
+        {each["prompt"]: each for each in samples if each["step"] == step}
+        for step in (samples[0]["step"], samples[-1]["step"])
+    )
+    both = [prompt for prompt in first if prompt in last][:prompts]
+    if samples[0]["step"] == samples[-1]["step"] or not both:
+        return []
+    lines = ["Answers before and after, of samples.jsonl"]
+    for prompt in both:
+        lines.append(f"  {' '.join(prompt.split())}")
+        for when, answer in (("before", first[prompt]), ("after", last[prompt])):
+            end = "" if answer["ended"] else " (never ended)"
+            lines.append(f"    {when:<7}{' '.join(answer['response'].split())}{end}")
+    return lines
+
+
+def _titled(title: str, lines: list[str]) -> list[str]:
+    return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
 def _rows_of_run(

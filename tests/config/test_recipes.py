@@ -279,7 +279,7 @@ def test_tables_are_those_of_the_announcement(
     ("name", "keys"),
     [
         ("ppo_fixed_kl", {}),
-        ("ppo_adaptive_kl", {"kl_target": 3.0, "kl_horizon": 500}),
+        ("adaptive_kl", {"kl_target": 1.0, "kl_horizon": 640}),
         ("ppo_whitening", {"whiten_rewards": True}),
         ("ppo_ema", {"ema_beta": 0.98}),
         ("ppo_ptx", {"ptx_coef": 0.2, "ptx_batch_size": 8}),
@@ -288,9 +288,9 @@ def test_tables_are_those_of_the_announcement(
             "ppo_shared_trunk",
             {
                 "shared_trunk": True,
-                "num_layers_unfrozen": 1,
-                "num_value_layers": 2,
-                "steps": 160,
+                "num_layers_unfrozen": 2,
+                "num_value_layers": 4,
+                "steps": 112,
                 "actor_lr": 1e-3,
             },
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import pytest
 
 from rlhf.tracking.console import Console
-from rlhf.tracking.summary import show_summary, what_to_type_next, where_it_lies
+from rlhf.tracking.summary import (
+    answers_side_by_side,
+    show_summary,
+    what_to_type_next,
+    where_it_lies,
+)
 
 RESULT: dict[str, Any] = {
     "objective": 0.871234,
@@ -41,7 +47,7 @@ RESULT: dict[str, Any] = {
             "corpus_perplexity_before": 12.5,
             "corpus_perplexity_after": 13.25,
             "corpus_perplexity_after_ema": 13.1,
-            "kl_to_reference": 7.21,
+            "kl_to_reference": 1.21,
             "seconds": 3783.2,
         },
         "dpo": {
@@ -80,7 +86,10 @@ def printed(result: dict[str, Any], run_dir: Path) -> list[str]:
 
 def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
     lines = [line for line in printed(RESULT, run_dir) if line]
-    assert lines[:2] == ["objective 0.871", "phase measure before after time"]
+    assert lines[:2] == [
+        "objective 0.871: held-out gold score after DPO",
+        "phase measure before after time",
+    ]
     assert lines[3:28] == [
         "sft held-out perplexity 1,023.300 4.312 0:00:12",
         "reward held-out accuracy 0.861 0:00:08",
@@ -97,7 +106,7 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
         "share that ended 0.500 1.000",
         "corpus perplexity 12.500 13.250",
         "averaged actor 13.100",
-        "KL to reference, nats 7.210",
+        "KL to reference, nats 1.210",
         "held-out score 0.120 1.830",
         "dpo held-out accuracy 0.700 0:01:00",
         "95 % interval 0.650-0.748",
@@ -111,13 +120,65 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", [("sft",), ("reward",), ("ppo",), ("dpo",), ("sft", "reward", "ppo", "dpo")]
+    "missing", [("sft",), ("reward",), ("ppo",), ("dpo",), ("sft", "reward", "ppo")]
 )
 def test_any_phase_may_be_missing(run_dir: Path, missing: tuple[str, ...]) -> None:
     phases = {name: phase for name, phase in RESULT["phases"].items() if name not in missing}
     lines = printed(RESULT | {"phases": phases}, run_dir)
     first_words = {line.split(" ")[0] for line in lines[: lines.index("Where it lies")]}
     assert first_words & {"sft", "reward", "ppo", "dpo"} == set(phases)
+
+
+@pytest.mark.parametrize(
+    ("last", "measures", "name"),
+    [
+        ("sft", {}, "minus the held-out perplexity after SFT"),
+        ("reward", {}, "held-out accuracy of the reward model"),
+        ("ppo", {}, "held-out gold score after PPO"),
+        (
+            "ppo",
+            {"gold_before": None, "gold_after": None},
+            "held-out score after PPO, by the reward model",
+        ),
+    ],
+)
+def test_the_objective_is_named(
+    last: str, measures: dict[str, Any], name: str, run_dir: Path
+) -> None:
+    phases = {key: RESULT["phases"][key] for key in ("sft", "reward", "ppo")}
+    phases = dict(list(phases.items())[: list(phases).index(last) + 1])
+    kept = {key: value for key, value in phases[last].items() if key not in measures}
+    lines = printed(RESULT | {"phases": phases | {last: kept}}, run_dir)
+    assert " ".join(lines[1:3]).startswith(f"objective 0.871: {name}")
+
+
+def test_doubts_stand_below_the_table(run_dir: Path) -> None:
+    assert "Reasons to doubt this run" not in printed(RESULT, run_dir)
+    reward = RESULT["phases"]["reward"] | {"accuracy_ci": [0.4, 0.6]}
+    lines = printed(RESULT | {"phases": RESULT["phases"] | {"reward": reward}}, run_dir)
+    place = lines.index("Reasons to doubt this run")
+    assert "includes chance" in lines[place + 1]
+    assert place < lines.index("Where it lies")
+
+
+def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
+    prompts = [f"\n\nHuman: {number}?\n\nAssistant:" for number in range(4)]
+    samples = [
+        {"step": step, "prompt": prompt, "response": f" {step} to {prompt[9]}", "ended": step > 0}
+        for step in (0, 10, 20)
+        for prompt in prompts
+    ]
+    (run_dir / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)))
+    assert answers_side_by_side(run_dir, prompts=2)[1:] == [
+        "  Human: 0? Assistant:",
+        "    before 0 to 0 (never ended)",
+        "    after  20 to 0",
+        "  Human: 1? Assistant:",
+        "    before 0 to 1 (never ended)",
+        "    after  20 to 1",
+    ]
+    (run_dir / "samples.jsonl").write_text(json.dumps(samples[0]))
+    assert answers_side_by_side(run_dir) == []
 
 
 def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:

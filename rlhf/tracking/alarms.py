@@ -1,0 +1,72 @@
+"""Reasons to doubt a run, found in what its phases measured.
+
+A rising score alone looks like success. These rules name runs that are not: a reward model that
+guesses, responses that collapse, a policy that left its reference or exploits its reward model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+CHANCE = 0.5  # accuracy of a reward model that guesses
+WIDE = 0.2  # width of an accuracy's 95 % interval; about 100 pairs
+LENGTH_FACTOR = 2.0  # by which the mean length of responses may shrink or grow
+MOST_KL = 0.3  # nats per response token, as docs/metrics.md has it
+FEW_ENDED = 0.5  # share of responses
+
+
+def alarms_of(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one line for each reason to doubt the results of ``phases``, with a way out."""
+    lines = []
+    for name in ("reward", "dpo"):
+        if name in phases:
+            lines += _doubts_of_pairs(name, phases[name])
+    for name in ("ppo", "dpo"):
+        if name in phases:
+            lines += _doubts_of_policy(name, phases[name])
+    return lines
+
+
+def _doubts_of_pairs(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+    low, high = measures["accuracy_ci"]
+    interval = f"{phase}: the 95 % interval of the held-out accuracy is {low:.3f} to {high:.3f}"
+    if low <= CHANCE:
+        yield (
+            f"{interval} and includes chance ({CHANCE}); what follows learns from noise. Give the "
+            f"phase more pairs (data.split), more passes ({phase}.epochs) or another {phase}.lr"
+        )
+    elif high - low > WIDE:
+        yield f"{interval}; hold out more pairs (data.eval_share) before trusting it"
+
+
+def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+    before, after = measures.get("response_tokens_before"), measures.get("response_tokens_after")
+    if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
+        yield (
+            f"{phase}: the mean response went from {before:.1f} to {after:.1f} tokens; read "
+            "samples.jsonl: a reward model may prefer a length instead of an answer"
+        )
+    ended = measures.get("ended_share_after")
+    if ended is not None and ended < FEW_ENDED:
+        yield (
+            f"{phase}: {ended:.0%} of the responses ended by themselves; raise "
+            "rollout.max_response_tokens or ppo.missing_end_penalty"
+        )
+    kl = measures.get("kl_to_reference")
+    if kl is not None and after and kl / after > MOST_KL:
+        yield (
+            f"{phase}: KL to the reference is {kl / after:.2f} nats per response token, above "
+            f"{MOST_KL}; raise ppo.kl_ctl or lower ppo.actor_lr"
+        )
+    if _rises(measures, "score") and _rises(measures, "gold") is False:
+        yield (
+            f"{phase}: the score rose while the gold score fell: the policy exploits the reward "
+            "model. Raise ppo.kl_ctl, take fewer ppo.steps or train a better reward model"
+        )
+
+
+def _rises(measures: Mapping[str, Any], name: str) -> bool | None:
+    """Return whether a measure is larger after the phase; None if it was not measured."""
+    before, after = measures.get(f"{name}_before"), measures.get(f"{name}_after")
+    return None if before is None or after is None else bool(after > before)

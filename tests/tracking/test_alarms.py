@@ -1,0 +1,55 @@
+"""Reasons to doubt a run, one by one, and none for a healthy run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf.tracking.alarms import alarms_of
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "reward": {"accuracy_ci": [0.78, 0.83]},
+    "ppo": {
+        "response_tokens_before": 8.0,
+        "response_tokens_after": 7.0,
+        "ended_share_after": 1.0,
+        "kl_to_reference": 1.5,
+        "score_before": 0.1,
+        "score_after": 1.2,
+        "gold_before": 0.5,
+        "gold_after": 0.8,
+    },
+}
+
+
+@pytest.mark.parametrize("phases", [HEALTHY, {}, {"sft": {"perplexity_after": 2.0}}])
+def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
+    assert alarms_of(phases) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes", "words"),
+    [
+        ("reward", {"accuracy_ci": [0.373, 0.724]}, ["0.373 to 0.724", "chance", "reward.lr"]),
+        ("reward", {"accuracy_ci": [0.5, 0.6]}, ["includes chance"]),
+        ("reward", {"accuracy_ci": [0.676, 1.0]}, ["0.676 to 1.000", "data.eval_share"]),
+        ("ppo", {"response_tokens_before": 31.0}, ["from 31.0 to 7.0 tokens", "samples.jsonl"]),
+        ("ppo", {"response_tokens_after": 17.0}, ["from 8.0 to 17.0 tokens"]),
+        ("ppo", {"ended_share_after": 0.19}, ["19% of the responses ended", "max_response_tokens"]),
+        ("ppo", {"kl_to_reference": 2.8}, ["0.40 nats per response token", "ppo.kl_ctl"]),
+        ("ppo", {"gold_after": 0.4}, ["score rose while the gold score fell", "ppo.steps"]),
+    ],
+)
+def test_a_doubt_names_the_number_and_a_way_out(
+    phase: str, changes: dict[str, Any], words: list[str]
+) -> None:
+    (line,) = alarms_of(HEALTHY | {phase: HEALTHY[phase] | changes})
+    assert line.startswith(f"{phase}: ")
+    assert [word for word in words if word not in line] == []
+
+
+def test_dpo_is_doubted_as_reward_model_and_policy() -> None:
+    measures = {"accuracy_ci": [0.4, 0.6], "response_tokens_before": 9.0}
+    measures |= {"response_tokens_after": 1.0, "kl_to_reference": 0.1}
+    assert [line.split(":")[0] for line in alarms_of({"dpo": measures})] == ["dpo", "dpo"]
