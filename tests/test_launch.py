@@ -160,7 +160,7 @@ def test_a_mapping_takes_new_keys(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     shown = OmegaConf.create(run.stdout)
     assert shown.zero.extra.zero_optimization.overlap_comm is False
-    assert (shown.model.architecture.rope_theta, shown.model.architecture.head_dim) == (9, 32)
+    assert (shown.model.architecture.rope_theta, shown.model.architecture.hidden_size) == (9, 96)
 
 
 def test_completion_installs(tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ RANGES: dict[str, tuple[Callable[[float], bool], tuple[str, ...]]] = {
             "hardware.nvme_bandwidth_gb",
             "launcher.master_port",
             "launcher.timeout_minutes",
+            *(
+                f"{model}.learning_rates.{trained}"
+                for model in ("model", "reward_model")
+                for trained in ("sft", "reward", "actor", "critic", "dpo")
+            ),
             "sft.lr",
             "sft.epochs",
             "sft.batch_size",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -265,14 +266,6 @@ def _gpt2(c: Mapping[str, Any]) -> ModelShape:
     return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 
-def _qwen2(c: Mapping[str, Any]) -> ModelShape:
-    return _llama(c, biases=1)
-
-
-def _qwen3(c: Mapping[str, Any]) -> ModelShape:
-    return _llama(c, normed_heads=True)
-
-
 def _olmo2(c: Mapping[str, Any]) -> ModelShape:
     """Norms behind attention and feed-forward part, and over all queries and all keys at once."""
     shape = _llama(c)
@@ -293,8 +286,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
     "opt": _opt,
     "llama": _llama,
     "mistral": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
+    "qwen2": partial(_llama, biases=1),
+    "qwen3": partial(_llama, normed_heads=True),
     "olmo2": _olmo2,
     "gemma3_text": _gemma3,
     "gpt_neox": _gpt_neox,

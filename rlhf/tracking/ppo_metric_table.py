@@ -67,9 +67,10 @@ DIVERGENCE = {
     "ppo/clipfrac": MetricInfo(
         "share",
         "response tokens whose policy ratio the clip held, over all optimiser steps",
-        "0.01-0.2; 0 where each response is trained on once, in one optimiser step",
-        "above 0.3: steps are too large, lower `ppo.actor_lr` or `ppo.ppo_epochs`; 0 with several "
-        "optimiser steps: too small",
+        "up to 0.2; in the default run 0.001 to 0.01, and less as the learning rate falls; 0 with "
+        "one optimiser step per response",
+        "above 0.3: steps are too large, lower `ppo.actor_lr` or `ppo.ppo_epochs`; always 0 with "
+        "several optimiser steps: too small",
     ),
     "ppo/approx_kl": MetricInfo(
         "nats per token",

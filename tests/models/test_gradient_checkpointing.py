@@ -103,7 +103,7 @@ def test_sampling_still_uses_the_cache(family, tokenizer, no_noise) -> None:
 
 def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
     from rlhf.config.choices import ModelInit
-    from rlhf.config.schema import ModelConfig
+    from rlhf.config.schema import LearningRates, ModelConfig
 
     config = ModelConfig(
         init=ModelInit.pretrained,
@@ -114,6 +114,7 @@ def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
         vocab_size=300,
         architecture={},
         dropout=0.5,
+        learning_rates=LearningRates(sft=1, reward=1, actor=1, critic=1, dpo=1),
         gradient_checkpointing=True,
         attention="eager",
         trust_remote_code=False,

@@ -29,8 +29,8 @@ from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
 
-SHAPE = "model.architecture={model_type:llama,hidden_size:8,intermediate_size:8,"
-SHAPE += "num_hidden_layers:1,num_attention_heads:1,num_key_value_heads:1,head_dim:8}"
+SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:8,"
+SHAPE += "num_hidden_layers:1,num_attention_heads:1}"
 WORDS = ["kiwi", "plum", "fig", "pear and apple", "a long answer with many more words in it"]
 
 
@@ -156,6 +156,7 @@ def test_each_prompt_weighs_one_in_the_reward_loss(
     run: Callable[..., SimpleNamespace], *, micro: int, buckets: bool
 ) -> None:
     batch = ["reward.batch_size=10", f"reward.micro_batch_size={micro}", "reward.epochs=1"]
+    batch += ["reward.loss=end"]
     ran = run(reward.run_reward, *batch, f"data.bucket_by_length={buckets}")
     assert ran.engine.backwards == 10 // micro * ran.result["steps"]
     got = ran.engine.gradient()

