@@ -31,5 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Python 3.11 or newer is needed, but \"$(PYTHON)\" is: $$($(PYTHON) --version 2>&1)." \
 	    "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@# pip compiles on one core; some packages hold files that are not meant for this Python.
+	$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true
 	touch $@
