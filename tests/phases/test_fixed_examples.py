@@ -164,6 +164,23 @@ def test_each_prompt_weighs_one_in_the_reward_loss(
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_a_phase_shorter_than_its_warm_up_is_told(
+    run: Callable[..., SimpleNamespace], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.warmup_steps=3", "sft.lr=2e-5"]
+    context = run(sft.run_sft, "phase.order=[sft]", *short).context
+    said: list[str] = []
+    monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
+    context.warn_of_few_steps("sft", context.config.sft, steps=steps)
+    if steps == 4:
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith(f"warning: sft takes {steps} steps with sft.warmup_steps=3: ")
+        assert "never reaches sft.lr=2e-05. Give the phase more examples (data.split)" in line
+
+
 def test_buckets_change_the_padding_alone(run: Callable[..., SimpleNamespace]) -> None:
     batch = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.epochs=1"]
     plain, sorted_ = (
