@@ -18,7 +18,7 @@ FEW_ENDED = 0.5  # share of responses
 
 def alarms_of(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return one line for each reason to doubt the results of ``phases``, with a way out."""
-    lines = []
+    lines: list[str] = []
     for name in ("reward", "dpo"):
         if name in phases:
             lines += _doubts_of_pairs(name, phases[name])

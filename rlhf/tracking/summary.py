@@ -87,7 +87,7 @@ def summary_table(result: Mapping[str, Any]) -> Table:
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what the objective is: the result of the last phase (see runtime/worker.py)."""
-    last = next(name for name in reversed(PHASE_ROWS) if name in phases)
+    last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
     names = {
