@@ -141,6 +141,13 @@ def test_losses_of_deepspeed_chat(compose: Compose) -> None:
     assert (config.dpo.beta, config.dpo.label_smoothing) == (0.1, 0)
 
 
+@pytest.mark.parametrize("preset", [name for name in LEARNING if name.startswith("reward=")])
+def test_published_reward_models_learn_from_end_scores(preset: str, compose: Compose) -> None:
+    """All but DeepSpeed-Chat's, whatever the default is."""
+    expected = "from_divergence" if preset == "reward=deepspeed_chat" else "end"
+    assert compose([preset]).reward.loss == expected
+
+
 @pytest.mark.parametrize(
     ("group", "name"),
     [
