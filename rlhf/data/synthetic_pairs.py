@@ -56,59 +56,52 @@ def _response(items: list[str], manners: Manners) -> str:
     return " " + " ".join(part for part in parts if part)
 
 
-class Asked(NamedTuple):
-    """A prompt, and the items of its right answer."""
-
-    prompt: str
-    items: list[str]
+Flaw = Callable[[list[str], random.Random], list[str]]
 
 
-Flaw = Callable[[Asked, random.Random], list[str]]
-
-
-def _other_than(item: str, asked: Asked, rng: random.Random) -> str:
-    """Another item of the same kind; every second time one that is easily mistaken for it."""
+def _other_than(item: str, items: list[str], rng: random.Random) -> str:
+    """Return another item of the same kind, sometimes one that is easily mistaken for ``item``."""
     if item.isdigit():
         kind, easy = NUMBERS, [str(int(item) + step) for step in (-2, -1, 1, 2)]
     else:
-        kind, easy = WORDS, asked.items
+        kind, easy = WORDS, items
     pool = [other for other in kind if other != item]
     mistaken = [other for other in easy if other in pool]
     return rng.choice(mistaken if mistaken and rng.random() < MISTAKEN else pool)
 
 
-def _one_wrong(asked: Asked, rng: random.Random) -> list[str]:
-    place = rng.randrange(len(asked.items))
-    wrong = _other_than(asked.items[place], asked, rng)
-    return [*asked.items[:place], wrong, *asked.items[place + 1 :]]
+def _one_wrong(items: list[str], rng: random.Random) -> list[str]:
+    place = rng.randrange(len(items))
+    wrong = _other_than(items[place], items, rng)
+    return [*items[:place], wrong, *items[place + 1 :]]
 
 
-def _several_wrong(asked: Asked, rng: random.Random) -> list[str]:
+def _several_wrong(items: list[str], rng: random.Random) -> list[str]:
     return [
-        _other_than(item, asked, rng) if rng.random() < 0.7 else item  # noqa: PLR2004
-        for item in asked.items
+        _other_than(item, items, rng) if rng.random() < 0.7 else item  # noqa: PLR2004
+        for item in items
     ]
 
 
-def _one_too_many(asked: Asked, rng: random.Random) -> list[str]:
-    place = rng.randint(0, len(asked.items))
-    more = _other_than(rng.choice(asked.items), asked, rng)
-    return [*asked.items[:place], more, *asked.items[place:]]
+def _one_too_many(items: list[str], rng: random.Random) -> list[str]:
+    place = rng.randint(0, len(items))
+    more = _other_than(rng.choice(items), items, rng)
+    return [*items[:place], more, *items[place:]]
 
 
-def _repeated(asked: Asked, rng: random.Random) -> list[str]:
+def _repeated(items: list[str], rng: random.Random) -> list[str]:
     """Give the end of the answer twice."""
-    return asked.items + asked.items[-rng.randint(1, len(asked.items)) :]
+    return items + items[-rng.randint(1, len(items)) :]
 
 
-def _missing(asked: Asked, rng: random.Random) -> list[str]:
-    place = rng.randrange(len(asked.items))
-    return asked.items[:place] + asked.items[place + 1 :]
+def _missing(items: list[str], rng: random.Random) -> list[str]:
+    place = rng.randrange(len(items))
+    return items[:place] + items[place + 1 :]
 
 
-def _wrong_order(asked: Asked, rng: random.Random) -> list[str]:
+def _wrong_order(items: list[str], rng: random.Random) -> list[str]:
     """Let two items change places."""
-    swapped = list(asked.items)
+    swapped = list(items)
     if len(swapped) > 1:
         one, other = rng.sample(range(len(swapped)), 2)
         swapped[one], swapped[other] = swapped[other], swapped[one]
@@ -135,15 +128,15 @@ NEIGHBOUR = 0.1  # probability that a flawed answer is the right one to another 
 
 def _flawed(prompt: str, rng: random.Random) -> list[str]:
     """A wrong answer to ``prompt``."""
-    asked = Asked(prompt, right_answer(prompt))
+    right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
             other = render_prompt(rng.choice(list(SKILLS.values())).ask(rng))
             answer = right_answer(other)
         else:
             (flaw,) = rng.choices(list(FLAWS.values()), WEIGHTS)
-            answer = flaw(asked, rng)
-        if answer and answer != asked.items:
+            answer = flaw(right, rng)
+        if answer and answer != right:
             return answer
 
 
@@ -212,12 +205,12 @@ class GoldJudge:
         An answer of one item has no pair in which an item is missing.
         """
         rng = random.Random(f"minimal pairs of {prompt} {seed}")
-        asked, manners = Asked(prompt, right_answer(prompt)), Manners(rng.choice(POLITE), "")
-        right = _response(asked.items, manners)
+        items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")
+        right = _response(items, manners)
         return {
-            name: (right, _response(FLAWS[flaw](asked, rng), manners))
+            name: (right, _response(FLAWS[flaw](items, rng), manners))
             for name, flaw in MINIMAL.items()
-            if flaw != "missing" or len(asked.items) > 1
+            if flaw != "missing" or len(items) > 1
         }
 
     def best_accuracy(self, records: list[Record]) -> float:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ from rlhf.config.choices import LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
-from rlhf.data.records import Record
-from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.build import build_engine
 from rlhf.engine.partitioning import partitioner
 from rlhf.metrics import Mean, Metrics, merge_metrics
@@ -38,10 +35,8 @@ from rlhf.phases.context import (
     optimizer_step,
 )
 from rlhf.phases.exporting import exported
+from rlhf.phases.judged_pairs import judge_reward_model
 from rlhf.types import PreferenceBatch
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:
@@ -78,9 +73,12 @@ def run_reward(context: RunContext) -> dict[str, Any]:
                 context.tracker.log("reward", number, trainer.evaluate(data.eval).values())
 
     after = trainer.evaluate(data.eval)
-    minimal = _minimal_pairs(context, trainer, data.eval)
-    told = {f"reward/eval_{name}": share for name, share in minimal.items()}
-    context.tracker.log("reward", len(steps), after.values() | told)
+    judged = judge_reward_model(
+        context, data.eval, lambda pairs: trainer.evaluate(pairs).accuracy.value()
+    )
+    minimal = judged.get("minimal_pairs", {})
+    shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
+    context.tracker.log("reward", len(steps), after.values() | shares)
     context.save(
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "reward" / "model",
@@ -88,46 +86,12 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     )
     trainer.engine.close()
     accuracy = after.accuracy
-    result = {
+    return judged | {
         "accuracy": accuracy.value(),
         "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         "steps": len(steps),
         "seconds": time.monotonic() - started,
     }
-    if context.judge is not None:
-        rows = data.eval["row"][: config.eval_examples]
-        records = [context.parts[Phase.reward].eval[row] for row in rows]
-        result["best_possible_accuracy"] = context.judge.best_accuracy(records)
-        result["minimal_pairs"] = minimal
-    return result
-
-
-def _minimal_pairs(
-    context: RunContext, trainer: RewardTrainer, examples: Dataset
-) -> dict[str, float]:
-    """Return, by kind, the share of right responses that score above their copy with one flaw.
-
-    Average accuracy hides this: most pairs differ in more, and PPO goes where they do not look.
-    """
-    if context.judge is None:
-        return {}
-    from datasets import Dataset
-
-    held_out = context.parts[Phase.reward].eval
-    pairs: defaultdict[str, list[Record]] = defaultdict(list)
-    for row in examples["row"][: context.config.reward.eval_examples]:
-        prompt = held_out[row].prompt
-        assert prompt is not None
-        made = context.judge.minimal_pairs(prompt, seed=context.config.seed)
-        for kind, (right, flawed) in made.items():
-            pairs[kind].append(Record(prompt=prompt, chosen=right, rejected=flawed))
-    encoder = Encoder(context.tokenizer, context.config.data.template)
-    limit = Limit("reward.max_tokens", context.config.reward.max_tokens)
-    shares = {}
-    for kind, records in pairs.items():
-        columns, _ = pair_columns(list(enumerate(records)), encoder, limit)
-        shares[kind] = trainer.evaluate(Dataset.from_dict(columns)).accuracy.value()
-    return shares
 
 
 def reward_model_source(context: RunContext) -> ModelSource:

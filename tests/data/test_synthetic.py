@@ -148,8 +148,7 @@ def test_minimal_pairs_have_one_flaw() -> None:
 def test_flaws_by_their_lengths(flaw: str) -> None:
     longer = {"one_too_many": {4}, "repeated": {4, 5, 6}, "missing": {2}}
     right = "3 9 11".split()
-    asked = synthetic_pairs.Asked("Sort these numbers: 9 3 11.", right)
-    found = [synthetic_pairs.FLAWS[flaw](asked, random.Random(seed)) for seed in range(40)]
+    found = [synthetic_pairs.FLAWS[flaw](right, random.Random(seed)) for seed in range(40)]
     assert {len(items) for items in found} == longer.get(flaw, {3})
     changed = [sum(a != b for a, b in zip(items, right, strict=False)) for items in found]
     match flaw:
