@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf.config.choices import Device, ModelInit, Phase
+from rlhf.config.choices import Device, ModelInit, Phase, Source
 from rlhf.config.data_checks import check_data
 from rlhf.config.feature_checks import (
     check_engine,
@@ -196,9 +196,9 @@ def check_order(order: list[Phase]) -> None:
 def check_models(config: RunConfig) -> None:
     """Every model that a phase needs can be made or loaded, and is what the phase starts from."""
     order, model, reward_model = config.phase.order, config.model, config.reward_model
-    if model.init is ModelInit.sft:
+    if model.init in (ModelInit.sft, ModelInit.gold):
         raise ConfigError(
-            "model.init=sft: only reward_model starts from the run's own SFT model; "
+            f"model.init={model.init}: only reward_model.init can be that; "
             "use model.init=pretrained or model.init=random"
         )
     for phase in (Phase.ppo, Phase.dpo):
@@ -207,18 +207,36 @@ def check_models(config: RunConfig) -> None:
                 f"model.init={model.init}: {phase.upper()} starts from an SFT model; "
                 "add model.init=pretrained model.path=FOLDER, or run the sft phase too"
             )
-    if (
+    if reward_model.init is ModelInit.gold:
+        check_gold(config)
+    elif (
         Phase.ppo in order
         and Phase.reward not in order
         and reward_model.init is not ModelInit.pretrained
     ):
         raise ConfigError(
             f"reward_model.init={reward_model.init}: PPO needs a trained reward model; "
-            "add reward_model.init=pretrained reward_model.path=FOLDER, or run the reward phase too"
+            "add reward_model.init=pretrained reward_model.path=FOLDER, run the reward phase too, "
+            "or use model@reward_model=gold, the judge of data=synthetic"
         )
     for phase in order:
         for key, used in _models(config, phase):
             check_model(key, used)
+
+
+def check_gold(config: RunConfig) -> None:
+    """The judge can score what the run asks it to."""
+    if config.data.source is not Source.synthetic:
+        raise ConfigError(
+            f"reward_model.init=gold with data.source={config.data.source}: the judge knows the "
+            "prompts of the generated task only; use data=synthetic, or train a reward model with "
+            "model@reward_model=sft_model"
+        )
+    if Phase.reward in config.phase.order:
+        raise ConfigError(
+            "reward_model.init=gold with the reward phase: a judge is not trained; use "
+            "phase=pipeline_rule (SFT, then PPO), or phase=ppo with model.path=FOLDER"
+        )
 
 
 def check_model(key: str, model: ModelConfig) -> None:
@@ -264,7 +282,7 @@ def check_lengths(config: RunConfig) -> None:
 def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
     """Key and value of the models whose weights ``phase`` starts from."""
     model = ("model", config.model)
-    from_model = config.reward_model.init is ModelInit.sft
+    from_model = config.reward_model.init in (ModelInit.sft, ModelInit.gold)
     reward_model = model if from_model else ("reward_model", config.reward_model)
     return {
         Phase.sft: [model],

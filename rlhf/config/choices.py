@@ -18,11 +18,12 @@ SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # those that data.split nam
 
 
 class ModelInit(StrEnum):
-    """Where a model's first weights come from."""
+    """Where a model's first weights come from; ``gold`` is no model but the judge of the task."""
 
     pretrained = "pretrained"
     random = "random"
     sft = "sft"
+    gold = "gold"
 
 
 class Device(StrEnum):

@@ -56,8 +56,8 @@ RULES = (
     ),
     Unread(
         tuple(f"reward_model.{name}" for name in OF_THE_SFT_MODEL),
-        lambda config: config.reward_model.init is ModelInit.sft,
-        "reward_model.init=sft starts from the SFT model of the same run",
+        lambda config: config.reward_model.init in (ModelInit.sft, ModelInit.gold),
+        "reward_model.init=sft and gold start from the SFT model of the same run",
         "use model@reward_model=pretrained reward_model.path={path}",
     ),
     Unread(

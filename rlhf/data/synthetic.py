@@ -112,17 +112,31 @@ def render_prompt(request: str) -> str:
     return f"\n\nHuman: {request}\n\nAssistant:"
 
 
+def skill_of(prompt: str) -> str:
+    """Name of the skill that ``prompt`` asks for.
+
+    Raises:
+        ValueError: the prompt asks for none of the skills.
+    """
+    return _recognise(prompt)[0]
+
+
 def right_answer(prompt: str) -> list[str]:
     """Items of the right answer to ``prompt``.
 
     Raises:
         ValueError: the prompt asks for none of the skills.
     """
+    name, found = _recognise(prompt)
+    return SKILLS[name].solve(found)
+
+
+def _recognise(prompt: str) -> tuple[str, re.Match[str]]:
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
-    for skill in SKILLS.values():
+    for name, skill in SKILLS.items():
         found = skill.pattern.fullmatch(request)
         if found:
-            return skill.solve(found)
+            return name, found
     raise ValueError(f"not a prompt of the synthetic task: {prompt!r}")
 
 
@@ -145,6 +159,14 @@ class GoldParts(NamedTuple):
         return self.correct == 1.0
 
 
+def taken_apart(response: str) -> tuple[str, str, str]:
+    """Opening of a response, its answer up to the first full stop, and what follows that."""
+    text = response.strip()
+    opening = next((o for o in (*POLITE, *RUDE) if text.startswith(o)), "")
+    answer, _, rest = text.removeprefix(opening).partition(".")
+    return opening, answer, rest
+
+
 def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
     """Rate any ``response`` text; ``ended`` is True if it stopped by itself.
 
@@ -152,9 +174,7 @@ def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
     items are separated by spaces.
     """
     expected = right_answer(prompt)
-    text = response.strip()
-    opening = next((o for o in (*POLITE, *RUDE) if text.startswith(o)), "")
-    answer, _, rest = text.removeprefix(opening).partition(".")
+    opening, answer, rest = taken_apart(response)
     given = answer.split()
     matches = sum(a == b for a, b in zip(expected, given, strict=False))
     share = matches / max(len(expected), len(given))

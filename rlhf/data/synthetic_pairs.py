@@ -51,7 +51,8 @@ def _manners(rng: random.Random) -> Manners:
     return Manners(opening, rng.choice(RAMBLING) if rng.random() < RAMBLES else "")
 
 
-def _response(items: list[str], manners: Manners) -> str:
+def render_response(items: list[str], manners: Manners) -> str:
+    """An answer and what surrounds it, as one text."""
     parts = [manners.opening, " ".join(items) + ".", manners.rambling]
     return " " + " ".join(part for part in parts if part)
 
@@ -149,7 +150,7 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
         manners = [_manners(rng), _manners(rng)]
         if kind == "answer":
             manners[1] = manners[0]
-        first, second = map(_response, answers, manners)
+        first, second = map(render_response, answers, manners)
         if first != second:
             return first, second
 
@@ -206,9 +207,9 @@ class GoldJudge:
         """
         rng = random.Random(f"minimal pairs of {prompt} {seed}")
         items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")
-        right = _response(items, manners)
+        right = render_response(items, manners)
         return {
-            name: (right, _response(FLAWS[flaw](items, rng), manners))
+            name: (right, render_response(FLAWS[flaw](items, rng), manners))
             for name, flaw in MINIMAL.items()
             if flaw != "missing" or len(items) > 1
         }

@@ -14,7 +14,7 @@ from rlhf.data.records import Record
 from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.phases.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.ppo_metrics import kl_per_sequence
-from rlhf.rollout.experience import Opinions, WholeSequences, collect
+from rlhf.rollout.experience import Opinions, WholeSequences, collect, response_texts
 from rlhf.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def write_samples(
     for rollout, keep_B in _answered(context, policy, held_out, num_prompts=SAMPLES):
         if context.samples is None:
             continue
-        texts = response_texts(context, rollout.responses)
+        texts = response_texts(context.tokenizer, rollout.responses)
         ended = rollout.responses.ended_B.tolist()
         for row in keep_B.nonzero().flatten().tolist():
             prompt = rollout.prompts.texts[row]
@@ -153,14 +153,6 @@ def write_samples(
             )
 
 
-def response_texts(context: RunContext, responses: Responses) -> list[str]:
-    """The responses as text, without the end token."""
-    return [
-        context.tokenizer.decode(ids_T[keep_T], skip_special_tokens=True)
-        for ids_T, keep_T in zip(responses.ids_BT, responses.keep_BT, strict=True)
-    ]
-
-
 def _gold(
     context: RunContext, prompts: PromptBatch, responses: Responses, keep_B: Tensor
 ) -> Metrics:
@@ -168,7 +160,10 @@ def _gold(
     if context.judge is None:
         return {}
     answers = zip(
-        prompts.texts, response_texts(context, responses), responses.ended_B.tolist(), strict=True
+        prompts.texts,
+        response_texts(context.tokenizer, responses),
+        responses.ended_B.tolist(),
+        strict=True,
     )
     rated = [context.judge.rate(prompt, text, ended=ended) for prompt, text, ended in answers]
     device = context.ranks.device

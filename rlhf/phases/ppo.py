@@ -121,7 +121,7 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
     if config.ppo.shared_trunk:
         critic = exported_critic(engine.actor, context.tokenizer)
     elif engine.critic is not None:
-        critic = exported(engine.critic, as_=export, source=engine.reward_source)
+        critic = exported(engine.critic, as_=export, source=engine.critic_source)
     else:
         return
     context.save(critic, folder / "critic", what="PPO's critic: one label, read at every position.")

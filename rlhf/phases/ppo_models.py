@@ -17,11 +17,11 @@ from rlhf.models.lora import adapters_off
 from rlhf.rollout.experience import (
     Opinions,
     ResponseLogprobs,
+    Scores,
     WholeSequences,
     language_logprobs,
     response_logprobs,
     response_values,
-    sequence_scores,
 )
 from rlhf.types import Engine, Model, SequenceBatch, StepReport
 
@@ -91,14 +91,14 @@ def add_gradient(engine: Engine, loss: Tensor) -> None:
 
 
 class SeparateModels:
-    """Actor, reference, critic and reward model, each an engine; a ``PpoModels``."""
+    """Actor, reference and critic, each an engine, and what scores; a ``PpoModels``."""
 
     def __init__(
         self,
         actor: Engine,
         reference: Model,
         critic: Engine | None,
-        reward: Model,
+        scores: Scores,
         *,
         temperature: float,
         align_overflow: bool = True,
@@ -107,7 +107,7 @@ class SeparateModels:
         self.actor = actor
         self.reference = reference
         self.critic = critic
-        self.reward = reward
+        self.scores = scores
         self._scoring = Reading(temperature, with_entropy=False)
         self._training = Reading(temperature, entropy_gradient=entropy_gradient)
         self._align_overflow = align_overflow
@@ -122,9 +122,7 @@ class SeparateModels:
         if self.critic is not None:
             with self.critic.evaluating():
                 values_BT = response_values(self.critic, sequences)
-        with self.reward.evaluating():
-            scores_B = sequence_scores(self.reward, sequences)
-        return Opinions(logprobs_BT, reference_BT, values_BT, scores_B)
+        return Opinions(logprobs_BT, reference_BT, values_BT, self.scores(sequences))
 
     def learn(
         self,
@@ -177,16 +175,16 @@ class TrunkModels:
     """Policy, values and reference from one pass through a shared trunk; a ``PpoModels``."""
 
     def __init__(
-        self, trunk: Engine, reward: Model, *, temperature: float, entropy_gradient: bool = False
+        self, trunk: Engine, scores: Scores, *, temperature: float, entropy_gradient: bool = False
     ) -> None:
         self.actor = trunk
         self.critic: Engine | None = None
-        self.reward = reward
+        self.scores = scores
         self._scoring = Reading(temperature, with_entropy=False)
         self._training = Reading(temperature, entropy_gradient=entropy_gradient)
 
     def opinions(self, sequences: WholeSequences, *, with_policy: bool = True) -> Opinions:
-        """One pass through the trunk, and one through the reward model."""
+        """One pass through the trunk, and the scores."""
         with self.actor.evaluating():
             output = self.actor(
                 sequences.ids_BS,
@@ -195,13 +193,11 @@ class TrunkModels:
                 with_policy=with_policy,
                 with_reference=True,
             )
-        with self.reward.evaluating():
-            scores_B = sequence_scores(self.reward, sequences)
         return Opinions(
             sequences.told(output.policy).logprobs_BT if with_policy else None,
             sequences.told(output.reference).logprobs_BT,
             sequences.before_response(output.values_BS),
-            scores_B,
+            self.scores(sequences),
         )
 
     def learn(

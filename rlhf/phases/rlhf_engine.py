@@ -10,10 +10,11 @@ import torch
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import seed_for, stream
 from rlhf.config.checks import BatchPlan, phase_plans, ptx_plan, rollout_plan
-from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase
+from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema import RunConfig
 from rlhf.data.collate import collate_prompts
+from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
 from rlhf.engine.build import AnyEngine, build_engine
 from rlhf.engine.hybrid_config import hybrid_engine_section
@@ -37,7 +38,8 @@ from rlhf.phases.policies import (
 from rlhf.phases.policy_evaluation import AnsweringPolicy
 from rlhf.phases.ppo_models import AdapterOff, PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.rollout_checks import require_rollouts
-from rlhf.phases.sources import policy_source, reward_source
+from rlhf.phases.sources import critic_source, policy_source
+from rlhf.rollout.experience import JudgeScores, ModelScores, Scores
 from rlhf.rollout.hybrid_engine import adapt_layers, open_to_engine
 from rlhf.types import PromptBatch, Ranks, RolloutBackend
 
@@ -49,7 +51,8 @@ class RLHFEngine:
     """Actor, reference, critic and reward model of one run, and what samples from the actor.
 
     Actor and reference start from the SFT model, critic and reward model from the reward model:
-    those of ``config.run_dir`` where the run makes them, else those that ``config`` names. With
+    those of ``config.run_dir`` where the run makes them, else those that ``config`` names. Where a
+    judge takes the place of the reward model, the critic starts from the SFT model. With
     adapters the reference is the actor without them; with a shared trunk actor, reference and
     critic are branches of one model. ``ppo.steps`` must be set: the schedules end there.
 
@@ -70,7 +73,7 @@ class RLHFEngine:
         self.rollout_metrics: dict[str, float] = {}  # what each step tells, and is known now
         self.plan = phase_plans(config)[Phase.ppo]
         self._engines: list[AnyEngine] = []
-        self.policy_source, self.reward_source = policy_source(config), reward_source(config)
+        self.policy_source, self.critic_source = policy_source(config), critic_source(config)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             config.model.tokenizer or str(self.policy_source.path),
             key=self.policy_source.key,
@@ -78,9 +81,7 @@ class RLHFEngine:
             trust_remote_code=self.policy_source.trust_remote_code,
             end_token=config.model.end_token,
         )
-        scorer = self._scorer()
-        self._require_positions(scorer.pretrained, key="reward_model")
-        self.reward = self._frozen(scorer, Role.reward)
+        self.scores = self._scores()
         self.models: PpoModels = (
             self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
         )
@@ -159,7 +160,7 @@ class RLHFEngine:
             actor,
             reference,
             self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
-            self.reward,
+            self.scores,
             temperature=config.rollout.temperature,
             align_overflow=config.ppo.align_overflow and self.settings.dtype is Dtype.fp16,
             entropy_gradient=config.ppo.entropy_coef > 0,
@@ -186,14 +187,22 @@ class RLHFEngine:
         self._require_positions(trunk.pretrained, key="model")
         return TrunkModels(
             self._trained(trunk, Role.actor),
-            self.reward,
+            self.scores,
             temperature=config.rollout.temperature,
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
+    def _scores(self) -> Scores:
+        """What scores responses: the reward model, or the judge in its place."""
+        if self.config.reward_model.init is ModelInit.gold:
+            return JudgeScores(GoldJudge(), self.tokenizer)
+        scorer = self._scorer()
+        self._require_positions(scorer.pretrained, key="reward_model")
+        return ModelScores(self._frozen(scorer, Role.reward))
+
     def _scorer(self, *, learns: bool = False) -> Scorer:
-        """The reward model's weights: frozen as they are, or as the critic's start."""
-        config, source, spec = self.config, self.reward_source, None
+        """The reward model, frozen as it is, or as the critic's start."""
+        config, source, spec = self.config, self.critic_source, None
         if learns:
             spec = lora_spec(config.lora, LoraRole.critic)
             source = replace(

@@ -17,12 +17,16 @@ def policy_source(config: RunConfig) -> ModelSource:
     return ModelSource.of(config.model, key="model")
 
 
-def reward_source(config: RunConfig) -> ModelSource:
-    """The trained reward model: this run's own, or the one that ``reward_model`` names.
+def critic_source(config: RunConfig) -> ModelSource:
+    """The reward model, which the critic starts from; the SFT model where a judge scores.
+
+    It is this run's own reward model, or the one that ``reward_model`` names.
 
     Raises:
         CheckpointError: the folder's model has no trained one-label head.
     """
+    if config.reward_model.init is ModelInit.gold:
+        return policy_source(config)
     if Phase.reward in config.phase.order:
         return ModelSource.folder(_run_dir(config) / "reward" / "model", base=reward_base(config))
     source = ModelSource.of(config.reward_model, key="reward_model")

@@ -54,19 +54,18 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             actor = _use(config, policy, Role.actor, LoraRole.actor)
             return (actor, *_reference(config, actor))
         case Phase.ppo if config.ppo.shared_trunk:
-            return (_trunk(config, policy), _use(config, scorer, Role.reward, None))
+            return (_trunk(config, policy), *_reward(config, scorer))
         case _:
             actor = _use(config, policy, Role.actor, LoraRole.actor)
             critic = _use(config, scorer, Role.critic, LoraRole.critic)
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
             learning = (actor, critic) if has_critic else (actor,)
-            reward = _use(config, scorer, Role.reward, None)
-            return (*learning, *_reference(config, actor), reward)
+            return (*learning, *_reference(config, actor), *_reward(config, scorer))
 
 
 def reward_model_of(config: RunConfig) -> tuple[str, ModelConfig]:
     """Key and value of the model that reward model and critic start from."""
-    if config.reward_model.init is ModelInit.sft:
+    if config.reward_model.init in (ModelInit.sft, ModelInit.gold):
         return "model", config.model
     return "reward_model", config.reward_model
 
@@ -118,6 +117,13 @@ def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
     if actor.adapters and not config.lora.train_rest:
         return ()
     return (_use(config, ("model", config.model), Role.reference, None),)
+
+
+def _reward(config: RunConfig, scorer: tuple[str, ModelConfig]) -> tuple[ModelUse, ...]:
+    """The frozen reward model; none where a judge scores."""
+    if config.reward_model.init is ModelInit.gold:
+        return ()
+    return (_use(config, scorer, Role.reward, None),)
 
 
 def _trunk(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:

@@ -7,13 +7,16 @@ N = kept response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from rlhf.algorithms.logprobs import Picks, Reading, TokenLogprobs
-from rlhf.types import Model, PromptBatch, Responses, Rollout, SequenceBatch, take_rows
+from rlhf.types import Judge, Model, PromptBatch, Responses, Rollout, SequenceBatch, take_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class ResponseLogprobs(NamedTuple):
@@ -27,6 +30,7 @@ class WholeSequences:
     """Prompts and responses joined and padded on the right, as the models read them."""
 
     def __init__(self, prompts: PromptBatch, responses: Responses) -> None:
+        self.prompts, self.responses = prompts, responses
         attend = torch.cat([prompts.attend_BP, responses.keep_BT], dim=1)
         self.lengths_B = attend.sum(dim=1)
         # Sorting is stable: the tokens keep their order, and the padding goes behind them.
@@ -72,10 +76,52 @@ def response_values(critic: Model, sequences: WholeSequences) -> Tensor:
     return sequences.before_response(critic(sequences.ids_BS))
 
 
-def sequence_scores(reward: Model, sequences: WholeSequences) -> Tensor:
-    """Scores (B,) of whole sequences, read at their last tokens."""
-    values_BS: Tensor = reward(sequences.ids_BS)
-    return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
+class Scores(Protocol):
+    """What scores whole responses, in the reward model's place."""
+
+    def __call__(self, sequences: WholeSequences) -> Tensor:
+        """Scores (B,)."""
+
+
+class ModelScores(NamedTuple):
+    """Scores of a reward model."""
+
+    model: Model
+
+    def __call__(self, sequences: WholeSequences) -> Tensor:
+        """What it reads at the last tokens (B,)."""
+        with self.model.evaluating():
+            values_BS: Tensor = self.model(sequences.ids_BS)
+            return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
+
+
+class JudgeScores(NamedTuple):
+    """Scores by rule: the gold scores of a judge."""
+
+    judge: Judge
+    tokenizer: PreTrainedTokenizerBase
+
+    def __call__(self, sequences: WholeSequences) -> Tensor:
+        """The gold scores (B,) of the responses as text."""
+        responses = sequences.responses
+        answers = zip(
+            sequences.prompts.texts,
+            response_texts(self.tokenizer, responses),
+            responses.ended_B.tolist(),
+            strict=True,
+        )
+        gold = [
+            self.judge.rate(prompt, text, ended=ended)["gold"] for prompt, text, ended in answers
+        ]
+        return torch.tensor(gold, device=responses.ids_BT.device)
+
+
+def response_texts(tokenizer: PreTrainedTokenizerBase, responses: Responses) -> list[str]:
+    """The responses as text, without the end token."""
+    return [
+        tokenizer.decode(ids_T[keep_T], skip_special_tokens=True)
+        for ids_T, keep_T in zip(responses.ids_BT, responses.keep_BT, strict=True)
+    ]
 
 
 class Opinions(NamedTuple):

@@ -63,7 +63,15 @@ def test_every_number_has_a_range() -> None:
         ("phase.order=[]", "phase.order=[]: it must hold one phase or more"),
         ("phase.order=[ppo,sft]", "phase.order=[ppo,sft]: it must hold one phase or more, each on"),
         ("phase.order=[sft,sft]", "in the order sft, reward, ppo"),
-        ("model.init=sft", "model.init=sft: only reward_model starts from the run's own SFT model"),
+        (
+            "model.init=sft",
+            "model.init=sft: only reward_model.init can be that; use model.init=pret",
+        ),
+        (
+            "model.init=gold",
+            "model.init=gold: only reward_model.init can be that; use model.init=p",
+        ),
+        ("model@reward_model=gold", "reward_model.init=gold with the reward phase: a judge is not"),
         ("model=opt_175b", "model.path=null: model.init=pretrained loads it; add model.path="),
         ("reward_model.init=pretrained", "reward_model.path=null: reward_model.init=pretrained"),
         ("reward_model.init=random", "reward_model.architecture has no model_type: reward_model."),
@@ -89,6 +97,15 @@ def test_every_number_has_a_range() -> None:
 def test_rule(override: str, rule: str, compose: Compose) -> None:
     with pytest.raises(ConfigError, match=re.escape(rule)):
         to_run_config(compose([override]))
+
+
+def test_the_judge_scores_its_own_task_only(compose: Compose) -> None:
+    gold = ["phase=pipeline_rule", "model@reward_model=gold"]
+    to_run_config(compose(gold))
+    with pytest.raises(
+        ConfigError, match=r"with data\.source=local: the judge knows the prompts of"
+    ):
+        to_run_config(compose([*gold, "data=local", "data.path=pairs.jsonl"]))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from rlhf.config.names import REWARD_MODEL_GROUP, schema_types
 CONF = Path(__file__).parents[2] / "conf"
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
 HELP = CONF / "hydra" / "help" / "rlhf.yaml"
+SCORERS = ("sft_model", "gold")  # of the group model, for the reward model only
 PRETRAINED = ["init=pretrained", "path=folder"]
 
 Compose = Callable[[list[str]], DictConfig]
@@ -51,6 +52,8 @@ def choices() -> Iterator[list[str]]:
         "zero=stage3_mixzpp": ["hardware=8xa100_80g", "hardware.dtype=fp16", "lora=default"],
         "model=pretrained": ["model.path=folder"],
         f"{REWARD_MODEL_GROUP}=pretrained": ["reward_model.path=folder"],
+        f"{REWARD_MODEL_GROUP}=gold": ["phase=pipeline_rule"],
+        "phase=pipeline_rule": [f"{REWARD_MODEL_GROUP}=gold"],
         "model=opt_175b": ["model.path=folder"],
         f"{REWARD_MODEL_GROUP}=opt_175b": ["reward_model.path=folder"],
         "sft=llama2_chat": ["model=opt_125m"],  # it has longer sequences than the tiny model
@@ -60,7 +63,7 @@ def choices() -> Iterator[list[str]]:
     for group in defaults():
         for option in options_of(group.split("@")[0]):
             choice = f"{group}={option}"
-            if choice != "model=sft_model":  # for the reward model only
+            if choice not in {f"model={name}" for name in SCORERS}:
                 yield [choice, *demanded.get(choice, [])]
 
 
@@ -175,9 +178,9 @@ def test_help_lists_every_group_with_every_option() -> None:
         names = sorted(option.removesuffix(" (default)") for option in options)
         expected = options_of(group)
         if group == "model":
-            expected.remove("sft_model")
+            expected = [name for name in expected if name not in SCORERS]
         if group == REWARD_MODEL_GROUP:
-            expected = ["sft_model"]  # "any model, or"
+            expected = sorted(SCORERS)  # "any model, or"
         assert names == expected, f"put the options of {group} into {HELP}"
         if chosen[group] is not None and len(options_of(group)) > 1:
             assert f"{chosen[group]} (default)" in options

@@ -21,6 +21,7 @@ from rlhf.data.synthetic import (
     rate,
     render_prompt,
     right_answer,
+    skill_of,
 )
 from rlhf.data.synthetic_pairs import GoldJudge, generate_records, preference_probability
 
@@ -56,13 +57,6 @@ def gap_of(record: Record) -> float:
     assert chosen is not None
     assert rejected is not None
     return rate(prompt, chosen).gold - rate(prompt, rejected).gold
-
-
-def skill_of(prompt: str) -> str:
-    """Name of the one skill that a prompt asks for."""
-    request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
-    (name,) = (name for name, skill in SKILLS.items() if skill.pattern.fullmatch(request))
-    return name
 
 
 @pytest.mark.parametrize(("skill", "request_", "answer"), ANSWERS)

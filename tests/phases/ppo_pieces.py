@@ -15,6 +15,7 @@ from rlhf.models.building import ModelSource, build_actor, build_scorer
 from rlhf.models.policy import Policy
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo_models import SeparateModels
+from rlhf.rollout.experience import ModelScores
 from rlhf.types import Ranks, Responses, Rollout
 from tests.plain_engine import PlainEngine, TrainingEngine
 
@@ -69,7 +70,7 @@ def separate_engine(
         actor,
         reference,
         critic if has_critic else None,
-        reward,
+        ModelScores(reward),
         temperature=TEMPERATURE,
         **options,
     )

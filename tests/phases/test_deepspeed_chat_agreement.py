@@ -25,6 +25,7 @@ from rlhf.models.policy import Policy
 from rlhf.phases.ppo_models import SeparateModels
 from rlhf.phases.ppo_trainer import PPOTrainer
 from rlhf.phases.ptx import PtxCorpus
+from rlhf.rollout.experience import ModelScores
 from rlhf.types import PromptBatch, Ranks, Responses, StepReport
 from tests.algorithms import seed_reading as seeds
 from tests.algorithms.loop_reference import Row, Rows
@@ -93,7 +94,7 @@ class Run:
             AccumulatingEngine(Policy(moved(actor, by=0.0)), parts=parts),
             PlainEngine(Policy(moved(actor, by=0.05))),
             AccumulatingEngine(moved(scorer, by=0.0)),
-            PlainEngine(reward),
+            ModelScores(PlainEngine(reward)),
             temperature=1.0,
         )
         self.models = models
@@ -196,7 +197,7 @@ def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -
         reading.logprobs(models.actor.module),
         reading.logprobs(models.reference.module),
         reading.values(models.critic.module),
-        reading.scores(models.reward.module),
+        reading.scores(models.scores.model.module),
     )
     assert max(map(abs, experience.scores)) > seeds.CLIP_REWARD > min(map(abs, experience.scores))
     targets = seeds.targets(experience, late=True)

@@ -16,7 +16,12 @@ from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.phases.ppo_models import AdapterOff, SeparateModels, TrunkModels
-from rlhf.rollout.experience import ResponseLogprobs, WholeSequences, language_logprobs
+from rlhf.rollout.experience import (
+    ModelScores,
+    ResponseLogprobs,
+    WholeSequences,
+    language_logprobs,
+)
 from tests.models_on_disk import disturb
 from tests.phases.ppo_pieces import (
     LENGTHS,
@@ -47,7 +52,7 @@ def trunk_models(tokenizer: Any, reward: PlainEngine, **options: Any) -> TrunkMo
     trunk = build_trunk(source(), tokenizer, num_layers_unfrozen=1, num_value_layers=1, seed=1)
     nn.init.normal_(trunk.value_head.weight, generator=torch.Generator().manual_seed(5))
     engine = TrainingEngine(trunk, accumulation=1)
-    return TrunkModels(engine, reward, temperature=TEMPERATURE, **options)
+    return TrunkModels(engine, ModelScores(reward), temperature=TEMPERATURE, **options)
 
 
 def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
@@ -60,7 +65,7 @@ def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
         TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1),
         PlainEngine(Policy(build_actor(source(), tokenizer, seed=1))),
         TrainingEngine(critic, accumulation=1),
-        models.reward,
+        models.scores,
         temperature=TEMPERATURE,
         entropy_gradient=True,
     )
@@ -152,7 +157,7 @@ def test_language_logprobs_are_those_of_each_sequence_alone(
 
 def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:
     actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1)
-    models = SeparateModels(actor, actor, None, reward, temperature=TEMPERATURE)
+    models = SeparateModels(actor, actor, None, ModelScores(reward), temperature=TEMPERATURE)
     assert not models.opinions(SEQUENCES).values_BT.any()
     models.learn(SEQUENCES, actor_loss=gain, critic_loss=refuse)
     reports = models.step()
@@ -164,7 +169,7 @@ def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> 
     actor = TrainingEngine(Policy(build_actor(source(), tokenizer, seed=1)), accumulation=1)
     actor.module.forward = refuse
     critic = TrainingEngine(build_scorer(source(), tokenizer, seed=2), accumulation=1)
-    models = SeparateModels(actor, actor, critic, reward, temperature=TEMPERATURE)
+    models = SeparateModels(actor, actor, critic, ModelScores(reward), temperature=TEMPERATURE)
     models.learn(SEQUENCES, actor_loss=None, critic_loss=squares)
     assert models.step().actor is None
     assert len(critic.gradients) == 1
@@ -217,7 +222,9 @@ def test_with_adapters_policy_and_reference_start_equal_and_part(
     engine = TrainingEngine(
         Policy(build_actor(source(), tokenizer, seed=1, lora=SPEC)), accumulation=1
     )
-    models = SeparateModels(engine, AdapterOff(engine), None, reward, temperature=TEMPERATURE)
+    models = SeparateModels(
+        engine, AdapterOff(engine), None, ModelScores(reward), temperature=TEMPERATURE
+    )
     start = models.opinions(SEQUENCES)
     assert torch.equal(start.logprobs_BT, start.reference_logprobs_BT)
     disturb(engine.module)
@@ -231,7 +238,7 @@ def test_a_scorer_is_read_as_critic_and_as_reward_model(tokenizer: Any) -> None:
     assert isinstance(module, Scorer)
     engine = PlainEngine(module)
     actor = PlainEngine(Policy(build_actor(source(), tokenizer, seed=1)))
-    models = SeparateModels(actor, actor, engine, engine, temperature=TEMPERATURE)
+    models = SeparateModels(actor, actor, engine, ModelScores(engine), temperature=TEMPERATURE)
     opinions = models.opinions(SEQUENCES)
     with torch.no_grad():
         values_BS = engine(SEQUENCES.ids_BS)

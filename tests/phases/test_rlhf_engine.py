@@ -15,6 +15,7 @@ from rlhf.config.roles import Role
 from rlhf.phases import rlhf_engine
 from rlhf.phases.ppo_models import AdapterOff
 from rlhf.phases.rlhf_engine import RLHFEngine
+from rlhf.rollout.experience import JudgeScores
 from rlhf.types import Ranks
 from tests.models_on_disk import save_models
 from tests.plain_engine import PlainEngine
@@ -48,7 +49,7 @@ def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(
     built: Callable[..., RLHFEngine],
 ) -> None:
     engine = built()
-    roles = [engine.actor, engine.models.reference, engine.critic, engine.reward]
+    roles = [engine.actor, engine.models.reference, engine.critic, engine.scores.model]
     assert [e.given["role"] for e in roles] == [
         Role.actor,
         Role.reference,
@@ -62,6 +63,15 @@ def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_judge_takes_the_place_of_the_reward_model(built: Callable[..., RLHFEngine]) -> None:
+    engine = built("model@reward_model=gold", "reward_model.path=null")
+    assert [e.given["role"] for e in engine._engines] == [Role.actor, Role.reference, Role.critic]
+    assert isinstance(engine.scores, JudgeScores)
+    actor, critic = (e.module.pretrained.base_model for e in (engine.actor, engine.critic))
+    weights = critic.state_dict()
+    assert all(torch.equal(one, weights[name]) for name, one in actor.state_dict().items())
+
+
 def dropouts(engine: Any) -> float:
     model = getattr(engine.module, "pretrained", engine.module)
     return float(model.config.attention_dropout)
@@ -70,7 +80,7 @@ def dropouts(engine: Any) -> float:
 def test_actor_and_critic_have_dropout_of_their_own(built: Callable[..., RLHFEngine]) -> None:
     engine = built("ppo.actor_dropout=0.25", "ppo.critic_dropout=0.5", "model.dropout=0.75")
     assert (dropouts(engine.actor), dropouts(engine.critic)) == (0.25, 0.5)
-    assert (dropouts(engine.models.reference), dropouts(engine.reward)) == (0.0, 0.0)
+    assert (dropouts(engine.models.reference), dropouts(engine.scores.model)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("key", ["model", "reward_model"])

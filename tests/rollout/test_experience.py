@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from rlhf.data.collate import collate_prompts
+from rlhf.data.synthetic import render_prompt
+from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.building import ModelSource, build_actor, build_scorer
 from rlhf.models.policy import Policy
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo_models import SeparateModels
-from rlhf.rollout.experience import Opinions, WholeSequences, collect
+from rlhf.rollout.experience import JudgeScores, ModelScores, Opinions, WholeSequences, collect
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
@@ -37,7 +39,8 @@ def models() -> SeparateModels:
     source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
     actors = [PlainEngine(Policy(build_actor(source, TOKENIZER, seed=seed))) for seed in (1, 2)]
     scorers = [PlainEngine(build_scorer(source, TOKENIZER, seed=seed)) for seed in (3, 4)]
-    return SeparateModels(*actors, *scorers, temperature=TEMPERATURE)
+    critic, reward = scorers
+    return SeparateModels(*actors, critic, ModelScores(reward), temperature=TEMPERATURE)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
                 expected = logits.log_softmax(-1)[torch.arange(len(response)), response]
                 got = getattr(rollout, f"{name}_BT")[row, : len(response)]
                 torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-            critic, reward = models.critic.module.pretrained, models.reward.module.pretrained
+            critic, reward = models.critic.module.pretrained, models.scores.model.module.pretrained
             values = critic.score(critic.model(ids).last_hidden_state)[0, places, 0]
             score = reward(ids).logits[0, 0]
         got = rollout.values_BT[row, : len(response)]
@@ -165,6 +168,23 @@ def test_whole_sequences_by_hand() -> None:
     assert slope_N.tolist() == [1, 2, 3, 4, 1, 1, 2]
     x_BS = torch.arange(15).reshape(3, 5)
     assert whole.before_response(x_BS).tolist() == [[0, 1, 2, 3], [7, 0, 0, 0], [11, 12, 0, 0]]
+
+
+def test_a_judge_scores_the_text_of_each_response() -> None:
+    prompt = render_prompt("Repeat this: boat fig.")
+    texts = [" Sure! boat fig.", " boat fig.", " fig.", " boat fig."]
+    ended = [True, True, True, False]
+    rows = [
+        TOKENIZER.encode(text) + [TOKENIZER.eos_token_id] * end
+        for text, end in zip(texts, ended, strict=True)
+    ]
+    length = max(map(len, rows))
+    ids_BT = torch.tensor([row + [TOKENIZER.pad_token_id] * (length - len(row)) for row in rows])
+    keep_BT = torch.tensor([[place < len(row) for place in range(length)] for row in rows])
+    prompts = collate_prompts([[5]] * 4, [prompt] * 4, torch.zeros(4, length), pad_id=0, device=CPU)
+    responses = Responses(ids_BT, keep_BT, torch.tensor(ended))
+    scores_B = JudgeScores(GoldJudge(), TOKENIZER)(WholeSequences(prompts, responses))
+    torch.testing.assert_close(scores_B, torch.tensor([1.0, 0.925, 0.0, 0.775]))
 
 
 def test_neighbours_are_of_like_length_and_come_back_in_order(

@@ -64,3 +64,17 @@ def test_evaluations_and_samples_come_when_they_should(run_dir: Path) -> None:
 
 def test_tensorboard_has_its_folder(run_dir: Path) -> None:
     assert list((run_dir / "tensorboard").glob("events.out.*"))
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_a_judge_in_the_place_of_the_reward_model(estimator: str, tmp_path: Path) -> None:
+    """Scores are gold scores; only what estimates values has a critic."""
+    rule = ["phase=pipeline_rule", "model@reward_model=gold", "ppo.responses_per_prompt=4"]
+    folder = finished(tmp_path / "run", *rule, f"ppo.advantage_estimator={estimator}")
+    result = json.loads((folder / "result.json").read_text())["phases"]
+    assert set(result) == {"sft", "ppo"}
+    for when in ("before", "after"):
+        assert result["ppo"][f"score_{when}"] == pytest.approx(result["ppo"][f"gold_{when}"])
+    assert (folder / "ppo" / "critic").exists() == (estimator == "gae")
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert all(sample["score"] == pytest.approx(sample["gold"]) for sample in samples)
