@@ -53,9 +53,14 @@ class Moments:
         return self.total / self.count.clamp(min=1)
 
     @property
+    def mean_square(self) -> Tensor:
+        """Mean of the squares, a scalar tensor; 0 when nothing was counted."""
+        return self.square_total / self.count.clamp(min=1)
+
+    @property
     def variance(self) -> Tensor:
         """Population variance, a scalar tensor."""
-        return (self.square_total / self.count.clamp(min=1) - self.mean.square()).clamp(min=0)
+        return (self.mean_square - self.mean.square()).clamp(min=0)
 
     def value(self) -> float:
         """The mean as a number."""
@@ -77,12 +82,26 @@ class Maximum:
         """Largest of ``values`` where ``keep`` is True; minus infinity when nothing is kept."""
         return cls(values.detach().double().masked_fill(~keep, -torch.inf).max())
 
-    def __add__(self, other: Maximum) -> Maximum:
-        return Maximum(torch.maximum(self.largest, other.largest))
+    def __add__(self, other: Self) -> Self:
+        return type(self)(torch.maximum(self.largest, other.largest))
 
     def value(self) -> float:
         """The maximum as a number."""
         return self.largest.item()
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum(Maximum):
+    """The smallest value seen, kept as the largest of the negated values."""
+
+    @classmethod
+    def of(cls, values: Tensor, keep: Tensor) -> Self:
+        """Smallest of ``values`` where ``keep`` is True; infinity when nothing is kept."""
+        return cls(Maximum.of(-values, keep).largest)
+
+    def value(self) -> float:
+        """The minimum as a number."""
+        return -self.largest.item()
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:

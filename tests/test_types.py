@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.metrics import Maximum, Mean, Metrics, Moments, merge_metrics
+from rlhf.metrics import Maximum, Mean, Metrics, Minimum, Moments, merge_metrics
 from rlhf.types import Ranks
 from tests.algorithms.ragged import f64, garbage, keeps, normal, quick, seeds, shuffled, spoiled
 
@@ -24,6 +24,7 @@ def all_metrics(values: Tensor, keep: Tensor) -> Metrics:
         "mean": Mean.of(values, keep),
         "moments": Moments.of(values, keep),
         "maximum": Maximum.of(values, keep),
+        "minimum": Minimum.of(values, keep),
     }
 
 
@@ -56,6 +57,7 @@ def test_moments_by_hand() -> None:
     # 1 3 5: mean 3, variance (4 + 0 + 4) / 3 = 2.6666667, deviation 1.6329932
     moments = Moments.of(f64(1, 3, 5, NAN), torch.tensor([True, True, True, False]))
     assert moments.value() == moments.mean.item() == 3.0
+    assert moments.mean_square.item() == pytest.approx(35 / 3, abs=1e-7)
     assert moments.variance.item() == pytest.approx(2.6666667, abs=1e-7)
     assert moments.std() == pytest.approx(1.6329932, abs=1e-7)
 
@@ -70,6 +72,13 @@ def test_rounding_never_makes_a_variance_negative() -> None:
         deviation = Moments.of(torch.full((6,), value, dtype=torch.float64)).std()
         assert not math.isnan(deviation)
         assert deviation == pytest.approx(0.0, abs=1e-7 * abs(value))
+
+
+def test_minimum_by_hand() -> None:
+    keep = torch.tensor([True, True, False])
+    assert Minimum.of(f64(2, 1, -30), keep).value() == 1.0
+    assert Minimum.of(f64(1, 2, 30), ~keep & keep).value() == math.inf
+    assert (Minimum.of(f64(1), keep[:1]) + Minimum.of(f64(3), keep[:1])).value() == 1.0
 
 
 def test_maximum_by_hand() -> None:
@@ -152,7 +161,8 @@ def test_two_ranks_reduce_metrics_as_a_merge_would(monkeypatch: pytest.MonkeyPat
     def all_reduce(tensor: Tensor, op: Any) -> None:
         asked.append(op)
         if op == torch.distributed.ReduceOp.MAX:
-            tensor.copy_(torch.maximum(tensor, others["maximum"].largest))
+            theirs = torch.stack([others["maximum"].largest, others["minimum"].largest])
+            tensor.copy_(torch.maximum(tensor, theirs))
         else:
             mean, moments = others["mean"], others["moments"]
             sums = (mean.total, mean.count, moments.total, moments.square_total, moments.count)

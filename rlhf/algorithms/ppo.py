@@ -30,6 +30,7 @@ class PolicyLoss(NamedTuple):
     clipfrac: Mean  # share of tokens whose ratio was held by the clip
     dual_clipfrac: Mean  # share of tokens whose loss was held by the dual clip
     approx_kl: Mean  # k3 estimate of KL(old || new), nats per token
+    ratio_mean: Mean
     ratio_max: Maximum
 
 
@@ -84,6 +85,7 @@ def policy_loss(
         clipfrac=Mean.of((clipped_BT > plain_BT).float(), keep_BT),
         dual_clipfrac=Mean.of(dual_BT.float(), keep_BT),
         approx_kl=Mean.of(approx_kl_BT, keep_BT),
+        ratio_mean=Mean.of(ratio_BT, keep_BT),
         ratio_max=Maximum.of(ratio_BT, keep_BT),
     )
 

@@ -5,13 +5,16 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from rlhf.config.choices import When
 from rlhf.config.ppo_schema import RolloutConfig
 from rlhf.errors import ConfigError
-from rlhf.metrics import Mean, Metric, Metrics
+from rlhf.metrics import Maximum, Mean, Metrics
 from rlhf.types import Responses, Rollout
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout's - training's| per token, of the same weights
+LARGE = 0.1  # nats; a token whose ratio is off by more than a tenth
 
 
 class LogprobReuse:
@@ -49,17 +52,26 @@ class LogprobReuse:
         self._mismatch = values.get(MISMATCH, self._mismatch)
 
 
-def mismatch(rollout: Rollout, change: Metric | None) -> Metrics:
+def mismatch(rollout: Rollout, change: Metrics) -> Metrics:
     """How far rollout and training are apart, from what there is: nothing is run for it.
 
     Recomputed log-probabilities are compared themselves. In place of reused ones stand those of
-    the first update, whose forward pass ran before any weight had changed: ``change`` is its mean
-    |new - old|, None where the actor took no part in it.
+    the first update, whose forward pass ran before any weight had changed: ``change`` is what
+    ``differences`` says of them, nothing where the actor took no part in it.
     """
     measured_BT = rollout.responses.logprobs_BT
     if measured_BT is None:
         return {}
     if rollout.logprobs_BT is measured_BT:
-        return {} if change is None else {MISMATCH: change}
-    differences_BT = (measured_BT - rollout.logprobs_BT).abs()
-    return {MISMATCH: Mean.of(differences_BT, rollout.responses.keep_BT)}
+        return change
+    return differences(measured_BT, rollout.logprobs_BT, rollout.responses.keep_BT)
+
+
+def differences(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:
+    """How far two readings of the same tokens are apart: mean, share of large ones, the largest."""
+    apart_BT = (one_BT - other_BT).abs()
+    return {
+        MISMATCH: Mean.of(apart_BT, keep_BT),
+        f"{MISMATCH}_share": Mean.of((apart_BT > LARGE).float(), keep_BT),
+        f"{MISMATCH}_max": Maximum.of(apart_BT, keep_BT),
+    }

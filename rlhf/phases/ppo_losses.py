@@ -14,6 +14,7 @@ from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.config.choices import KlPlacement, LossAggregation
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.metrics import Mean, Metrics
+from rlhf.phases.logprob_reuse import differences
 from rlhf.phases.ppo_metrics import critic_metrics, policy_metrics
 from rlhf.rollout.experience import ResponseLogprobs
 from rlhf.types import Rollout
@@ -63,8 +64,7 @@ class MicroBatchLoss:
         )
         loss = surrogate.loss
         self.metrics |= policy_metrics(surrogate, Mean.of(entropy_BT, keep_BT))
-        change_BT = (logprobs_BT - rollout.logprobs_BT).abs()
-        self.metrics["logprob_change"] = Mean.of(change_BT, keep_BT)
+        self.metrics |= differences(logprobs_BT, rollout.logprobs_BT, keep_BT)
         if config.kl_placement is KlPlacement.loss:
             # 0 in dead cells before k3's exponential: an infinite slope there would give nan.
             sides = (logprobs_BT, rollout.reference_logprobs_BT)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
-from rlhf.metrics import Mean, Metrics, Moments
+from rlhf.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.phases.ppo_models import Reports
 from rlhf.phases.ppo_targets import Targets
 from rlhf.types import Rollout, StepReport
@@ -21,7 +21,10 @@ def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> 
         "ppo/reward": Moments.of(targets.rewards_BT.sum(dim=1)),
         "ppo/returns": Moments.of(targets.raw.returns_BT, keep_BT),
         "ppo/advantages": Moments.of(targets.raw.advantages_BT, keep_BT),
+        "ppo/returns_min": Minimum.of(targets.raw.returns_BT, keep_BT),
+        "ppo/returns_max": Maximum.of(targets.raw.returns_BT, keep_BT),
         "ppo/kl_to_reference": Mean.of(kl_per_sequence(rollout)),
+        "ppo/kl_to_reference_k3": Mean.of(kl_per_sequence(rollout, estimator="k3")),
         "ppo/kl_per_token": Mean.of(kl_BT, keep_BT),
         "ppo/response_tokens": Mean.of(keep_BT.sum(dim=1)),
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
@@ -29,13 +32,15 @@ def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> 
     if has_critic:
         errors_BT = targets.raw.returns_BT - rollout.values_BT
         metrics["ppo/values"] = Moments.of(rollout.values_BT, keep_BT)
+        metrics["ppo/values_min"] = Minimum.of(rollout.values_BT, keep_BT)
+        metrics["ppo/values_max"] = Maximum.of(rollout.values_BT, keep_BT)
         metrics["value_errors"] = Moments.of(errors_BT, keep_BT)
     return metrics
 
 
-def kl_per_sequence(rollout: Rollout) -> Tensor:
-    """KL(policy || reference) of each response (B,), k1, in nats."""
-    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
+def kl_per_sequence(rollout: Rollout, *, estimator: KlEstimatorName = "k1") -> Tensor:
+    """KL(policy || reference) of each response (B,), in nats."""
+    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator=estimator)
     return kl_BT.masked_fill(~rollout.responses.keep_BT, 0.0).sum(dim=1)
 
 
@@ -46,6 +51,7 @@ def policy_metrics(loss: PolicyLoss, entropy: Mean) -> Metrics:
         "ppo/clipfrac": loss.clipfrac,
         "ppo/dual_clipfrac": loss.dual_clipfrac,
         "ppo/approx_kl": loss.approx_kl,
+        "ppo/ratio_mean": loss.ratio_mean,
         "ppo/ratio_max": loss.ratio_max,
         "ppo/entropy": entropy,
     }
@@ -85,8 +91,14 @@ def printed(metrics: Metrics) -> dict[str, float]:
     moments = {name: m for name, m in metrics.items() if isinstance(m, Moments)}
     errors = moments.pop("value_errors", None)
     if errors is not None:
+        values["ppo/value_error"] = errors.mean_square.item()
         total = moments["ppo/returns"].variance
         values["ppo/explained_variance"] = float(1 - errors.variance / total) if total > 0 else 0.0
     for name, moment in moments.items():
         values[f"{name}_mean"], values[f"{name}_std"] = moment.value(), moment.std()
     return values
+
+
+def moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
+    """Exponential average of a metric over steps; it starts at the first value."""
+    return value if average is None else beta * average + (1 - beta) * value

@@ -18,14 +18,17 @@ from rlhf.config.checks import exact_div
 from rlhf.config.ppo_schema import PpoConfig
 from rlhf.errors import ConfigError
 from rlhf.metrics import Metrics, merge_metrics
-from rlhf.phases.logprob_reuse import LogprobReuse, mismatch
+from rlhf.phases.context import peak_memory_gib
+from rlhf.phases.logprob_reuse import MISMATCH, LogprobReuse, mismatch
 from rlhf.phases.ppo_losses import MicroBatchLoss
 from rlhf.phases.ppo_metrics import (
+    moving_average,
     printed,
     report_values,
     rollout_metrics,
 )
 from rlhf.phases.ppo_models import Reports
+from rlhf.phases.ppo_speed import PerPart
 from rlhf.phases.ppo_targets import TargetMaker
 from rlhf.phases.ptx import PtxCorpus, learn_from_corpus
 from rlhf.phases.rlhf_engine import RLHFEngine
@@ -64,7 +67,9 @@ class PPOTrainer:
         self._targets = TargetMaker(config, engine.ranks)
         self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
         self._updates_done = 0
-        self._seconds = {"generate": 0.0, "score": 0.0}
+        self._seconds = (0.0, 0.0)  # of the last rollout: generating, scoring
+        self._with_policy = True
+        self._score_average: float | None = None
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
         """Answer the prompts and score the answers with all models that are needed for it."""
@@ -74,7 +79,8 @@ class PPOTrainer:
         with_policy = not self._reuse.decide(responses)
         opinions = partial(self.engine.models.opinions, with_policy=with_policy)
         rollout = collect(opinions, prompts, responses, micro_batch_size=self.engine.plan.micro)
-        self._seconds = {"generate": generated - started, "score": time.monotonic() - generated}
+        self._seconds = (generated - started, time.monotonic() - generated)
+        self._with_policy = with_policy
         return rollout
 
     def train_rlhf(self, rollout: Rollout) -> PpoStats:
@@ -94,7 +100,7 @@ class PPOTrainer:
         reports: list[Reports] = []
         for rows in self._mini_batches(rows_per_rank, mini_batch):
             losses, report = self._update(rollout, targets.advantages, rows)
-            change = losses.pop("logprob_change", None)
+            change = {name: losses.pop(name) for name in list(losses) if name.startswith(MISMATCH)}
             if not reports:
                 metrics |= mismatch(rollout, change)
             learned = merge_metrics(learned, losses)
@@ -104,13 +110,17 @@ class PPOTrainer:
         values = printed(self.engine.ranks.reduce_metrics(metrics | learned))
         values |= report_values(reports) | {"ppo/kl_ctl": self.kl.coefficient}
         values |= self.engine.rollout_metrics
+        self._score_average = moving_average(self._score_average, values["ppo/score_mean"])
+        values["ppo/score_average"] = self._score_average
         self._reuse.measured(values)
         self.kl = self.kl.step(
             values["ppo/kl_to_reference"], num_sequences=rows_per_rank * self.engine.ranks.size
         )
         self._guard_learning_rate(values)
         self.steps_done += 1
-        values |= self._timings(rollout, train=time.monotonic() - started)
+        seconds = PerPart(*self._seconds, train=time.monotonic() - started)
+        values |= self.engine.speed.values(rollout, seconds, with_policy=self._with_policy)
+        values["memory/peak_gib"] = peak_memory_gib(self.engine.ranks)
         actor_loss, critic_loss = (values.get(f"ppo/{m}_loss", 0.0) for m in ("actor", "critic"))
         return PpoStats(actor_loss, critic_loss, values)
 
@@ -173,14 +183,3 @@ class PPOTrainer:
             actor.lr_scale = guarded_lr_scale(
                 actor.lr_scale, values["ppo/approx_kl"], limit=self.config.lr_guard_kl
             )
-
-    def _timings(self, rollout: Rollout, *, train: float) -> dict[str, float]:
-        tokens = rollout.prompts.attend_BP.sum() + rollout.responses.keep_BT.sum()
-        step = train + sum(self._seconds.values())
-        return {
-            "time/generate_seconds": self._seconds["generate"],
-            "time/score_seconds": self._seconds["score"],
-            "time/train_seconds": train,
-            "time/step_seconds": step,
-            "speed/tokens_per_second": float(self.engine.ranks.sum(tokens)) / step,
-        }

@@ -37,6 +37,7 @@ from rlhf.phases.policies import (
 )
 from rlhf.phases.policy_evaluation import AnsweringPolicy
 from rlhf.phases.ppo_models import AdapterOff, PpoModels, SeparateModels, TrunkModels
+from rlhf.phases.ppo_speed import StepSpeed
 from rlhf.phases.rollout_checks import require_rollouts
 from rlhf.phases.sources import critic_source, policy_source
 from rlhf.rollout.experience import JudgeScores, ModelScores, Scores
@@ -70,6 +71,7 @@ class RLHFEngine:
             dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
             hybrid_engine=hybrid_engine_section(config),
         )
+        self.speed = StepSpeed(config, self.ranks)
         self.rollout_metrics: dict[str, float] = {}  # what each step tells, and is known now
         self.plan = phase_plans(config)[Phase.ppo]
         self._engines: list[AnyEngine] = []

@@ -182,4 +182,50 @@ TIMES = {
         "constant after the first steps",
         "falling at constant ppo/response_tokens: another process shares the machine",
     ),
+    "speed/generate_tflops": MetricInfo(
+        "10^12 operations/s",
+        "operations of the model in sampling (each token through the actor once), over "
+        "time/generate_seconds, all ranks together; padding does not count",
+        "constant",
+        "falling: another process shares the machine",
+    ),
+    "speed/generate_mfu": MetricInfo(
+        "share",
+        "model FLOP utilisation: speed/generate_tflops over the peak of all ranks "
+        "(`hardware.peak_tflops`; on a CPU the measured rate of large products)",
+        "below 0.1: decoding waits for memory",
+        "far below: raise `ppo.rollout_batch_size`",
+    ),
+    "speed/score_tflops": MetricInfo(
+        "10^12 operations/s",
+        "operations of the forward passes that score, over time/score_seconds, all ranks together",
+        "constant",
+        "falling: another process shares the machine",
+    ),
+    "speed/score_mfu": MetricInfo(
+        "share",
+        "the same over the peak of all ranks",
+        "0.3 to 0.5 with a billion weights, less with small models",
+        "lower: raise `hardware.max_micro_batch_size`",
+    ),
+    "speed/train_tflops": MetricInfo(
+        "10^12 operations/s",
+        "operations of the forward and backward passes of actor and critic, over "
+        "time/train_seconds, all ranks together; what gradient checkpointing computes again does "
+        "not count",
+        "constant",
+        "falling: another process shares the machine",
+    ),
+    "speed/train_mfu": MetricInfo(
+        "share",
+        "the same over the peak of all ranks",
+        "0.3 to 0.5 with a billion weights, less with small models",
+        "lower: raise `hardware.max_micro_batch_size`, or leave out gradient checkpointing",
+    ),
+    "memory/peak_gib": MetricInfo(
+        "GiB",
+        "most memory that any rank has held so far: of its GPU, or of its process on a CPU",
+        "constant after the first steps",
+        "grows: something is kept from step to step",
+    ),
 }

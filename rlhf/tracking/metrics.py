@@ -47,7 +47,7 @@ def check_name(name: str) -> None:
 
 def is_timing(name: str) -> bool:
     """True for what differs between two runs that are otherwise identical."""
-    return name.startswith(("time/", "speed/")) or name.endswith("_per_second")
+    return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")
 
 
 def markdown_table() -> str:

@@ -12,6 +12,13 @@ SCORES = {
         "flat: raise `ppo.actor_lr` or lower `ppo.kl_ctl`; rises while gold scores or samples get "
         "worse: the reward model is being exploited, raise `ppo.kl_ctl`",
     ),
+    "ppo/score_average": MetricInfo(
+        "score",
+        "exponential average of ppo/score_mean over steps: nine tenths of the last one, one tenth "
+        "of this step's",
+        "rises smoothly, then levels off",
+        "see ppo/score_mean, whose noise it leaves out",
+    ),
     "ppo/score_std": MetricInfo(
         "score",
         "standard deviation of the scores over the step's responses",
@@ -42,6 +49,13 @@ DIVERGENCE = {
         "runs away: raise `ppo.kl_ctl` or lower `ppo.actor_lr`; clearly negative: responses are "
         "not samples of the scored policy (`rollout.top_k`, `rollout.top_p`, temperature)",
     ),
+    "ppo/kl_to_reference_k3": MetricInfo(
+        "nats per sequence",
+        "the same by k3, mean over sequences of the sum of r - 1 - log r with r = p_reference / p: "
+        "less noise, never negative",
+        "close to ppo/kl_to_reference",
+        "far above it: single tokens that the reference finds likely have become rare",
+    ),
     "ppo/kl_per_token": MetricInfo(
         "nats per token",
         "the same sum over all response tokens, divided by their number",
@@ -56,6 +70,18 @@ DIVERGENCE = {
         "above `rollout.max_logprob_mismatch`: log-probabilities are recomputed in every step; "
         "far above it: the rollout samples from another policy (`rollout.top_k`, `rollout.top_p`, "
         "dropout)",
+    ),
+    "ppo/logprob_mismatch_share": MetricInfo(
+        "share",
+        "response tokens for which the two differ by more than 0.1 nats",
+        "0 in fp32, below 0.05 in bf16",
+        "see ppo/logprob_mismatch",
+    ),
+    "ppo/logprob_mismatch_max": MetricInfo(
+        "nats",
+        "the largest difference of any response token",
+        "1e-4 in fp32, below 1 in bf16",
+        "above 2: some tokens come from another policy, or rare tokens meet a low precision",
     ),
     "ppo/kl_ctl": MetricInfo(
         "reward per nat",
@@ -78,6 +104,13 @@ DIVERGENCE = {
         "below 0.02; never negative",
         "above 0.1: the policy leaves its own samples behind, lower `ppo.actor_lr` or "
         "`ppo.ppo_epochs`",
+    ),
+    "ppo/ratio_mean": MetricInfo(
+        "1",
+        "mean ratio p_new / p_old over response tokens, over all optimiser steps",
+        "within 0.01 of 1",
+        "away from 1: the old log-probabilities are not those of the sampled policy, see "
+        "ppo/logprob_mismatch",
     ),
     "ppo/ratio_max": MetricInfo(
         "1",
@@ -108,6 +141,12 @@ LOSSES = {
         "falls over the first steps, then follows the variance of returns",
         "grows: raise `ppo.critic_lr`, or rewards are unbounded, lower `ppo.clip_reward_value`",
     ),
+    "ppo/value_error": MetricInfo(
+        "reward squared per token",
+        "mean of (V - R)^2 over response tokens, before training",
+        "falls below the square of ppo/returns_std",
+        "stays there: see ppo/explained_variance",
+    ),
     "ppo/value_clipfrac": MetricInfo(
         "share",
         "response tokens whose clipped value error is the larger one",
@@ -126,6 +165,18 @@ LOSSES = {
         "below ppo/returns_std, and above 0",
         "near 0: the critic predicts one number; above returns_std: it is noisy",
     ),
+    "ppo/values_min": MetricInfo(
+        "reward",
+        "smallest value of any response token",
+        "within the range of the returns",
+        "far outside it: the critic meets states that it has not learnt",
+    ),
+    "ppo/values_max": MetricInfo(
+        "reward",
+        "largest value of any response token",
+        "within the range of the returns",
+        "see ppo/values_min",
+    ),
     "ppo/returns_mean": MetricInfo(
         "reward",
         "mean of R_t = A_t + V_t over response tokens",
@@ -137,6 +188,18 @@ LOSSES = {
         "standard deviation of R_t over response tokens",
         "of the order of ppo/reward_std",
         "far above it: values are extreme, see ppo/values_std",
+    ),
+    "ppo/returns_min": MetricInfo(
+        "reward",
+        "smallest R_t of any response token",
+        "above minus `ppo.clip_reward_value` less the KL penalty",
+        "far below: one sequence pays a huge KL penalty",
+    ),
+    "ppo/returns_max": MetricInfo(
+        "reward",
+        "largest R_t of any response token",
+        "up to about `ppo.clip_reward_value`",
+        "far above: values are extreme, see ppo/values_max",
     ),
     "ppo/advantages_mean": MetricInfo(
         "reward",

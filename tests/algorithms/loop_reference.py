@@ -27,6 +27,7 @@ class Loss(NamedTuple):
     approx_kl: float = 0.0
     ratio_max: float = 0.0
     dual_clipfrac: float = 0.0
+    ratio_mean: float = 0.0
 
 
 def log_softmax(logits: Row, temperature: float) -> Row:
@@ -189,6 +190,7 @@ def policy_loss(
         math.fsum(kls) / count,
         max(ratios),
         sum(dual_held) / count,
+        math.fsum(ratios) / count,
     )
 
 

@@ -245,6 +245,7 @@ def test_the_whole_chain(
     assert_close(actor.dual_clipfrac.value(), expected.dual_clipfrac, atol=TOLERANCE)
     assert_close(actor.approx_kl.value(), expected.approx_kl, atol=TOLERANCE)
     assert_close(actor.ratio_max.value(), expected.ratio_max, atol=TOLERANCE)
+    assert_close(actor.ratio_mean.value(), expected.ratio_mean, atol=TOLERANCE)
     slopes = reference.gradient(lambda x: actor_reference(x).total, rows.logprobs_BT)
     assert_rows(logprobs_BT.grad, keep, slopes)
 

@@ -19,6 +19,7 @@ from rlhf.rollout.experience import ModelScores
 from rlhf.types import Ranks, Responses, Rollout
 from tests.plain_engine import PlainEngine, TrainingEngine
 
+UNTIMED = SimpleNamespace(values=lambda *_, **__: {})  # in place of StepSpeed
 ROWS, MICRO = 4, 2
 PARTS = ROWS // MICRO  # micro-batches of an optimiser step
 PROMPT_LENGTHS = [2, 4, 3, 1]
@@ -84,6 +85,7 @@ def separate_engine(
         tokenizer=tokenizer,
         config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
         rollout_metrics={},
+        speed=UNTIMED,
     )
 
 

@@ -31,7 +31,7 @@ from tests.algorithms import seed_reading as seeds
 from tests.algorithms.loop_reference import Row, Rows
 from tests.algorithms.ragged import keep_of
 from tests.models_on_disk import small_tokenizer, source_of
-from tests.phases.ppo_pieces import ROLLOUT_CONFIG
+from tests.phases.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -107,6 +107,7 @@ class Run:
             plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
             config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
             rollout_metrics={},
+            speed=UNTIMED,
             tokenizer=TOKENIZER,
             rollout=SimpleNamespace(generate=lambda *_: self.responses),
         )

@@ -137,6 +137,14 @@ def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:
     assert torch.equal(asked.reference_logprobs_BT, rollout.reference_logprobs_BT)
 
 
+def test_large_differences_are_counted_and_the_largest_is_told(compose: Compose) -> None:
+    for mode, error, share in (("never", 0.05, 0.0), ("never", 0.3, 1.0), ("always", 0.3, 1.0)):
+        trainer = trainer_of(compose, mode, error=error)
+        stats = trainer.train_rlhf(trainer.generate_experience(some_rollout().prompts))
+        assert stats.metrics[f"{MISMATCH}_share"] == share
+        assert stats.metrics[f"{MISMATCH}_max"] == pytest.approx(error, abs=1e-5)
+
+
 def test_a_resting_actor_keeps_the_last_decision(compose: Compose) -> None:
     trainer = trainer_of(compose, "auto", "ppo.actor_freeze_steps=2")
     told = steps(trainer, 3)

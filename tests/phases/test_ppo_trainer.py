@@ -109,14 +109,21 @@ def test_a_step_agrees_with_the_reference(
         "ppo/dual_clipfrac": actor.dual_clipfrac,
         "ppo/approx_kl": actor.approx_kl,
         "ppo/ratio_max": actor.ratio_max,
+        "ppo/ratio_mean": actor.ratio_mean,
         "ppo/entropy": mean(kept(learned.entropy_BT)),
         "ppo/critic_loss": critic.mean,
         "ppo/value_clipfrac": critic.clipfrac,
         "ppo/kl_to_reference": math.fsum(kl) / ROWS,
+        "ppo/kl_to_reference_k3": mean_of_sums(reference.kl_per_token(old, other, "k3")),
         "ppo/kl_per_token": math.fsum(kl) / sum(LENGTHS),
-        "ppo/reward_mean": math.fsum(math.fsum(row) for row in rewards) / ROWS,
+        "ppo/reward_mean": mean_of_sums(rewards),
         "ppo/advantages_mean": mean(advantages),
         "ppo/returns_mean": mean(returns),
+        "ppo/returns_min": min(map(min, returns)),
+        "ppo/returns_max": max(map(max, returns)),
+        "ppo/values_min": min(map(min, values)),
+        "ppo/values_max": max(map(max, values)),
+        "ppo/value_error": mean([[error**2 for error in row] for row in errors]),
         "ppo/explained_variance": 1 - variance(errors) / variance(returns),
         "ppo/response_tokens": sum(LENGTHS) / ROWS,
         "ppo/ended_share": 0.75,
@@ -133,6 +140,10 @@ def test_a_step_agrees_with_the_reference(
         0.3, math.fsum(kl) / ROWS, target=2, horizon=100, num_sequences=ROWS
     )
     assert trainer.kl.coefficient == pytest.approx(steered, rel=1e-6)
+
+
+def mean_of_sums(rows: list[list[float]]) -> float:
+    return math.fsum(math.fsum(row) for row in rows) / len(rows)
 
 
 def variance(rows: list[list[float]]) -> float:

@@ -16,7 +16,7 @@ from rlhf.phases.ppo_models import PolicyLossOf, Reports, ValueLossOf
 from rlhf.phases.ppo_trainer import PPOTrainer
 from rlhf.rollout.experience import ResponseLogprobs, WholeSequences
 from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
-from tests.phases.ppo_pieces import ROLLOUT_CONFIG
+from tests.phases.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
 
 Compose = Callable[[list[str]], DictConfig]
 ROWS, T = 4, 3
@@ -78,6 +78,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
             config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
             rollout_metrics={},
+            speed=UNTIMED,
         )
         trainer = PPOTrainer(engine, config)
         stats = [trainer.train_rlhf(rollout(score)) for _ in range(rollouts)]

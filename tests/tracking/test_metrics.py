@@ -17,6 +17,7 @@ from rlhf.tracking.metrics import (
     renew_page,
 )
 
+UNITS = ("tflops", "mfu")
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 NAMES = {
@@ -24,18 +25,22 @@ NAMES = {
     "reward": "loss accuracy margin chosen_score rejected_score learning_rate grad_norm "
     "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score "
     "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
-    "ppo": "score_mean score_std reward_mean reward_std kl_to_reference kl_per_token kl_ctl "
-    "logprob_mismatch clipfrac approx_kl ratio_max entropy actor_loss critic_loss value_clipfrac "
+    "ppo": "score_mean score_average score_std reward_mean reward_std kl_to_reference "
+    "kl_to_reference_k3 kl_per_token kl_ctl logprob_mismatch logprob_mismatch_share "
+    "logprob_mismatch_max clipfrac approx_kl ratio_mean ratio_max entropy actor_loss "
+    "critic_loss value_clipfrac value_error values_min values_max returns_min returns_max "
     "values_mean values_std returns_mean returns_std advantages_mean advantages_std "
     "explained_variance response_tokens ended_share actor_learning_rate critic_learning_rate "
-    "actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold eval_kl ptx_loss kl_loss "
-    "dual_clipfrac lr_scale updates actor_overflows critic_overflows eval_ended_share "
+    "actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold eval_kl ptx_loss "
+    "kl_loss dual_clipfrac lr_scale updates actor_overflows critic_overflows eval_ended_share "
     "eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite eval_stops",
     "rollout": "accelerated_layers",
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
     "pairs_per_second eval_accuracy eval_loss",
     "time": "generate_seconds score_seconds train_seconds step_seconds",
-    "speed": "tokens_per_second",
+    "speed": "tokens_per_second generate_tflops generate_mfu score_tflops score_mfu train_tflops "
+    "train_mfu",
+    "memory": "peak_gib",
 }
 
 
@@ -69,11 +74,10 @@ def test_timings_are_what_depends_on_the_machine() -> None:
         "sft/tokens_per_second",
         "reward/pairs_per_second",
         "dpo/pairs_per_second",
-        "time/generate_seconds",
-        "time/score_seconds",
-        "time/train_seconds",
-        "time/step_seconds",
+        "memory/peak_gib",
+        *(f"time/{part}_seconds" for part in ("generate", "score", "train", "step")),
         "speed/tokens_per_second",
+        *(f"speed/{part}_{unit}" for part in ("generate", "score", "train") for unit in UNITS),
     }
 
 
