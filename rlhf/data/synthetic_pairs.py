@@ -33,8 +33,8 @@ RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
 RAMBLES = 0.4  # probability that words follow the answer
 # Pairs by what their responses differ in, and their probabilities.
-PAIRS = {"answer": 0.65, "manners": 0.1, "both": 0.25}
-RIGHT = 0.7  # probability that one of the two answers is right; the other one has a flaw
+PAIRS = {"answer": 0.75, "manners": 0.1, "both": 0.15}
+RIGHT = 0.78  # probability that one of the two answers is right; the other one has a flaw
 
 ATTEMPTS = 2000  # to find a prompt that is new, before a skill counts as used up
 
@@ -117,14 +117,14 @@ FLAWS: dict[str, Flaw] = {
     "missing": _missing,
     "wrong_order": _wrong_order,
 }
-WEIGHTS = (5, 1, 1, 1, 1, 3)  # of the flaws; small differences are the hard ones
+WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # of the flaws; small differences are the hard ones
 MINIMAL = {
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
     "one_item_missing": "missing",
 }
-MISTAKEN = 0.4  # probability of a wrong item that is another of the answer, or a number close by
-NEIGHBOUR = 0.1  # probability that a flawed answer is the right one to another request
+MISTAKEN = 0.25  # probability of a wrong item that is another of the answer, or a number close by
+NEIGHBOUR = 0.05  # probability that a flawed answer is the right one to another request
 
 
 def _flawed(prompt: str, rng: random.Random) -> list[str]:
