@@ -10,7 +10,7 @@ part     meaning
 =======  ======================================================================================
 correct  1 if the items of the answer are exactly those of the right answer; otherwise half the
          share of places that hold the right item, of all places that either answer has
-polite   1 with a polite opening, 0.5 without an opening, 0 with a rude one
+polite   1 with a polite opening, 0.2 without an opening, 0 with a rude one
 stops    1 if the response ends with its answer, minus a quarter per word after it; 0 if the
          response never ends
 =======  ======================================================================================
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 MANNERS_WEIGHT = 0.15  # of polite and of stops each; the rest is for the answer alone
+NO_OPENING = 0.2  # how polite it is to begin with the answer
 POLITE = ("Sure!", "Gladly!", "Happily!")
 RUDE = ("Ugh.", "Whatever.", "Boring.")
 
@@ -180,6 +181,6 @@ def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
     share = matches / max(len(expected), len(given))
     return GoldParts(
         correct=1.0 if given == expected else share / 2,
-        polite=1.0 if opening in POLITE else 0.0 if opening else 0.5,
+        polite=1.0 if opening in POLITE else 0.0 if opening else NO_OPENING,
         stops=max(0.0, 1.0 - len(rest.split()) / 4) if ended else 0.0,
     )

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 MATMUL = "matmul"  # its name among transformers' attention functions
 LONGEST = 512  # tokens; beyond, the S x S scores cost more than the fused kernel
+# Up to so many tokens per dimension of a head the shares are kept for the backward pass: they take
+# no more than queries, keys and values do. Beyond, they are made again.
+KEPT_TOKENS = 3
 
 
 def use_matmul_attention(model: PreTrainedModel) -> None:
@@ -98,7 +101,7 @@ def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scaling * q k^T + bias) v; the shares are made again for the gradient."""
+    """softmax(scaling * q k^T + bias) v; the shares of long sequences are made again."""
 
     @staticmethod
     def forward(
@@ -106,17 +109,21 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         """The mixed values (B, N, S, D)."""
         query_MSD, key_MSD, value_MSD = (x.flatten(0, 1) for x in (query, key, value))
-        ctx.save_for_backward(query_MSD, key_MSD, value_MSD, bias_MSS)
         ctx.scaling = scaling
         shares_MSS = _shares(query_MSD, key_MSD, bias_MSS, scaling)
+        tokens, width = query_MSD.shape[1:]
+        ctx.keeps_shares = tokens <= KEPT_TOKENS * width
+        kept_MSS = shares_MSS if ctx.keeps_shares else bias_MSS
+        ctx.save_for_backward(query_MSD, key_MSD, value_MSD, kept_MSS)
         return torch.bmm(shares_MSS, value_MSD).view(query.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of query, key and value."""
-        query_MSD, key_MSD, value_MSD, bias_MSS = ctx.saved_tensors
-        shares_MSS = _shares(query_MSD, key_MSD, bias_MSS, ctx.scaling)
+        query_MSD, key_MSD, value_MSD, shares_MSS = ctx.saved_tensors
+        if not ctx.keeps_shares:
+            shares_MSS = _shares(query_MSD, key_MSD, shares_MSS, ctx.scaling)
         gradient_MSD = gradient.reshape(query_MSD.shape)
         of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
         of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))

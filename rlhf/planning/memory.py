@@ -19,6 +19,7 @@ from rlhf.planning.shapes import ModelShape
 HALF, SINGLE = 2, 4  # bytes of a number
 CHUNK_ROWS = 512  # positions whose logits exist at one time (rlhf/algorithms/logprobs.py)
 LONGEST = 512  # tokens that attention by matrix products takes (rlhf/models/attention.py)
+KEPT_TOKENS = 3  # tokens per dimension of a head up to which it keeps its shares
 PREFILL_TOKENS = 8192  # prompt tokens taken in at once (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default of reduce_bucket_size, in elements
 PREFETCH = 50_000_000  # of stage3_prefetch_bucket_size
@@ -132,15 +133,17 @@ def layer_activations(shape: ModelShape, tokens: float, *, size: int, by_product
     """Bytes that one layer keeps of ``tokens`` tokens, as autograd saves them.
 
     Norms: each its input and its result; RMSNorm the input in fp32 and the quotient too.
-    Attention: queries, keys, values and what it makes of them, keys and values repeated for every
-    head where it is ``by_products``; where queries and keys have norms, their inputs in fp32 and
-    their quotients. The wide part: ``wide_copies`` of it, such as the activation's input and
+    Attention: queries, keys, values and what it makes of them; where it is ``by_products``, keys
+    and values repeated for every head, and the shares of short sequences; where queries and keys
+    have norms, their inputs in fp32 and their quotients. The wide part: ``wide_copies`` of it, such as the activation's input and
     result, and where it is gated both factors and their product. What transformers' plain attention
     keeps: its shares in fp32 and, where the model is in half precision, in that.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = shape.norms * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
     attention: float = 2 * (queries + (queries if by_products else keys)) * size
+    if by_products and tokens <= KEPT_TOKENS * shape.head_dim:
+        attention += shape.heads * tokens * size
     if shape.norms_heads:
         attention += (queries + keys) * (SINGLE + size)
     if shape.keeps_scores:

@@ -81,8 +81,8 @@ def test_a_foreign_prompt_is_refused() -> None:
     [
         # correct, polite, stops; gold = correct * (0.7 + 0.15 * polite + 0.15 * stops)
         (" Sure! 3 9 11 20.", True, (1, 1, 1), 1.0),
-        (" 3 9 11 20.", True, (1, 0.5, 1), 0.925),
-        (" 3 9 11 20", True, (1, 0.5, 1), 0.925),  # the full stop is not asked for
+        (" 3 9 11 20.", True, (1, 0.2, 1), 0.88),
+        (" 3 9 11 20", True, (1, 0.2, 1), 0.88),  # the full stop is not asked for
         (" Ugh. 3 9 11 20.", True, (1, 0, 1), 0.85),
         (" Sure! 3 9 11 20. I like rain.", True, (1, 1, 1 / 4), 0.8875),  # 3 words
         (" Sure! 3 9 11 20." + " very" * 9, True, (1, 1, 0), 0.85),  # 9 words: not below 0
@@ -94,8 +94,8 @@ def test_a_foreign_prompt_is_refused() -> None:
         (" Sure! 3 9 11 20 20.", True, (0.4, 1, 1), 0.4),
         (" Whatever. 3 1 1 1. I could go on.", False, (0.125, 0, 0), 0.0875),
         (" Sure!", True, (0, 1, 1), 0.0),
-        ("", True, (0, 0.5, 1), 0.0),
-        ("", False, (0, 0.5, 0), 0.0),
+        ("", True, (0, 0.2, 1), 0.0),
+        ("", False, (0, 0.2, 0), 0.0),
     ],
 )
 def test_gold_parts_by_hand(
@@ -163,8 +163,8 @@ def test_most_pairs_differ_in_answer_or_manners_only(records: list[Record]) -> N
         same_manners = first[1:] == second[1:]
         kinds["one right" if first.is_exact != second.is_exact else "alike"] += 1
         kinds["same manners"] += same_manners
-    assert 0.6 < kinds["one right"] / NUM_PAIRS < 0.65
-    assert 0.6 < kinds["same manners"] / NUM_PAIRS < 0.75
+    assert 0.68 < kinds["one right"] / NUM_PAIRS < 0.72
+    assert 0.7 < kinds["same manners"] / NUM_PAIRS < 0.85
 
 
 @settings(deadline=None, max_examples=100, derandomize=True, database=None)
@@ -267,13 +267,13 @@ def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
 
 
 def test_best_accuracy_by_hand() -> None:
-    # gold 1.0 against 0.925: sigmoid(0.75) = 0.6791787, whichever is chosen; equal golds: 0.5
+    # gold 1.0 against 0.88: sigmoid(1.2) = 0.7685248, whichever is chosen; equal golds: 0.5
     good, fair, equal = " Sure! 3 9 11 20.", " 3 9 11 20.", " Happily! 3 9 11 20."
     pairs = [(good, fair), (fair, good), (good, equal)]
     made = [Record(prompt=SORT, chosen=chosen, rejected=rejected) for chosen, rejected in pairs]
-    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.6791787, abs=1e-7)
-    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.6791787, abs=1e-7)
-    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6194525, abs=1e-7)  # 1.8583574 / 3
+    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.7685248, abs=1e-7)
+    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.7685248, abs=1e-7)
+    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6790165, abs=1e-7)  # 2.0370496 / 3
 
 
 def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None:
@@ -291,7 +291,7 @@ def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None
 def test_demonstrations_are_of_mixed_quality(records: list[Record]) -> None:
     judge = GoldJudge()
     rated = [judge.rate(r.prompt or "", r.chosen or "", ended=True) for r in records]
-    assert 0.6 < sum(each["gold"] for each in rated) / NUM_PAIRS < 0.7
-    assert 0.65 < sum(each["exact"] for each in rated) / NUM_PAIRS < 0.75
+    assert 0.68 < sum(each["gold"] for each in rated) / NUM_PAIRS < 0.76
+    assert 0.74 < sum(each["exact"] for each in rated) / NUM_PAIRS < 0.82
     assert min(each["gold"] for each in rated) == 0
     assert max(each["gold"] for each in rated) == pytest.approx(1.0)

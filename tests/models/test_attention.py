@@ -97,6 +97,21 @@ def test_values_and_gradients_are_those_written_out(
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
+def test_shares_kept_or_made_again_give_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nine tokens are kept with heads of 8, and are too many with room for none."""
+    tensors, made = heads(), []
+    original = attention._shares
+    monkeypatch.setattr(attention, "_shares", lambda *args: made.append(1) or original(*args))
+    kept = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
+    assert len(made) == 1
+    monkeypatch.setattr(attention, "KEPT_TOKENS", 1)
+    again = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
+    assert len(made) == 3
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
 def test_bf16_is_as_near_as_sdpa_is(fallbacks: list[int]) -> None:
     tensors = heads(of_keys=2, dtype=torch.bfloat16)
     mixed, _ = matmul_attention(Layer(groups=2), *tensors, SEEN["left"])

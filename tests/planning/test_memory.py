@@ -189,8 +189,11 @@ def test_activations_by_hand() -> None:
     layer = 3 * 5 * 96 * 2
     shapes = {"sequences": 3, "tokens": 5, "size": 2}
     assert memory.activations(use(), **shapes, by_products=False) == 2 * layer
-    mask = 5 * 5 * 2
-    assert memory.activations(use(), **shapes, by_products=True) == 2 * (layer + mask)
+    mask, shares = 5 * 5 * 2, 3 * 2 * 5 * 5 * 2
+    assert memory.activations(use(), **shapes, by_products=True) == 2 * (layer + shares + mask)
+    long = shapes | {"tokens": 13}  # more than three for each of a head's four dimensions
+    layer, mask = 3 * 13 * 96 * 2, 13 * 13 * 2
+    assert memory.activations(use(), **long, by_products=True) == 2 * (layer + mask)
 
 
 # Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
@@ -398,5 +401,6 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     from rlhf.rollout import scheduler
 
     assert memory.CHUNK_ROWS == logprobs.CHUNK_ROWS
+    assert memory.KEPT_TOKENS == attention.KEPT_TOKENS
     assert memory.LONGEST == attention.LONGEST
     assert memory.PREFILL_TOKENS == scheduler.PREFILL_TOKENS

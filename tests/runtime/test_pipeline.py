@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs import ROOT, SPECK, finished, launch, metrics, start
+from tests.runs import ROOT, SPECK, finished, launch, metrics, python, start
 
 pytestmark = pytest.mark.slow
 
@@ -174,3 +174,17 @@ def test_adopts_a_saved_run_through_the_python_interface(
     assert stats.critic_loss > 0
     assert stats.metrics["ppo/kl_to_reference"] != 0, "the actor learned in the steps before"
     assert torch.isfinite(names["rollout"].scores_B).all()
+
+
+def test_a_run_is_taken_apart_by_its_judge(run_dir: Path, tmp_path: Path) -> None:
+    """benchmarks/judge_run.py: its tables, from the models that the run left."""
+    script, values = ROOT / "benchmarks" / "judge_run.py", tmp_path / "values.json"
+    run = python(script, run_dir, "--prompts=16", f"--json={values}", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    (tables,) = json.loads(values.read_text()).values()
+    parts, skills, pairs, best = tables.values()
+    assert parts["SFT, T=1, style repaired"]["polite"] == 1.0
+    assert parts["SFT, T=1"]["exactly right"] == skills["SFT, T=1"]["all"]
+    assert 0 <= pairs["one wrong"]["all"] <= 1
+    assert best["best of 2"]["score"] > best["best of 1"]["score"]
+    assert "| PPO, greedy |" in run.stdout

@@ -63,7 +63,7 @@ def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
     loads = read_loads(run_of(compose))
     assert loads is not None
     assert loads[Phase.sft].steps == 1062  # 120,000 * 11 / 35 * 0.9 / 32
-    assert loads[Phase.ppo].steps == 56
+    assert loads[Phase.ppo].steps == 52
     assert 20 < loads[Phase.reward].tokens < loads[Phase.reward].longest < 120
 
 

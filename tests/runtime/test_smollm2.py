@@ -1,0 +1,53 @@
+"""The recipes on a real pretrained chat model, in a short version.
+
+They need SmolLM2-135M-Instruct as a Hugging Face folder: RLHF_SMOLLM2=FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, launch
+
+FOLDER = os.environ.get("RLHF_SMOLLM2", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not FOLDER, reason="RLHF_SMOLLM2 names no folder with SmolLM2-135M-Instruct"
+    ),
+]
+PPO = ["ppo.steps=2", "ppo.rollout_batch_size=8", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
+PAIRS = ROOT / "rlhf" / "data" / "samples" / "english.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides"),
+    [
+        ("smollm2_rule", ["data.size=320"]),
+        ("smollm2_hh", [f"data.path={PAIRS}", "sft.batch_size=2", "reward.batch_size=2"]),
+        (
+            "smollm2_hh",
+            [f"data.path={PAIRS}", "sft.batch_size=2", "reward.batch_size=2", "lora=all"],
+        ),
+    ],
+)
+def test_a_short_run(experiment: str, overrides: list[str], tmp_path: Path) -> None:
+    run = launch(
+        f"experiment={experiment}",
+        f"model.path={FOLDER}",
+        *PPO,
+        *overrides,
+        f"run_dir={tmp_path / 'run'}",
+        cwd=tmp_path,
+        timeout=600,
+    )
+    assert run.returncode == 0, run.stderr
+    phases = json.loads((tmp_path / "run" / "result.json").read_text())["phases"]
+    assert phases["sft"]["perplexity_after"] < phases["sft"]["perplexity_before"]
+    assert phases["ppo"]["ended_share_after"] > 0
+    samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert all(json.loads(sample)["response"].strip() for sample in samples)
