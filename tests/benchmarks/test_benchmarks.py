@@ -311,3 +311,24 @@ def test_pictures(load: Any, tmp_path: Path) -> None:
     loading = tmp_path / "loading.json"
     loading.write_text(json.dumps({"benchmark": "loading"}))
     assert load("plots").draw(loading, tmp_path) is None
+
+
+def test_overoptimisation_finds_the_best_gold(
+    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three evaluations of a run whose score rises on while gold falls again."""
+    pytest.importorskip("matplotlib")
+    phases = {"phases": {"ppo": {"score_before": 0.0, "gold_before": 0.5}}}
+    (tmp_path / "result.json").write_text(json.dumps(phases))
+    found = [(1.0, 1.0, 0.75), (4.0, 2.0, 0.25)]
+    names = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
+    lines = [json.dumps(dict(zip(names, values, strict=True))) for values in found]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(['{"ppo/score_mean": 9.0}', *lines]))
+    picture = tmp_path / "curve.svg"
+    load("overoptimisation").main([str(picture), str(tmp_path)])
+    assert picture.read_text().count("<svg") == 1
+    cells = capsys.readouterr().out.splitlines()[-1].split("|")[2:-1]
+    assert [float(cell) for cell in cells] == [1.0, 0.0, 1.0, 2.0, 0.5, 0.75, 0.25]
+    (tmp_path / "metrics.jsonl").write_text("{}")
+    with pytest.raises(SystemExit, match=r"set ppo\.eval_every"):
+        load("overoptimisation").main([str(picture), str(tmp_path)])
