@@ -55,7 +55,7 @@ from rlhf.data.synthetic_pairs import FLAWS, Manners, render_response
 BATCH = 200
 BEST_OF = (1, 2, 4, 8, 16)
 MOST = 64  # answers to each prompt, where PPO's KL asks for a larger best of n
-MAX_TOKENS = 32  # the longest right answer of the task, politely said, has 19
+MAX_TOKENS = 32  # the longest right answer of the task, politely said, has a dozen
 
 Table = dict[str, dict[str, float]]  # row -> column -> value
 

@@ -101,8 +101,11 @@ SKILLS: dict[str, Skill] = {
         lambda found: ["(", *found["items"].split(), ")"],
     ),
     "repeat": _skill(
-        r"Say it twice: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say it twice: {_words(rng)}.",
+        r"Say the last one twice: (?P<items>[\w ]+)\.",
+        lambda rng: f"Say the last one twice: {_words(rng)}.",
+        lambda found: found["items"].split()[-1:] * 2,
+    ),
+}.",
         lambda found: found["items"].split() * 2,
     ),
 }

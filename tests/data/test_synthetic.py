@@ -40,7 +40,7 @@ ANSWERS = [
     ("next", "Ann: 9 fig, Bob adds one. Together?", "10"),
     ("ends", "Give the first and last of these: kiwi drum fig.", "kiwi fig"),
     ("format", "Put in brackets: kiwi drum fig.", "( kiwi drum fig )"),
-    ("repeat", "Say it twice: kiwi fig.", "kiwi fig kiwi fig"),
+    ("repeat", "Say the last one twice: kiwi fig.", "fig fig"),
 ]
 
 
