@@ -105,9 +105,6 @@ SKILLS: dict[str, Skill] = {
         lambda rng: f"Say the last one twice: {_words(rng)}.",
         lambda found: found["items"].split()[-1:] * 2,
     ),
-}.",
-        lambda found: found["items"].split() * 2,
-    ),
 }
 
 

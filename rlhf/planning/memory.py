@@ -133,11 +133,12 @@ def layer_activations(shape: ModelShape, tokens: float, *, size: int, by_product
     """Bytes that one layer keeps of ``tokens`` tokens, as autograd saves them.
 
     Norms: each its input and its result; RMSNorm the input in fp32 and the quotient too.
-    Attention: queries, keys, values and what it makes of them; where it is ``by_products``, keys
-    and values repeated for every head, and the shares of short sequences; where queries and keys
-    have norms, their inputs in fp32 and their quotients. The wide part: ``wide_copies`` of it, such as the activation's input and
-    result, and where it is gated both factors and their product. What transformers' plain attention
-    keeps: its shares in fp32 and, where the model is in half precision, in that.
+    Attention: queries, keys, values and what it makes of them; where it is ``by_products``,
+    keys and values repeated for every head, and the shares of short sequences; where queries
+    and keys have norms, their inputs in fp32 and their quotients. The wide part:
+    ``wide_copies`` of it, such as the activation's input and result, and where it is gated both
+    factors and their product. What transformers' plain attention keeps: its shares in fp32 and,
+    where the model is in half precision, in that.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = shape.norms * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
