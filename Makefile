@@ -5,21 +5,29 @@ STAMP := .venv/.installed
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: run test check lint clean
+.PHONY: run test check lint style types every-test clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
 
-test: lint
-	$(PYTEST)
+# Types are checked on one core while tests run: they take half a minute, which is long beside `check`.
+test: style
+	$(MAKE) -j2 types every-test
 
 check: lint
 	$(PYTEST) -m "not slow"
 
-lint: $(STAMP)
+lint: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+every-test: $(STAMP)
+	$(PYTEST)
 
 # Back to a fresh clone, except for runs/.
 clean:
@@ -31,7 +39,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Python 3.11 or newer is needed, but \"$(PYTHON)\" is: $$($(PYTHON) --version 2>&1)." \
 	    "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	@# Python compiles what it imports; pip would compile all of it, on one core.
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@# pip compiles on one core; some packages hold files that are not meant for this Python.
-	$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true
 	touch $@
