@@ -33,8 +33,8 @@ RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
 RAMBLES = 0.4  # probability that words follow the answer
 # Pairs by what their responses differ in, and their probabilities.
-PAIRS = {"answer": 0.75, "manners": 0.1, "both": 0.15}
-RIGHT = 0.78  # probability that one of the two answers is right; the other one has a flaw
+PAIRS = {"answer": 0.78, "manners": 0.1, "both": 0.12}
+RIGHT = 0.72  # probability that one of the two answers is right; the other one has a flaw
 
 ATTEMPTS = 2000  # to find a prompt that is new, before a skill counts as used up
 

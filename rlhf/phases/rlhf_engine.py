@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -89,11 +90,13 @@ class RLHFEngine:
         )
         self.actor = self.models.actor
         self.critic = self.models.critic
-        self.rollout = self._rollout_backend(config.rollout.temperature)
-        self._eval_rollout = self._rollout_backend(
-            config.rollout.eval_temperature or config.rollout.temperature
+        backend = partial(
+            rollout_backend, config, self.tokenizer, dtype=self.settings.dtype, ranks=self.ranks
         )
-        self._greedy_rollout = self._rollout_backend(config.rollout.temperature, greedy=True)
+        temperature, of_evaluation = config.rollout.temperature, config.rollout.eval_temperature
+        self.rollout: RolloutBackend = backend(temperature=temperature)
+        self._eval_rollout = backend(temperature=of_evaluation or temperature)
+        self._greedy_rollout = backend(temperature=temperature, greedy=True)
 
     @property
     def has_critic(self) -> bool:
@@ -136,16 +139,6 @@ class RLHFEngine:
         for engine in self._engines:
             engine.close()
 
-    def _rollout_backend(self, temperature: float, *, greedy: bool = False) -> RolloutBackend:
-        return rollout_backend(
-            self.config,
-            self.tokenizer,
-            temperature=temperature,
-            greedy=greedy,
-            dtype=self.settings.dtype,
-            ranks=self.ranks,
-        )
-
     def _separate_models(self) -> SeparateModels:
         config = self.config
         policy = build_policy(
@@ -157,7 +150,7 @@ class RLHFEngine:
         self._require_positions(policy.pretrained, key="model")
         actor = self._actor(policy)
         copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
-        reference = AdapterOff(actor) if copy is None else self._frozen(copy, Role.reference)
+        reference = AdapterOff(actor) if copy is None else self._engine(copy, Role.reference)
         return SeparateModels(
             actor,
             reference,
@@ -200,7 +193,7 @@ class RLHFEngine:
             return JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._scorer()
         self._require_positions(scorer.pretrained, key="reward_model")
-        return ModelScores(self._frozen(scorer, Role.reward))
+        return ModelScores(self._engine(scorer, Role.reward))
 
     def _scorer(self, *, learns: bool = False) -> Scorer:
         """The reward model, frozen as it is, or as the critic's start."""
@@ -235,21 +228,19 @@ class RLHFEngine:
             plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
         return self._engine(module, role, plan, ppo_optimizer(config, role))
 
-    def _frozen(self, module: torch.nn.Module, role: Role) -> AnyEngine:
-        return self._engine(module, role, self.plan, None)
-
     def _engine(
         self,
         module: torch.nn.Module,
         role: Role,
-        plan: BatchPlan,
-        optimizer: OptimizerSettings | None,
+        plan: BatchPlan | None = None,
+        optimizer: OptimizerSettings | None = None,
     ) -> AnyEngine:
+        """An engine, of a frozen model without ``optimizer``, that is freed by ``close``."""
         engine = build_engine(
             module,
             role=role,
             settings=self.settings,
-            plan=plan,
+            plan=plan or self.plan,
             ranks=self.ranks,
             optimizer=optimizer,
         )
