@@ -45,6 +45,7 @@ def choices() -> Iterator[list[str]]:
         "lora=all": [f"model.{rest}" for rest in PRETRAINED],
         "lora=deepspeed_chat": [f"model.{rest}" for rest in PRETRAINED],
         "data=local": ["data.path=pairs.jsonl"],
+        "experiment=smollm2_hh": ["data.path=pairs.jsonl"],
         "data=hub": ["data.path=owner/name"],
         "hardware=64xa100_80g": ["sft.batch_size=64", "reward.batch_size=64"],
         "rollout=hybrid_engine": ["hardware=a100_80g"],
@@ -80,9 +81,10 @@ def test_every_option_composes_with_the_defaults(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", options_of("experiment"))
 def test_experiment_names_itself_and_its_command(name: str, compose: Compose) -> None:
-    config = to_run_config(compose([f"experiment={name}"]))
-    assert (config.name, config.experiment) == (name, name)
     package, command = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()[:2]
+    file = ["data.path=pairs.jsonl"] if "data.path=FILE" in command else []
+    config = to_run_config(compose([f"experiment={name}", *file]))
+    assert (config.name, config.experiment) == (name, name)
     assert package == "# @package _global_"
     assert re.match(
         rf"# python launch.py (-m )?(plan=only )?experiment={re.escape(name)}[ :]", command

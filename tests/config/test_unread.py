@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 Compose = Callable[[list[str]], DictConfig]
 
-SFT = "reward_model.init=sft starts from the SFT model of the same run"
+SFT = "reward_model.init=sft and gold start from the SFT model of the same run"
 
 
 @pytest.mark.parametrize(
