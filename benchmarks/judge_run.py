@@ -213,12 +213,13 @@ def held_out_prompts(run_dir: Path) -> list[str]:
 
 
 def gold_parts(answers: dict[str, list[Answer]]) -> Table:
-    """Means of the judge's parts; the last row has PPO's gain and the share that manners are."""
+    """Means of the judge's parts; the last row is what manners alone gain."""
     found = {name: _mean_parts(a.rating for a in given) for name, given in answers.items()}
     repaired = _mean_parts(answer.repaired for answer in answers["SFT, T=1"])
     start, end = found["SFT, T=1"]["gold"], found["PPO, T=1"]["gold"]
     found["SFT, T=1, style repaired"] = repaired
-    found["gain by repair over PPO's gain"] = {"gold": (repaired["gold"] - start) / (end - start)}
+    share = (repaired["gold"] - start) / (end - start) if end > start else math.nan
+    found["gain by repair over PPO's gain"] = {"gold": share}
     return found
 
 
