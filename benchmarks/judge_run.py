@@ -289,19 +289,18 @@ def best_of_n(
 ) -> Table:
     """What the reward model's choice of n answers is worth, and PPO at its own KL."""
     equal = next((n for n in range(1, MOST) if _kl_of_best(n) >= kl), MOST)
-    sizes = sorted({*BEST_OF, equal})
-    drawn = policy.answers([p for p in prompts for _ in range(sizes[-1])], sample=True)
+    drawn_each = max(*BEST_OF, equal)
+    drawn = policy.answers([p for p in prompts for _ in range(drawn_each)], sample=True)
     scores = reward.scores([answer.ids for answer in drawn])
+    sizes = {f"best of {n}": n for n in BEST_OF} | {"best of n at PPO's KL": equal}
     rows: Table = {}
-    for n in sizes:
+    for name, n in sizes.items():
         best = [
             max(range(start, start + n), key=lambda row: scores[row])
-            for start in range(0, len(drawn), sizes[-1])
+            for start in range(0, len(drawn), drawn_each)
         ]
-        name = f"best of {n}" + (", PPO's KL" if n == equal else "")
-        rows[name] = _worth(
-            _kl_of_best(n), [drawn[row] for row in best], [scores[row] for row in best]
-        )
+        answers, chosen = [drawn[row] for row in best], [scores[row] for row in best]
+        rows[name] = _worth(_kl_of_best(n), answers, chosen)
     rows["PPO"] = _worth(kl, sampled, reward.scores([answer.ids for answer in sampled]))
     return rows
 
