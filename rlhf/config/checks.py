@@ -196,7 +196,7 @@ def check_order(order: list[Phase]) -> None:
 def check_models(config: RunConfig) -> None:
     """Every model that a phase needs can be made or loaded, and is what the phase starts from."""
     order, model, reward_model = config.phase.order, config.model, config.reward_model
-    if model.init in (ModelInit.sft, ModelInit.gold):
+    if model.init.is_of_sft:
         raise ConfigError(
             f"model.init={model.init}: only reward_model.init can be that; "
             "use model.init=pretrained or model.init=random"
@@ -282,7 +282,7 @@ def check_lengths(config: RunConfig) -> None:
 def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
     """Key and value of the models whose weights ``phase`` starts from."""
     model = ("model", config.model)
-    from_model = config.reward_model.init in (ModelInit.sft, ModelInit.gold)
+    from_model = config.reward_model.init.is_of_sft
     reward_model = model if from_model else ("reward_model", config.reward_model)
     return {
         Phase.sft: [model],

@@ -25,6 +25,11 @@ class ModelInit(StrEnum):
     sft = "sft"
     gold = "gold"
 
+    @property
+    def is_of_sft(self) -> bool:
+        """True where reward model, or the critic beside a judge, starts from the SFT model."""
+        return self in (ModelInit.sft, ModelInit.gold)
+
 
 class Device(StrEnum):
     """What the ranks compute on."""

@@ -56,7 +56,7 @@ RULES = (
     ),
     Unread(
         tuple(f"reward_model.{name}" for name in OF_THE_SFT_MODEL),
-        lambda config: config.reward_model.init in (ModelInit.sft, ModelInit.gold),
+        lambda config: config.reward_model.init.is_of_sft,
         "reward_model.init=sft and gold start from the SFT model of the same run",
         "use model@reward_model=pretrained reward_model.path={path}",
     ),

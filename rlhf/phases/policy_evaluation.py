@@ -14,7 +14,7 @@ from rlhf.data.records import Record
 from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.phases.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.ppo_metrics import kl_per_sequence
-from rlhf.rollout.experience import Opinions, WholeSequences, collect, response_texts
+from rlhf.rollout.experience import Opinions, WholeSequences, collect, ratings, response_texts
 from rlhf.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
@@ -159,13 +159,7 @@ def _gold(
     """Return the judge's ratings of responses, as metrics whose names start with "gold/"."""
     if context.judge is None:
         return {}
-    answers = zip(
-        prompts.texts,
-        response_texts(context.tokenizer, responses),
-        responses.ended_B.tolist(),
-        strict=True,
-    )
-    rated = [context.judge.rate(prompt, text, ended=ended) for prompt, text, ended in answers]
+    rated = ratings(context.judge, context.tokenizer, prompts, responses)
     device = context.ranks.device
     return {
         f"gold/{name}": Mean.of(torch.tensor([each[name] for each in rated], device=device), keep_B)

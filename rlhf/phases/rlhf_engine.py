@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf.algorithms.schedule import lr_schedule
 from rlhf.algorithms.streams import seed_for, stream
-from rlhf.config.checks import BatchPlan, phase_plans, ptx_plan, rollout_plan
+from rlhf.config.checks import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema import RunConfig
@@ -22,14 +21,13 @@ from rlhf.engine.hybrid_config import hybrid_engine_section
 from rlhf.engine.machine import current_ranks, resolve_dtype
 from rlhf.engine.partitioning import partitioner
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.errors import ConfigError
 from rlhf.models.building import build_scorer, require_positions
 from rlhf.models.policy import Policy
 from rlhf.models.scorer import Scorer
 from rlhf.models.sharded import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
-from rlhf.phases.adapters import adapter_lr, lora_spec
+from rlhf.phases.adapters import lora_spec
 from rlhf.phases.policies import (
     build_policy,
     build_reference,
@@ -38,6 +36,7 @@ from rlhf.phases.policies import (
 )
 from rlhf.phases.policy_evaluation import AnsweringPolicy
 from rlhf.phases.ppo_models import AdapterOff, PpoModels, SeparateModels, TrunkModels
+from rlhf.phases.ppo_optimizers import ppo_optimizer
 from rlhf.phases.ppo_speed import StepSpeed
 from rlhf.phases.rollout_checks import require_rollouts
 from rlhf.phases.sources import critic_source, policy_source
@@ -246,55 +245,3 @@ class RLHFEngine:
         )
         self._engines.append(engine)
         return engine
-
-
-def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
-    """AdamW of actor or critic over all their optimiser steps.
-
-    Raises:
-        ConfigError: the number of steps is not known.
-    """
-    ppo = config.ppo
-    if ppo.steps is None:
-        raise ConfigError(
-            "ppo.steps is null: schedules need the number of steps; launch.py counts them from "
-            "ppo.epochs, elsewhere set ppo.steps"
-        )
-    updates = ppo.ppo_epochs * rollout_plan(config).mini_batches
-    if role is Role.critic:
-        return OptimizerSettings(
-            lr=ppo.critic_lr,
-            betas=(_or(ppo.critic_beta1, ppo.beta1), _or(ppo.critic_beta2, ppo.beta2)),
-            eps=ppo.adam_eps,
-            weight_decay=_or(ppo.critic_weight_decay, ppo.weight_decay),
-            max_grad_norm=ppo.max_grad_norm,
-            adapter_lr=adapter_lr(config.lora, LoraRole.critic),
-            schedule=lr_schedule(
-                (ppo.critic_lr_schedule or ppo.lr_schedule).value,
-                warmup_steps=_or(ppo.critic_warmup_steps, ppo.warmup_steps),
-                total_steps=ppo.steps * updates,
-                min_ratio=_or(ppo.critic_min_lr_ratio, ppo.min_lr_ratio),
-            ),
-        )
-    return OptimizerSettings(
-        lr=ppo.actor_lr,
-        betas=(ppo.beta1, ppo.beta2),
-        eps=ppo.adam_eps,
-        weight_decay=ppo.weight_decay,
-        max_grad_norm=ppo.max_grad_norm,
-        adapter_lr=adapter_lr(config.lora, LoraRole.actor),
-        ema_beta=ppo.ema_beta,
-        schedule=lr_schedule(
-            ppo.lr_schedule.value,
-            warmup_steps=ppo.warmup_steps,
-            total_steps=(ppo.steps - ppo.actor_freeze_steps) * updates,
-            min_ratio=ppo.min_lr_ratio,
-        ),
-    )
-
-
-Number = TypeVar("Number", int, float)
-
-
-def _or(own: Number | None, shared: Number) -> Number:
-    return shared if own is None else own

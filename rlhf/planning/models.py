@@ -65,7 +65,7 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
 
 def reward_model_of(config: RunConfig) -> tuple[str, ModelConfig]:
     """Key and value of the model that reward model and critic start from."""
-    if config.reward_model.init in (ModelInit.sft, ModelInit.gold):
+    if config.reward_model.init.is_of_sft:
         return "model", config.model
     return "reward_model", config.reward_model
 

@@ -6,7 +6,7 @@ N = kept response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -103,17 +103,17 @@ class JudgeScores(NamedTuple):
 
     def __call__(self, sequences: WholeSequences) -> Tensor:
         """The gold scores (B,) of the responses as text."""
-        responses = sequences.responses
-        answers = zip(
-            sequences.prompts.texts,
-            response_texts(self.tokenizer, responses),
-            responses.ended_B.tolist(),
-            strict=True,
-        )
-        gold = [
-            self.judge.rate(prompt, text, ended=ended)["gold"] for prompt, text, ended in answers
-        ]
-        return torch.tensor(gold, device=responses.ids_BT.device)
+        rated = ratings(self.judge, self.tokenizer, sequences.prompts, sequences.responses)
+        return torch.tensor([each["gold"] for each in rated], device=sequences.ids_BS.device)
+
+
+def ratings(
+    judge: Judge, tokenizer: PreTrainedTokenizerBase, prompts: PromptBatch, responses: Responses
+) -> list[Mapping[str, float]]:
+    """What a judge says of each response."""
+    texts, ended = response_texts(tokenizer, responses), responses.ended_B.tolist()
+    answers = zip(prompts.texts, texts, ended, strict=True)
+    return [judge.rate(prompt, text, ended=has_ended) for prompt, text, has_ended in answers]
 
 
 def response_texts(tokenizer: PreTrainedTokenizerBase, responses: Responses) -> list[str]:

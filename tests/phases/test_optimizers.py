@@ -14,7 +14,7 @@ from rlhf.engine.settings import OptimizerSettings
 from rlhf.phases.adapters import adapter_lr, lora_spec
 from rlhf.phases.context import optimizer_settings
 from rlhf.phases.ppo import num_steps
-from rlhf.phases.rlhf_engine import ppo_optimizer
+from rlhf.phases.ppo_optimizers import ppo_optimizer
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -41,7 +41,8 @@ def test_a_short_run(experiment: str, overrides: list[str], tmp_path: Path) -> N
     assert run.returncode == 0, run.stderr
     phases = json.loads((tmp_path / "run" / "result.json").read_text())["phases"]
     # Two examples a step teach adapters, which start at nothing, less than bf16 rounds.
-    assert phases["sft"]["perplexity_after"] < 1.01 * phases["sft"]["perplexity_before"]
+    most = 1.01 if "lora=all" in overrides else 1.0
+    assert phases["sft"]["perplexity_after"] < most * phases["sft"]["perplexity_before"]
     assert phases["ppo"]["ended_share_after"] > 0
     samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
     assert all(json.loads(sample)["response"].strip() for sample in samples)
