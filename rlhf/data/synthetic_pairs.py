@@ -27,14 +27,14 @@ from rlhf.data.synthetic import (
     right_answer,
 )
 
-TEMPERATURE = 0.1
+TEMPERATURE = 0.05
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
 OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
 RAMBLES = 0.4  # probability that words follow the answer
 # Pairs by what their responses differ in, and their probabilities.
 PAIRS = {"answer": 0.78, "manners": 0.1, "both": 0.12}
-RIGHT = 0.72  # probability that one of the two answers is right; the other one has a flaw
+RIGHT = 0.82  # probability that one of the two answers is right; the other one has a flaw
 
 ATTEMPTS = 2000  # to find a prompt that is new, before a skill counts as used up
 
@@ -63,7 +63,7 @@ Flaw = Callable[[list[str], random.Random], list[str]]
 def _other_than(item: str, items: list[str], rng: random.Random) -> str:
     """Return another item of the same kind, sometimes one that is easily mistaken for ``item``."""
     if item.isdigit():
-        kind, easy = NUMBERS, [str(int(item) + step) for step in (-2, -1, 1, 2)]
+        kind, easy = NUMBERS, [*items, *(str(int(item) + step) for step in (-2, -1, 1, 2))]
     else:
         kind, easy = WORDS, items
     pool = [other for other in kind if other != item]
@@ -123,7 +123,7 @@ MINIMAL = {
     "one_item_too_many": "one_too_many",
     "one_item_missing": "missing",
 }
-MISTAKEN = 0.25  # probability of a wrong item that is another of the answer, or a number close by
+MISTAKEN = 0.5  # probability of a wrong item that is another of the answer, or a number close by
 NEIGHBOUR = 0.05  # probability that a flawed answer is the right one to another request
 
 
