@@ -2,7 +2,7 @@
 
     python benchmarks/results_table.py runs/a runs/b ...
 
-Gold scores, KL and seconds are means over the seeds; the gain's least and largest stand beside it.
+Every figure is a mean over the seeds; seconds are those of the last phase.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-COLUMNS = "| recipe | seeds | gold, SFT | gold, after | gain (least to largest) | KL, nats | s |"
+COLUMNS = (
+    "recipe",
+    "seeds",
+    "exactly right, before",
+    "after (least to largest)",
+    "greedy, before",
+    "after",
+    "gold, before",
+    "after (least to largest)",
+    "KL, nats",
+    "s",
+)
 
 
 def measures(run_dir: Path) -> tuple[str, dict[str, Any]]:
@@ -28,18 +39,26 @@ def measures(run_dir: Path) -> tuple[str, dict[str, Any]]:
 
 
 def row(recipe: str, runs: list[dict[str, Any]], suffix: str = "after") -> str:
-    """One line of Markdown."""
-    gold = [run[f"gold_{suffix}"] for run in runs]
-    gains = [after - run["gold_before"] for after, run in zip(gold, runs, strict=True)]
-    mean = statistics.fmean
+    """Return one line of Markdown; of an averaged actor only the gold score and KL are measured."""
+
+    def mean(name: str) -> str:
+        return f"{statistics.fmean(run[name] for run in runs):.3f}" if name in runs[0] else "-"
+
+    def spread(name: str) -> str:
+        values = [run[name] for run in runs if name in run]
+        return f"{mean(name)} ({min(values):.2f} to {max(values):.2f})" if values else "-"
+
     cells = [
         recipe,
         str(len(runs)),
-        f"{mean(run['gold_before'] for run in runs):.3f}",
-        f"{mean(gold):.3f}",
-        f"{mean(gains):.3f} ({min(gains):.3f} to {max(gains):.3f})",
-        f"{mean(run[f'kl_{suffix}'] for run in runs):.1f}",
-        f"{mean(run['seconds'] for run in runs):.0f}",
+        mean("exact_before"),
+        spread(f"exact_{suffix}"),
+        mean("exact_greedy_before"),
+        mean(f"exact_greedy_{suffix}"),
+        mean("gold_before"),
+        spread(f"gold_{suffix}"),
+        f"{statistics.fmean(run[f'kl_{suffix}'] for run in runs):.1f}",
+        f"{statistics.fmean(run['seconds'] for run in runs):.0f}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -50,7 +69,7 @@ def table(run_dirs: Iterable[Path]) -> str:
     for run_dir in run_dirs:
         recipe, result = measures(run_dir)
         recipes[recipe].append(result)
-    lines = [COLUMNS, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines = [f"| {' | '.join(COLUMNS)} |", f"| --- |{' ---: |' * (len(COLUMNS) - 1)}"]
     for recipe, runs in recipes.items():
         lines.append(row(f"`{recipe}`", runs))
         if all("gold_after_ema" in run for run in runs):
