@@ -9,6 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 from rlhf.tracking.alarms import alarms_of
 
 if TYPE_CHECKING:
@@ -162,12 +164,15 @@ def what_to_type_next(run_dir: Path) -> list[str]:
         ]
     if any(run_dir.glob("wandb/offline-run-*")):
         lines += ["  # upload the metrics", f"  wandb sync {run}/wandb/offline-run-*"]
+    lines += ["  # go on, if this run was stopped", f"  python launch.py resume={run}"]
+    if (run_dir / "ppo/actor").exists():
+        kl_ctl = OmegaConf.load(run_dir / "config.yaml").ppo.kl_ctl
+        lines += [
+            "  # hold the policy closer to the reference",
+            f"  python launch.py ppo.kl_ctl={2 * kl_ctl or 0.1:g}",
+        ]
     return [
         *lines,
-        "  # go on, if this run was stopped",
-        f"  python launch.py resume={run}",
-        "  # hold the policy closer to the reference",
-        "  python launch.py ppo.kl_ctl=0.2",
         "  # learn from your own examples",
         "  python launch.py data=local data.path=FILE",
     ]

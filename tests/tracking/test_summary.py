@@ -73,6 +73,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("sft/model", "reward/model", "ppo/actor", "ppo/critic"):
         (path / folder).mkdir(parents=True)
     (path / "metrics.jsonl").touch()
+    (path / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
     return path
 
 
@@ -215,7 +216,7 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
     lines = [line.strip() for line in what_to_type_next(run_dir)]
     assert 'pipeline("text-generation", "runs/mine/ppo/actor")("Your prompt")' in lines
     assert "python launch.py resume=runs/mine" in lines
-    assert "python launch.py ppo.kl_ctl=0.2" in lines
+    assert "python launch.py ppo.kl_ctl=0.6" in lines
     assert "python launch.py data=local data.path=FILE" in lines
     assert not any("wandb" in line for line in lines)
 
@@ -247,5 +248,6 @@ def test_a_directory_elsewhere_is_named_in_full_and_quoted(tmp_path: Path) -> No
 def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
     deep = run_dir / ("x" * 100)
     (deep / "ppo/actor").mkdir(parents=True)
+    (deep / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
     command = f'pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")("Your prompt")'
     assert command in printed(RESULT, deep)
