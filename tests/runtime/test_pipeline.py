@@ -139,7 +139,7 @@ def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
 
 def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, ROOT / "launch.py", *SPECK, "ppo.steps=1000", f"run_dir={run}"]
+    command = [sys.executable, ROOT / "launch.py", *SPECK, f"run_dir={run}"]
     process = subprocess.Popen(
         [*command, "hardware.ranks_per_node=2"],
         cwd=tmp_path,
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    while not (run / "reward" / "result.json").exists():
+    while not (run / "sft" / "result.json").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
