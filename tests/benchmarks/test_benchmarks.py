@@ -332,3 +332,21 @@ def test_overoptimisation_finds_the_best_gold(
     (tmp_path / "metrics.jsonl").write_text("{}")
     with pytest.raises(SystemExit, match=r"set ppo\.eval_every"):
         load("overoptimisation").main([str(picture), str(tmp_path)])
+
+
+def test_results_table_joins_the_seeds_of_a_recipe(load: Any, tmp_path: Path) -> None:
+    seeds = [(0.5, 0.7, 0.8, 0.6, 0.9, 2.0, 40.0), (0.6, 0.9, 0.8, 0.7, 0.7, 1.0, 50.0)]
+    names = "exact_before exact_after exact_greedy_before gold_before gold_after kl_after seconds"
+    for seed, found in enumerate(seeds):
+        ppo = dict(zip(names.split(), found, strict=True))
+        if seed == 0:
+            ppo |= {"gold_after_ema": 1.0, "kl_after_ema": 0.5}  # only one of them has an average
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "config.yaml").write_text("experiment: rloo\n")
+        (folder / "result.json").write_text(json.dumps({"phases": {"sft": {}, "ppo": ppo}}))
+    lines = load("results_table").table([tmp_path / "0", tmp_path / "1"]).splitlines()
+    assert lines[2:] == [
+        "| `rloo` | 2 | 0.550 | 0.800 (0.70 to 0.90) | 0.800 | - | "
+        "0.650 | 0.800 (0.70 to 0.90) | 1.5 | 45 |"
+    ]
