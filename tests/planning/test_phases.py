@@ -115,7 +115,7 @@ def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
     assert here.attends_by_products(512)
     assert not here.attends_by_products(513)
     one = memory.scores(model.shape, sequences=64, tokens=100, size=2)
-    assert one == 64 * 6 * 100 * 100 * 2
+    assert one == 64 * 8 * 100 * 100 * 2
     read = memory.reading(model, sequences=64, tokens=100, size=2)
     extra = here.reading([model], sequences=64, tokens=100) - here.resident(learning=False)
     assert extra["activations"] == read + 2 * one

@@ -143,7 +143,7 @@ def test_one_line(compose: Compose) -> None:
     minutes = f"{60 * plan.hours:.1f} min"
     assert summary(plan) == (
         f"ZeRO stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
-        "for sft 885 steps of 32 examples, reward 1,181 steps of 64 pairs, ppo 52 steps of 128 "
+        "for sft 689 steps of 32 examples, reward 1,279 steps of 64 pairs, ppo 52 steps of 128 "
         "responses, from 126,000 generated examples (data=synthetic)"
     )
     no = refused(compose)
