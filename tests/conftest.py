@@ -13,8 +13,10 @@ import pytest
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
@@ -50,21 +52,37 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 Compose = Callable[[list[str]], DictConfig]
 
 
+Composed = dict[tuple[str, ...], tuple[DictConfig, DictConfig]]
+
+
 @pytest.fixture(scope="session")
-def _composed() -> dict[tuple[str, ...], DictConfig]:
-    """What was composed before: the files in conf/ do not change while tests run."""
+def _composed() -> Composed:
+    """Group choices -> Hydra's own config and ours; conf/ does not change while tests run."""
     return {}
 
 
 @pytest.fixture
-def compose(_composed: dict[tuple[str, ...], DictConfig]) -> Iterator[Compose]:
-    """Compose ``conf/`` with command-line overrides, as launch.py does; interpolations resolved."""
+def compose(_composed: Composed) -> Iterator[Compose]:
+    """Compose ``conf/`` with command-line overrides, as launch.py does; interpolations resolved.
+
+    Hydra loads and merges some 40 files for every choice of groups, and then applies the other
+    overrides. The same choice of groups is loaded once.
+    """
 
     def composed(overrides: list[str]) -> DictConfig:
-        key = (os.environ.get("RLHF_CACHE", ""), *overrides)
-        if key not in _composed:
-            _composed[key] = _compose(overrides)
-        return deepcopy(_composed[key])
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        choices = [each for each in parsed if (CONF / each.key_or_group).is_dir()]
+        groups = tuple(str(each.input_line) for each in choices)
+        if groups not in _composed:
+            _composed[groups] = _split(hydra_compose("config", groups, return_hydra_config=True))
+        own, ours = _composed[groups]
+        HydraConfig.instance().set_config(own)  # for ${hydra:...} in our own keys
+        config = deepcopy(ours)
+        values = [each for each in parsed if each not in choices]
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        with suppress(InterpolationResolutionError):  # a mistake that the test is about
+            OmegaConf.resolve(config)  # now: the next composition replaces what ${hydra:...} reads
+        return config
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -72,11 +90,9 @@ def compose(_composed: dict[tuple[str, ...], DictConfig]) -> Iterator[Compose]:
     HydraConfig.instance().cfg = None
 
 
-def _compose(overrides: list[str]) -> DictConfig:
-    config = hydra_compose("config", overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(config)  # for ${hydra:...} in our own keys
+def _split(config: DictConfig) -> tuple[DictConfig, DictConfig]:
+    """Return a config of the hydra node alone, and ``config`` without it."""
+    own = OmegaConf.masked_copy(config, "hydra")
     with open_dict(config):
         del config["hydra"]
-    with suppress(InterpolationResolutionError):  # a mistake that the test is about
-        OmegaConf.resolve(config)  # now: the next composition replaces what ${hydra:...} reads
-    return config
+    return own, config
