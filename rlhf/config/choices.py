@@ -27,7 +27,7 @@ class ModelInit(StrEnum):
 
     @property
     def is_of_sft(self) -> bool:
-        """True where reward model, or the critic beside a judge, starts from the SFT model."""
+        """True if the reward model, or the critic beside a judge, starts from the SFT model."""
         return self in (ModelInit.sft, ModelInit.gold)
 
 

@@ -110,7 +110,7 @@ class JudgeScores(NamedTuple):
 def ratings(
     judge: Judge, tokenizer: PreTrainedTokenizerBase, prompts: PromptBatch, responses: Responses
 ) -> list[Mapping[str, float]]:
-    """What a judge says of each response."""
+    """Return a judge's ratings of each response."""
     texts, ended = response_texts(tokenizer, responses), responses.ended_B.tolist()
     answers = zip(prompts.texts, texts, ended, strict=True)
     return [judge.rate(prompt, text, ended=has_ended) for prompt, text, has_ended in answers]
