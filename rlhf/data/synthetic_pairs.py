@@ -25,9 +25,10 @@ from rlhf.data.synthetic import (
     rate,
     render_prompt,
     right_answer,
+    skill_of,
 )
 
-TEMPERATURE = 0.05
+TEMPERATURE = 0.1
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
 OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
@@ -126,9 +127,25 @@ MINIMAL = {
 MISTAKEN = 0.5  # probability of a wrong item that is another of the answer, or a number close by
 NEIGHBOUR = 0.05  # probability that a flawed answer is the right one to another request
 
+# In *next* people often forget to add the one, but they see it when others do: what demonstrations
+# teach badly, preferences can teach.
+BOTH_FORGET = 0.55  # probability that the better of two answers is the number as it was given
+FORGOTTEN = 0.5  # probability that a flawed answer is
+
+
+def _forgets(prompt: str, probability: float, rng: random.Random) -> bool:
+    return skill_of(prompt) == "next" and rng.random() < probability
+
+
+def _number_given(prompt: str) -> list[str]:
+    (one_more,) = right_answer(prompt)
+    return [str(int(one_more) - 1)]
+
 
 def _flawed(prompt: str, rng: random.Random) -> list[str]:
     """A wrong answer to ``prompt``."""
+    if _forgets(prompt, FORGOTTEN, rng):
+        return _number_given(prompt)
     right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
@@ -146,6 +163,8 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
         better = right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
+        if _forgets(prompt, BOTH_FORGET, rng):
+            better = _number_given(prompt)
         answers = [better, better if kind == "manners" else _flawed(prompt, rng)]
         manners = [_manners(rng), _manners(rng)]
         if kind == "answer":

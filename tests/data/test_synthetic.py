@@ -163,7 +163,7 @@ def test_most_pairs_differ_in_answer_or_manners_only(records: list[Record]) -> N
         same_manners = first[1:] == second[1:]
         kinds["one right" if first.is_exact != second.is_exact else "alike"] += 1
         kinds["same manners"] += same_manners
-    assert 0.73 < kinds["one right"] / NUM_PAIRS < 0.78
+    assert 0.69 < kinds["one right"] / NUM_PAIRS < 0.74
     assert 0.7 < kinds["same manners"] / NUM_PAIRS < 0.85
 
 
@@ -239,12 +239,12 @@ def test_there_are_130_000_prompts_in_equal_shares() -> None:
 @pytest.mark.parametrize(
     ("gap", "probability"),
     [
-        # 1 / (1 + exp(-gap / 0.05))
+        # 1 / (1 + exp(-gap / 0.1))
         (0.0, 0.5),
-        (0.05, 0.7310586),  # 1 / (1 + exp(-1))
-        (-0.05, 0.2689414),
-        (0.05 * math.log(3), 0.75),  # 1 / (1 + 1/3)
-        (0.5, 0.9999546),  # 1 / (1 + exp(-10))
+        (0.1, 0.7310586),  # 1 / (1 + exp(-1))
+        (-0.1, 0.2689414),
+        (0.1 * math.log(3), 0.75),  # 1 / (1 + 1/3)
+        (1.0, 0.9999546),  # 1 / (1 + exp(-10))
     ],
 )
 def test_preference_probability_by_hand(gap: float, probability: float) -> None:
@@ -267,13 +267,13 @@ def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
 
 
 def test_best_accuracy_by_hand() -> None:
-    # gold 1.0 against 0.88: sigmoid(2.4) = 0.9168273, whichever is chosen; equal golds: 0.5
+    # gold 1.0 against 0.88: sigmoid(1.2) = 0.7685248, whichever is chosen; equal golds: 0.5
     good, fair, equal = " Sure! 3 9 11 20.", " 3 9 11 20.", " Happily! 3 9 11 20."
     pairs = [(good, fair), (fair, good), (good, equal)]
     made = [Record(prompt=SORT, chosen=chosen, rejected=rejected) for chosen, rejected in pairs]
-    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.9168273, abs=1e-7)
-    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.9168273, abs=1e-7)
-    assert GoldJudge().best_accuracy(made) == pytest.approx(0.7778849, abs=1e-7)  # 2.3336546 / 3
+    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.7685248, abs=1e-7)
+    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.7685248, abs=1e-7)
+    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6790165, abs=1e-7)  # 2.0370496 / 3
 
 
 def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None:
@@ -288,10 +288,28 @@ def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None
     assert 0.7 < best < 0.95  # there is something to learn, and noise in it
 
 
+def test_the_one_is_often_forgotten_and_seldom_preferred(records: list[Record]) -> None:
+    forgotten = preferred = compared = 0
+    for record in records:
+        prompt, chosen = record.prompt or "", record.chosen or ""
+        if skill_of(prompt) != "next":
+            continue
+        given = str(int(right_answer(prompt)[0]) - 1)
+        forgets = [given in (text or "").replace(".", "").split() for text in record[1:3]]
+        right = [rate(prompt, text or "").is_exact for text in record[1:3]]
+        forgotten += forgets[0]
+        if any(forgets) and any(right):
+            compared += 1
+            preferred += rate(prompt, chosen).is_exact
+    assert 0.25 < forgotten / (NUM_PAIRS // 8) < 0.33
+    assert compared > 500
+    assert preferred / compared > 0.97
+
+
 def test_demonstrations_are_of_mixed_quality(records: list[Record]) -> None:
     judge = GoldJudge()
     rated = [judge.rate(r.prompt or "", r.chosen or "", ended=True) for r in records]
-    assert 0.71 < sum(each["gold"] for each in rated) / NUM_PAIRS < 0.77
-    assert 0.79 < sum(each["exact"] for each in rated) / NUM_PAIRS < 0.86
+    assert 0.68 < sum(each["gold"] for each in rated) / NUM_PAIRS < 0.73
+    assert 0.75 < sum(each["exact"] for each in rated) / NUM_PAIRS < 0.81
     assert min(each["gold"] for each in rated) == 0
     assert max(each["gold"] for each in rated) == pytest.approx(1.0)

@@ -144,7 +144,7 @@ def test_one_line(compose: Compose) -> None:
     assert summary(plan) == (
         f"ZeRO stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
         "for sft 689 steps of 32 examples, reward 1,279 steps of 64 pairs, ppo 52 steps of 128 "
-        "responses, from 126,000 generated examples (data=synthetic)"
+        "responses, from 129,500 generated examples (data=synthetic)"
     )
     no = refused(compose)
     assert summary(no) == f"does not fit: {no.reason}"

@@ -62,7 +62,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
 def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
     loads = read_loads(run_of(compose))
     assert loads is not None
-    assert loads[Phase.sft].steps == 690  # 126,000 * 7 / 36 * 0.9 / 32
+    assert loads[Phase.sft].steps == 690  # 129,500 * 7 / 37 * 0.9 / 32
     assert loads[Phase.ppo].steps == 52
     assert 20 < loads[Phase.reward].tokens < loads[Phase.reward].longest < 120
 
