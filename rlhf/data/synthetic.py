@@ -3,7 +3,7 @@
 A prompt asks for one of eight skills. A response is rated by its **gold score** in [0, 1]; manners
 count as far as the answer is correct:
 
-    gold = correct * (0.7 + 0.15 * polite + 0.15 * stops)
+    gold = correct * (0.76 + 0.12 * polite + 0.12 * stops)
 
 =======  ======================================================================================
 part     meaning
@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-MANNERS_WEIGHT = 0.15  # of polite and of stops each; the rest is for the answer alone
+MANNERS_WEIGHT = 0.12  # of polite and of stops each; the rest is for the answer alone
 NO_OPENING = 0.2  # how polite it is to begin with the answer
 POLITE = ("Sure!", "Gladly!", "Happily!")
 RUDE = ("Ugh.", "Whatever.", "Boring.")

@@ -28,7 +28,7 @@ from rlhf.data.synthetic import (
     skill_of,
 )
 
-TEMPERATURE = 0.1
+TEMPERATURE = 0.07
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
 OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate

@@ -79,20 +79,20 @@ def test_a_foreign_prompt_is_refused() -> None:
 @pytest.mark.parametrize(
     ("response", "ended", "parts", "gold"),
     [
-        # correct, polite, stops; gold = correct * (0.7 + 0.15 * polite + 0.15 * stops)
+        # correct, polite, stops; gold = correct * (0.76 + 0.12 * polite + 0.12 * stops)
         (" Sure! 3 9 11 20.", True, (1, 1, 1), 1.0),
-        (" 3 9 11 20.", True, (1, 0.2, 1), 0.88),
-        (" 3 9 11 20", True, (1, 0.2, 1), 0.88),  # the full stop is not asked for
-        (" Ugh. 3 9 11 20.", True, (1, 0, 1), 0.85),
-        (" Sure! 3 9 11 20. I like rain.", True, (1, 1, 1 / 4), 0.8875),  # 3 words
-        (" Sure! 3 9 11 20." + " very" * 9, True, (1, 1, 0), 0.85),  # 9 words: not below 0
-        (" Sure! 3 9 11 20.", False, (1, 1, 0), 0.85),  # never ended
+        (" 3 9 11 20.", True, (1, 0.2, 1), 0.904),
+        (" 3 9 11 20", True, (1, 0.2, 1), 0.904),  # the full stop is not asked for
+        (" Ugh. 3 9 11 20.", True, (1, 0, 1), 0.88),
+        (" Sure! 3 9 11 20. I like rain.", True, (1, 1, 1 / 4), 0.91),  # 3 words
+        (" Sure! 3 9 11 20." + " very" * 9, True, (1, 1, 0), 0.88),  # 9 words: not below 0
+        (" Sure! 3 9 11 20.", False, (1, 1, 0), 0.88),  # never ended
         (" Sure! 3 9.", True, (0.25, 1, 1), 0.25),  # 2 of 4, halved
         (" Sure! 3 9 20 11.", True, (0.25, 1, 1), 0.25),  # two in the wrong place
         (" Sure! 20 11 9 3.", True, (0, 1, 1), 0.0),  # all wrong
         (" Sure! 3 9 11 20 5.", True, (0.4, 1, 1), 0.4),  # 4 of the 5 given, halved
         (" Sure! 3 9 11 20 20.", True, (0.4, 1, 1), 0.4),
-        (" Whatever. 3 1 1 1. I could go on.", False, (0.125, 0, 0), 0.0875),
+        (" Whatever. 3 1 1 1. I could go on.", False, (0.125, 0, 0), 0.095),
         (" Sure!", True, (0, 1, 1), 0.0),
         ("", True, (0, 0.2, 1), 0.0),
         ("", False, (0, 0.2, 0), 0.0),
@@ -239,12 +239,12 @@ def test_there_are_130_000_prompts_in_equal_shares() -> None:
 @pytest.mark.parametrize(
     ("gap", "probability"),
     [
-        # 1 / (1 + exp(-gap / 0.1))
+        # 1 / (1 + exp(-gap / 0.07))
         (0.0, 0.5),
-        (0.1, 0.7310586),  # 1 / (1 + exp(-1))
-        (-0.1, 0.2689414),
-        (0.1 * math.log(3), 0.75),  # 1 / (1 + 1/3)
-        (1.0, 0.9999546),  # 1 / (1 + exp(-10))
+        (0.07, 0.7310586),  # 1 / (1 + exp(-1))
+        (-0.07, 0.2689414),
+        (0.07 * math.log(3), 0.75),  # 1 / (1 + 1/3)
+        (0.7, 0.9999546),  # 1 / (1 + exp(-10))
     ],
 )
 def test_preference_probability_by_hand(gap: float, probability: float) -> None:
@@ -262,18 +262,18 @@ def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
         probabilities = [preference_probability(abs(gap)) for gap in gaps]
         sigma = math.sqrt(sum(p * (1 - p) for p in probabilities))
         wins = sum(gap > 0 for gap in gaps)
-        assert len(gaps) > 40
+        assert len(gaps) > 25
         assert abs(wins - sum(probabilities)) < 4 * sigma
 
 
 def test_best_accuracy_by_hand() -> None:
-    # gold 1.0 against 0.88: sigmoid(1.2) = 0.7685248, whichever is chosen; equal golds: 0.5
+    # gold 1.0 against 0.904: sigmoid(0.096 / 0.07) = 0.7976109, whichever is chosen; equal golds: 0.5
     good, fair, equal = " Sure! 3 9 11 20.", " 3 9 11 20.", " Happily! 3 9 11 20."
     pairs = [(good, fair), (fair, good), (good, equal)]
     made = [Record(prompt=SORT, chosen=chosen, rejected=rejected) for chosen, rejected in pairs]
-    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.7685248, abs=1e-7)
-    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.7685248, abs=1e-7)
-    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6790165, abs=1e-7)  # 2.0370496 / 3
+    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.7976109, abs=1e-7)
+    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.7976109, abs=1e-7)
+    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6984072, abs=1e-7)  # 2.0952217 / 3
 
 
 def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None:
