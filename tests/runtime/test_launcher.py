@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,18 +169,18 @@ def test_a_killed_slurm_task_ends_the_other(start: Start, tmp_path: Path) -> Non
 
 # What the DeepSpeed launcher calls to reach other machines; here all of them are this one.
 SSH = "#!/bin/sh\nexit 0\n"
-PDSH = """#!/bin/sh
-hosts=$(echo "$5" | tr , ' ')
-shift 5
-number=0
-code=0
-for host in $hosts; do
-  sh -c "$(echo "$*" | sed "s/%n/$number/")" &
-  jobs="$jobs $!"
-  number=$((number + 1))
-done
-for job in $jobs; do wait "$job" || code=$?; done
-exit $code
+PDSH = f"""#!{sys.executable}
+import os, shlex, sys
+sys.path.insert(0, "{ROOT}")
+from tests.fork_server import WarmPopen
+
+hosts, words = sys.argv[5].split(","), " ".join(sys.argv[6:])
+jobs = []
+for number, host in enumerate(hosts):
+    *settings, (_, folder), command = map(shlex.split, words.replace("%n", str(number)).split(";"))
+    env = os.environ | dict(word.split("=", 1) for _, word in settings)
+    jobs.append(WarmPopen(command, cwd=folder, env=env))
+sys.exit(max([job.wait() for job in jobs], key=abs))
 """
 
 
