@@ -267,7 +267,7 @@ def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
 
 
 def test_best_accuracy_by_hand() -> None:
-    # gold 1.0 against 0.904: sigmoid(0.096 / 0.07) = 0.7976109, whichever is chosen; equal golds: 0.5
+    # gold 1.0 against 0.904: sigmoid(0.096 / 0.07) = 0.7976109, whichever is chosen; equal: 0.5
     good, fair, equal = " Sure! 3 9 11 20.", " 3 9 11 20.", " Happily! 3 9 11 20."
     pairs = [(good, fair), (fair, good), (good, equal)]
     made = [Record(prompt=SORT, chosen=chosen, rejected=rejected) for chosen, rejected in pairs]
