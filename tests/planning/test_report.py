@@ -143,7 +143,7 @@ def test_one_line(compose: Compose) -> None:
     minutes = f"{60 * plan.hours:.1f} min"
     assert summary(plan) == (
         f"ZeRO stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
-        "for sft 689 steps of 32 examples, reward 1,279 steps of 64 pairs, ppo 52 steps of 128 "
+        "for sft 689 steps of 32 examples, reward 2,756 steps of 32 pairs, ppo 56 steps of 128 "
         "responses, from 129,500 generated examples (data=synthetic)"
     )
     no = refused(compose)
@@ -154,7 +154,7 @@ def test_one_line(compose: Compose) -> None:
     unknown = {"source": Source.hub, "size": 0, "path": "owner/name"}
     open_ended = changed(plan.asked, data=unknown)
     assert summary(plan_run(open_ended)).endswith(
-        "ranks, unknown time for sft ? steps of 32 examples, reward ? steps of 64 pairs, ppo 52 "
+        "ranks, unknown time for sft ? steps of 32 examples, reward ? steps of 32 pairs, ppo 56 "
         "steps of 128 responses, from owner/name, whose number of examples is not known (data.size)"
     )
 
