@@ -191,7 +191,7 @@ def test_phases_have_plans_of_their_own(compose: Compose) -> None:
     assert num_ranks(config) == 4
     assert phase_plans(config) == {
         Phase.sft: BatchPlan(per_rank=8, micro=8, accumulation=1),  # 32 / 4
-        Phase.reward: BatchPlan(per_rank=16, micro=4, accumulation=4),  # 8 sequences: 4 pairs
+        Phase.reward: BatchPlan(per_rank=8, micro=4, accumulation=2),  # 8 sequences: 4 pairs
         Phase.ppo: BatchPlan(per_rank=16, micro=8, accumulation=2),  # 64 / 4
     }
     assert rollout_plan(config) == RolloutPlan(
@@ -203,7 +203,7 @@ def test_phases_have_plans_of_their_own(compose: Compose) -> None:
 
 def test_pair_runs_where_two_sequences_are_too_many(compose: Compose) -> None:
     config = to_run_config(compose(["phase=reward", "hardware.max_micro_batch_size=1"]))
-    assert phase_plans(config) == {Phase.reward: BatchPlan(per_rank=64, micro=1, accumulation=64)}
+    assert phase_plans(config) == {Phase.reward: BatchPlan(per_rank=32, micro=1, accumulation=32)}
 
 
 @pytest.mark.slow
@@ -217,8 +217,8 @@ def test_pair_runs_where_two_sequences_are_too_many(compose: Compose) -> None:
         ),
         (
             ["reward.micro_batch_size=5"],
-            "reward.batch_size/ranks=64 is not a multiple of reward.micro_batch_size=5: "
-            "use reward.batch_size/ranks=60 or 65, or reward.micro_batch_size=4 or 8",
+            "reward.batch_size/ranks=32 is not a multiple of reward.micro_batch_size=5: "
+            "use reward.batch_size/ranks=30 or 35, or reward.micro_batch_size=4 or 8",
         ),
         (
             ["ppo.rollout_batch_size=96"],

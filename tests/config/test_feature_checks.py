@@ -81,7 +81,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         ),
         (
             ["ppo.actor_freeze_steps=80"],
-            ["ppo.actor_freeze_steps=80", "ppo.steps=52", "use less"],
+            ["ppo.actor_freeze_steps=80", "ppo.steps=56", "use less"],
         ),
         (["ppo.num_layers_unfrozen=1"], ["ppo.num_layers_unfrozen=1", "ppo.shared_trunk=true"]),
         (["ppo.num_value_layers=1"], ["ppo.num_value_layers=1", "ppo.shared_trunk=true"]),
