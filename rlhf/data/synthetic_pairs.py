@@ -129,8 +129,8 @@ NEIGHBOUR = 0.05  # probability that a flawed answer is the right one to another
 
 # In *next* people often forget to add the one, but they see it when others do: what demonstrations
 # teach badly, preferences can teach.
-BOTH_FORGET = 0.55  # probability that the better of two answers is the number as it was given
-FORGOTTEN = 0.5  # probability that a flawed answer is
+FORGOTTEN = 0.5  # probability that a flawed answer is the number as it was given
+NEITHER_RIGHT = 0.55  # probability that the better of two answers is that number too
 
 
 def _forgets(prompt: str, probability: float, rng: random.Random) -> bool:
@@ -163,7 +163,7 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
         better = right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
-        if _forgets(prompt, BOTH_FORGET, rng):
+        if _forgets(prompt, NEITHER_RIGHT, rng):
             better = _number_given(prompt)
         answers = [better, better if kind == "manners" else _flawed(prompt, rng)]
         manners = [_manners(rng), _manners(rng)]

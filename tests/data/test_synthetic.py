@@ -256,13 +256,13 @@ def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
     bins: dict[int, list[float]] = defaultdict(list)
     for gap in map(gap_of, records):
         if abs(gap) > 1e-9:
-            bins[min(int(abs(gap) / 0.05), 8)].append(gap)
+            bins[min(int(abs(gap) / 0.04), 8)].append(gap)
     assert len(bins) == 9
     for gaps in bins.values():
         probabilities = [preference_probability(abs(gap)) for gap in gaps]
         sigma = math.sqrt(sum(p * (1 - p) for p in probabilities))
         wins = sum(gap > 0 for gap in gaps)
-        assert len(gaps) > 25
+        assert len(gaps) > 40
         assert abs(wins - sum(probabilities)) < 4 * sigma
 
 

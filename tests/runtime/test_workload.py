@@ -62,7 +62,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
 def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
     loads = read_loads(run_of(compose))
     assert loads is not None
-    assert loads[Phase.sft].steps == pytest.approx(689, abs=2)  # 129,500 * 7 / 37 * 0.9 / 32
+    assert loads[Phase.sft].steps == 688  # a sample's estimate of 129,500 * 7 / 37 * 0.9 / 32
     assert loads[Phase.ppo].steps == 56
     assert 20 < loads[Phase.reward].tokens < loads[Phase.reward].longest < 120
 
