@@ -24,30 +24,30 @@ from rlhf.config.freeze import (
     to_run_config,
     with_free_keys,
 )
-from rlhf.config.names import explain, opened
+from rlhf.config.hydra_errors import explain, opened
+from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
-from rlhf.config.schema import RunConfig
-from rlhf.config.unread import refuse_unread
+from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.report import PLAN, as_json, summary, tables
-from rlhf.runtime.commands import Program, in_shell, launch_commands, script_name
-from rlhf.runtime.distributed import (
+from rlhf.runtime.launch_mode import Program, in_shell, launch_commands, script_name
+from rlhf.runtime.read_loads import read_loads
+from rlhf.runtime.rendezvous import (
     check_machine,
     check_started,
     drop_pod_variables,
-    follows,
+    is_secondary_node,
     started_rank,
     with_started_ranks,
 )
-from rlhf.runtime.workload import read_loads
 from rlhf.tracking.console import build_console
 
 USER_ERROR = 2
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
-# Hydra admits no file of ours under the plugin's own name; ours asks for the nodes of hardware.
+# Hydra allows no config file under the plugin's own name; ours takes the nodes from `hardware`.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
@@ -58,28 +58,28 @@ def main(cfg: DictConfig) -> float | None:
         return run(cfg)
     except RlhfError as error:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            raise  # the sweep's other jobs still run, and Hydra says which one failed
+            raise  # the sweep's other jobs still run, and Hydra reports which job failed
         raise SystemExit(complain(error)) from error
 
 
 def run(cfg: DictConfig) -> float | None:
-    """Start the run that ``cfg`` describes, or go on with the one that it names."""
+    """Start the run that ``cfg`` describes, or resume the run that it names."""
     is_new = cfg.get("resume") is None
     if OmegaConf.select(cfg, "launcher.dry_run") is True:
         show_commands(asked_config(cfg) if is_new else load_stopped(cfg)[0])
         return None
     if asks_for_plan(cfg):
         config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
-        return None if follows() else show_plan(config, is_new=is_new)
+        return None if is_secondary_node() else show_plan(config, is_new=is_new)
     run_dir: Path | None = None
-    if follows():
+    if is_secondary_node():
         config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
     elif is_new:
         config, run_dir = new_run(cfg)
     else:
         config, run_dir = stopped_run(cfg)
 
-    from rlhf.runtime import launcher  # here, because a wrong configuration ends before it
+    from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 
     try:
         return launcher.start(config, run_dir, script_name(Path(__file__)))
@@ -91,31 +91,31 @@ def run(cfg: DictConfig) -> float | None:
 
 
 def asked_config(cfg: DictConfig) -> RunConfig:
-    """Return the configuration of a new run; refuse what was typed in vain."""
+    """Return the configuration of a new run; refuse overrides that have no effect."""
     config = to_run_config(cfg)
     refuse_unread(config, HydraConfig.get().overrides.task)
     return config
 
 
 def asks_for_plan(cfg: DictConfig) -> bool:
-    """Return whether the command has plan=only."""
+    """Return True if the command has plan=only."""
     return bool(OmegaConf.select(cfg, "plan") == PlanMode.only.value)
 
 
 def join() -> None:
-    """Be a rank of the run that rank 0 composes and freezes."""
+    """Join as a rank of the run that rank 0 composes and freezes."""
     from rlhf.runtime import launcher
 
     launcher.join()
 
 
 def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
-    """Check and plan ``cfg``, and write it to a directory of its own."""
+    """Check and plan ``cfg``, and write the planned configuration to a new run directory."""
     asked = with_started_ranks(asked_config(cfg))
     loads = None
     if asked.plan is PlanMode.check:
         if lacks_rates(asked.hardware):
-            from rlhf.runtime.cpu_rates import measure_cpu  # which takes torch
+            from rlhf.runtime.measure_cpu import measure_cpu  # imports torch
 
             measure_cpu()
         loads = read_loads(asked)
@@ -136,9 +136,9 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
 
 
 def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
-    """Print memory, time and cost, in a sweep in one line; return the hours.
+    """Print the plan's memory, time and cost, in a sweep as one line; return the hours.
 
-    Only a run_dir that is asked for gets a file, plan.json.
+    plan.json is written only if the command sets run_dir.
     """
     if started_rank() is not None:
         raise ConfigError(
@@ -158,14 +158,14 @@ def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
 
 
 def stopped_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
-    """Take up the run to go on with."""
+    """Load the run to resume, and write its configuration again with the new launch options."""
     config, run_dir = load_stopped(cfg)
     freeze(config, run_dir)
     return config, run_dir
 
 
 def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
-    """Read the run to go on with: what it computes stays, how it is started may change."""
+    """Read the run to resume: overrides may change how it is started, not what it computes."""
     # Resolved, because runs/latest may point to another run before this one ends.
     run_dir = Path(str(cfg.resume)).expanduser().resolve()
     frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
@@ -183,7 +183,7 @@ def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
 
 
 def show_commands(config: RunConfig) -> None:
-    """Print the command that would start the ranks, one for each node where users type it there."""
+    """Print the command that would start the ranks; one per node if users start them by hand."""
     if started_rank() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; leave this out")
     arguments = [o for o in HydraConfig.get().overrides.task if "launcher.dry_run" not in o]
@@ -195,7 +195,7 @@ def show_commands(config: RunConfig) -> None:
 
 @contextmanager
 def without_leavings(words: list[str]) -> Iterator[list[str]]:
-    """Send what Hydra writes about a sweep of plans to a folder that is removed after it."""
+    """Yield ``words``, with Hydra's files of a sweep of plans sent to a temporary folder."""
     is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
     is_set_up = any(word.startswith("hydra") for word in words)
     if not is_sweep or is_set_up or "plan=only" not in words:
@@ -206,12 +206,12 @@ def without_leavings(words: list[str]) -> Iterator[list[str]]:
 
 
 def without_local_rank(arguments: Sequence[str]) -> list[str]:
-    """Drop what the DeepSpeed launcher appends to every command, which Hydra cannot read."""
+    """Drop the --local_rank that the DeepSpeed launcher appends: Hydra cannot read it."""
     return [a for a in arguments if not a.startswith(("--local_rank=", "--local-rank="))]
 
 
 def complain(error: RlhfError) -> int:
-    """Tell the user, and ranks that wait for this one, what to mend; returns the exit code."""
+    """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {error}", file=sys.stderr)
     if started_rank() == 0:
         from rlhf.runtime import launcher
@@ -221,10 +221,10 @@ def complain(error: RlhfError) -> int:
 
 
 def launch() -> int:
-    """Be the launcher, or a rank that torchrun or deepspeed started; returns the exit code."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands exceptions on, for us to explain
-    # libgomp reads it when torch loads. Its own default spins for milliseconds: no faster on an
-    # idle machine, and much slower beside a busy neighbour.
+    """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
+    # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
+    # an idle machine, and much slower beside other busy programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     words = without_local_rank(sys.argv[1:])
     sys.argv[1:] = [opened(PRESETS.get(word, word)) for word in words]

@@ -39,7 +39,7 @@ from transformers import (
 
 from rlhf import load_run
 from rlhf.config.choices import Phase, Source
-from rlhf.data.sources import load_datasets
+from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend, divide
 from rlhf.data.synthetic import (
     POLITE,

@@ -40,7 +40,7 @@ def by_transformers(folder: Path, device: str) -> Callable[[], Any]:
 
 def by_build_actor(folder: Path, device: str) -> Callable[[], Any]:
     """This project's way."""
-    from rlhf.models.building import ModelSource, build_actor
+    from rlhf.models.build import ModelSource, build_actor
     from rlhf.models.tokenizers import load_tokenizer
 
     source = ModelSource(key="model.path", path=str(folder / "policy"))
@@ -51,7 +51,7 @@ def by_build_actor(folder: Path, device: str) -> Callable[[], Any]:
 def by_engine(folder: Path, device: str) -> Callable[[], Any]:
     """All models and optimisers of PPO."""
     from rlhf import RLHFEngine
-    from rlhf.engine.machine import current_ranks
+    from rlhf.engine.devices import current_ranks
 
     config = run_config(folder, Work(), [f"hardware.device={device}"])
     ranks = current_ranks(config.hardware.device)  # imports DeepSpeed

@@ -31,7 +31,7 @@ def make_half(folder: Path, shape: str) -> None:
     """A policy with random weights in bf16, as most are published, and its tokenizer."""
     import torch
 
-    from rlhf.models.building import ModelSource, build_actor
+    from rlhf.models.build import ModelSource, build_actor
     from rlhf.models.tokenizers import train_tokenizer
 
     tokenizer = train_tokenizer(["a benchmark"], vocab_size=300)
@@ -70,16 +70,16 @@ def peak_of(action: Callable[[], Made]) -> tuple[Made, dict[str, float]]:
 
 def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     """Loading a frozen model, its engine included, and saving it; bytes of it and of the shard."""
-    from rlhf.config.checks import BatchPlan
+    from rlhf.config.batches import BatchPlan
     from rlhf.config.choices import Dtype, LoraExport
     from rlhf.config.roles import Role
-    from rlhf.engine.build import build_engine
-    from rlhf.engine.partitioning import partitioner
+    from rlhf.engine.select import build_engine
     from rlhf.engine.settings import EngineSettings
-    from rlhf.models.building import ModelSource, build_actor
-    from rlhf.models.policy import Policy
+    from rlhf.engine.zero3_partition import partitioner
+    from rlhf.models.build import ModelSource, build_actor
+    from rlhf.models.language_model import LanguageModel
     from rlhf.models.tokenizers import load_tokenizer
-    from rlhf.phases.exporting import exported
+    from rlhf.phases.shared.exporting import exported
 
     folder = Path(task["folder"])
     is_stored = task["source"] == "stored" and shape == task["shape"]
@@ -99,7 +99,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     def load() -> Any:
         shard = partitioner(Role.reference, **shared) if task["sharded"] else None
         model = build_actor(source, tokenizer, seed=1, shard=shard)
-        return build_engine(Policy(model), role=Role.reference, **shared)
+        return build_engine(LanguageModel(model), role=Role.reference, **shared)
 
     engine, loading = peak_of(load)
     parameters = list(engine.module.parameters())
@@ -121,7 +121,7 @@ def main(task: dict[str, Any]) -> None:
     import torch
 
     from rlhf.config.choices import Device
-    from rlhf.engine.machine import current_ranks
+    from rlhf.engine.devices import current_ranks
 
     torch.distributed.init_process_group("gloo")
     ranks = current_ranks(Device.cpu)

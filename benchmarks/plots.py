@@ -18,7 +18,7 @@ from typing import Any
 
 from common import BENCHMARKS, ROOT
 
-from rlhf.planning.published import scaling as plans_of_more_gpus
+from tools.docs.planner_page import scaling as plans_of_more_gpus
 
 # Okabe and Ito's colours, which differ for every kind of colour vision, and in grey.
 COLOURS = {"generate": "#0072B2", "score": "#E69F00", "train": "#009E73", "rest": "#CCCCCC"}

@@ -40,7 +40,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from rlhf import PPOTrainer, RLHFEngine
-    from rlhf.runtime.memory import keep_freed_memory
+    from rlhf.runtime.malloc import keep_freed_memory
 
     work = Work(**task["work"])
     config = run_config(Path(task["folder"]), work, task["overrides"])

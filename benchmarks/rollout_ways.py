@@ -49,8 +49,8 @@ def by_generate(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
 def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     """The backend that the config names, on the actor that PPO trains."""
     from rlhf import RLHFEngine
-    from rlhf.phases.policies import rollout_backend
-    from rlhf.runtime.memory import keep_freed_memory
+    from rlhf.phases.shared.policies import rollout_backend
+    from rlhf.runtime.malloc import keep_freed_memory
 
     folder, device, dtype = Path(task["folder"]), task["device"], task["dtype"]
     precision = [f"hardware.device={device}", f"hardware.dtype={dtype}"]

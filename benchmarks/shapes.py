@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from rlhf.config.schema import RunConfig
+    from rlhf.config.schema.run import RunConfig
     from rlhf.types import PromptBatch
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -110,8 +110,8 @@ class Work:
         """Random prompts; another batch for every step."""
         import torch
 
-        from rlhf.algorithms.streams import stream
         from rlhf.data.collate import collate_prompts
+        from rlhf.random_streams import stream
 
         ids = [
             torch.randint(FIRST_ID, vocab, (length,), generator=stream(1, "ids", step, row))
@@ -129,7 +129,7 @@ def make_models(folder: Path, shape: Shape) -> None:
     """A policy and a reward model with random weights, and their tokenizer, as folders on disk."""
     from transformers.utils import logging
 
-    from rlhf.models.building import ModelSource, build_actor, build_scorer
+    from rlhf.models.build import ModelSource, build_actor, build_scorer
     from rlhf.models.tokenizers import train_tokenizer
 
     logging.disable_progress_bar()

@@ -1,6 +1,6 @@
-"""RLHF from one launcher: supervised fine-tuning, a reward model and PPO on DeepSpeed.
+"""RLHF from one launcher: supervised fine-tuning, a reward model, and PPO or DPO on DeepSpeed.
 
-``import rlhf`` alone imports nothing heavy; the classes below load what they need on first use.
+``import rlhf`` itself imports nothing heavy; the names below are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlhf.config.freeze import load_run
-    from rlhf.phases.ppo_trainer import PPOTrainer
-    from rlhf.phases.rlhf_engine import RLHFEngine
+    from rlhf.phases.ppo.loop import PPOTrainer
+    from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 __all__ = ["PPOTrainer", "RLHFEngine", "load_run"]
 
 HOMES = {
-    "PPOTrainer": "rlhf.phases.ppo_trainer",
-    "RLHFEngine": "rlhf.phases.rlhf_engine",
+    "PPOTrainer": "rlhf.phases.ppo.loop",
+    "RLHFEngine": "rlhf.phases.ppo.rlhf_engine",
     "load_run": "rlhf.config.freeze",
 }
 

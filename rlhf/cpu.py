@@ -1,6 +1,6 @@
 """Read this machine's CPU: its name, its cores, and the instruction sets that a run may use.
 
-Nothing here imports torch: the planner, the engine and the kernels follow the same rules.
+The planner, the engine and the kernels share these rules; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MAX_ISA = "RLHF_MAX_CPU_ISA"
 
 
 class Isa(IntEnum):
-    """The instruction sets that this project has its own code for, each with those before it."""
+    """Levels of instruction sets that this project has code for; each includes the lower levels."""
 
     none = 0
-    """Only what torch brings."""
+    """No code of this project; torch only."""
     avx2 = 1
     """AVX2 with FMA; on ARM, NEON."""
     avx512_bf16 = 2
@@ -37,7 +37,7 @@ FLAGS = {
     Isa.avx512_bf16: {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
     Isa.amx: {"amx_tile", "amx_bf16"},
 }
-# oneDNN's own cap; its values that are not here admit everything.
+# oneDNN's own cap; values that are not listed here allow every instruction set.
 # https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html
 ONEDNN_MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_LEVELS = {
@@ -58,12 +58,12 @@ class Cpu(NamedTuple):
     """A CPU as Linux describes it."""
 
     name: str
-    """Model name, and the numbers that tell apart CPUs of one name."""
+    """Model name, and the numbers that distinguish CPUs with the same name."""
     flags: frozenset[str]
 
     @property
     def isa(self) -> Isa:
-        """The highest level whose flags, and those of all levels below it, are there."""
+        """Return the highest level of which all flags, and all flags of lower levels, are set."""
         if "asimd" in self.flags:
             return Isa.avx2
         found = Isa.none
@@ -76,7 +76,7 @@ class Cpu(NamedTuple):
 
 @cache
 def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
-    """Return the CPU that ``cpuinfo`` describes; without the file, one without any flags."""
+    """Return the CPU that ``cpuinfo`` describes; without that file, a CPU without flags."""
     if not cpuinfo.exists():
         return Cpu(platform.processor() or platform.machine(), frozenset())
     first, _, _ = cpuinfo.read_text().partition("\n\n")  # the first core
@@ -89,10 +89,10 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
 
 
 def usable_isa(cpu: Cpu | None = None) -> Isa:
-    """Return the level that kernels of this project may use: the CPU's, capped by RLHF_MAX_CPU_ISA.
+    """Return the level that this project's kernels may use: the CPU's, capped by RLHF_MAX_CPU_ISA.
 
     Raises:
-        ConfigError: if the variable holds another word than the names of the levels.
+        ConfigError: if the variable is set to anything but the name of a level.
     """
     cap = os.environ.get(MAX_ISA, "")
     if cap and cap not in Isa.__members__:
@@ -101,19 +101,20 @@ def usable_isa(cpu: Cpu | None = None) -> Isa:
 
 
 def cap_libraries() -> None:
-    """Hold oneDNN, which multiplies torch's matrices, to RLHF_MAX_CPU_ISA; call before torch loads.
+    """Cap oneDNN, which multiplies torch's matrices, at RLHF_MAX_CPU_ISA; call before torch loads.
 
     Raises:
-        ConfigError: if the variable holds another word than the names of the levels.
+        ConfigError: if the variable is set to anything but the name of a level.
     """
     if os.environ.get(MAX_ISA) and usable_isa() in ONEDNN_NAMES:
         os.environ.setdefault(ONEDNN_MAX_ISA, ONEDNN_NAMES[usable_isa()])
 
 
 def multiplies_bf16(cpu: Cpu | None = None) -> bool:
-    """Return True if products of bf16 numbers are native here, and so faster than fp32's.
+    """Return True if the CPU multiplies bf16 numbers natively, which is faster than fp32.
 
-    On x86 they need AVX512-BF16 or AMX, which oneDNN must be allowed to use; on ARM, the flag bf16.
+    On x86 this requires AVX512-BF16 or AMX, which oneDNN must be allowed to use; on ARM, the flag
+    bf16.
     """
     cpu = cpu or read_cpu()
     onednn = ONEDNN_LEVELS.get(os.environ.get(ONEDNN_MAX_ISA, "").upper(), max(Isa))
@@ -123,7 +124,7 @@ def multiplies_bf16(cpu: Cpu | None = None) -> bool:
 
 
 def multiplies_fp16(cpu: Cpu | None = None) -> bool:
-    """Return True if DeepSpeed trains in fp16 on this CPU, which is what oneDNN says of it."""
+    """Return True if DeepSpeed can train in fp16 on this CPU: oneDNN must support fp16 there."""
     cpu = cpu or read_cpu()
     allowed = os.environ.get(ONEDNN_MAX_ISA, "").upper()
     has_fp16 = {"avx512_fp16", "amx_fp16", "avx_ne_convert", "asimdhp"} & cpu.flags
@@ -131,10 +132,10 @@ def multiplies_fp16(cpu: Cpu | None = None) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder that keeps what is compiled and measured for this machine."""
+    """Return the folder of the kernels compiled, and the numbers measured, for this machine."""
     return Path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf").expanduser()
 
 
 def cores() -> int:
-    """Return the number of cores that this process may keep busy."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,24 +1,24 @@
-"""Errors that a user can mend: one message, no traceback, exit code 2.
+"""Errors that a user can fix: one message, no traceback, exit code 2.
 
-Each message names the key (or the file and row), the value, the rule, and the way out.
+Each message names the key (or the file and row), the value, the rule, and the fix.
 """
 
 
 class RlhfError(Exception):
-    """Base of the errors that end the program with their message and exit code 2."""
+    """Base class of the errors that end the program with their message and exit code 2."""
 
 
 class ConfigError(RlhfError):
-    """A configuration key has a value that cannot work."""
+    """An invalid value of a configuration key."""
 
 
 class DataError(RlhfError):
-    """A data set is missing, malformed or too small."""
+    """A data set that is missing, malformed or too small."""
 
 
 class CapabilityError(RlhfError):
-    """Something was asked for that this machine, version or build cannot do."""
+    """A requested feature that this machine, version or build does not support."""
 
 
 class CheckpointError(RlhfError):
-    """A folder that should hold a model or a run does not."""
+    """A folder that should contain a model or a run but does not."""

@@ -1,4 +1,4 @@
-"""Metrics as sums, which merge exactly over micro-batches and ranks; numbers when printed."""
+"""Metrics stored as sums or maxima, so that they merge exactly over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean kept as (total, count), so that it merges exactly across micro-batches and ranks."""
+    """A mean stored as (total, count), so that it merges exactly over micro-batches and ranks."""
 
     total: Tensor
     count: Tensor
 
     @classmethod
     def of(cls, values: Tensor, keep: Tensor | None = None) -> Self:
-        """Mean of ``values`` where ``keep`` is True (everywhere without it)."""
+        """Return the mean of ``values`` where ``keep`` is True (None: everywhere)."""
         kept, count = _kept(values, keep)
         return cls(kept.sum(), count)
 
@@ -26,13 +26,13 @@ class Mean:
         return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> float:
-        """The mean; 0 when nothing was counted."""
+        """Return the mean as a number; 0 if nothing was counted."""
         return (self.total / self.count.clamp(min=1)).item()
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """First two moments kept as sums, so that means and deviations merge exactly."""
+    """The first two moments stored as sums, so that means and deviations merge exactly."""
 
     total: Tensor
     square_total: Tensor
@@ -40,7 +40,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor, keep: Tensor | None = None) -> Self:
-        """Moments of ``values`` where ``keep`` is True (everywhere without it)."""
+        """Return the moments of ``values`` where ``keep`` is True (None: everywhere)."""
         kept, count = _kept(values, keep)
         return cls(kept.sum(), kept.square().sum(), count)
 
@@ -49,63 +49,63 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """Mean, a scalar tensor; 0 when nothing was counted."""
+        """Return the mean, a scalar tensor; 0 if nothing was counted."""
         return self.total / self.count.clamp(min=1)
 
     @property
     def mean_square(self) -> Tensor:
-        """Mean of the squares, a scalar tensor; 0 when nothing was counted."""
+        """Return the mean of the squares, a scalar tensor; 0 if nothing was counted."""
         return self.square_total / self.count.clamp(min=1)
 
     @property
     def variance(self) -> Tensor:
-        """Population variance, a scalar tensor."""
+        """Return the population variance, a scalar tensor."""
         return (self.mean_square - self.mean.square()).clamp(min=0)
 
     def value(self) -> float:
-        """The mean as a number."""
+        """Return the mean as a number."""
         return self.mean.item()
 
     def std(self) -> float:
-        """The standard deviation as a number."""
+        """Return the population standard deviation as a number."""
         return self.variance.sqrt().item()
 
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """The largest value seen."""
+    """The largest of the values."""
 
     largest: Tensor
 
     @classmethod
     def of(cls, values: Tensor, keep: Tensor) -> Self:
-        """Largest of ``values`` where ``keep`` is True; minus infinity when nothing is kept."""
+        """Return the largest of ``values`` where ``keep`` is True; -inf if nothing is kept."""
         return cls(values.detach().double().masked_fill(~keep, -torch.inf).max())
 
     def __add__(self, other: Self) -> Self:
         return type(self)(torch.maximum(self.largest, other.largest))
 
     def value(self) -> float:
-        """The maximum as a number."""
+        """Return the maximum as a number."""
         return self.largest.item()
 
 
 @dataclass(frozen=True, slots=True)
 class Minimum(Maximum):
-    """The smallest value seen, kept as the largest of the negated values."""
+    """The smallest of the values, stored as the largest of the negated values."""
 
     @classmethod
     def of(cls, values: Tensor, keep: Tensor) -> Self:
-        """Smallest of ``values`` where ``keep`` is True; infinity when nothing is kept."""
+        """Return the smallest of ``values`` where ``keep`` is True; inf if nothing is kept."""
         return cls(Maximum.of(-values, keep).largest)
 
     def value(self) -> float:
-        """The minimum as a number."""
+        """Return the minimum as a number."""
         return -self.largest.item()
 
 
 def _kept(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Values in fp64, 0 where ``keep`` is False, and how many are kept; out of the graph."""
+    """Return detached fp64 values, 0 where ``keep`` is False, and the number of kept values."""
     keep = torch.ones_like(values, dtype=torch.bool) if keep is None else keep
     return values.detach().double().masked_fill(~keep, 0.0), keep.sum().double()
 
@@ -115,7 +115,13 @@ Metrics = dict[str, Metric]
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Metrics of two parts of one batch; both parts must carry the same names."""
+    """Return the metrics of two parts of one batch; both parts must carry the same names."""
     if not first:
         return second
     return {name: first[name] + second[name] for name in first}  # type: ignore[operator]
+
+
+def accumulate_metrics(first: Metrics, second: Metrics) -> Metrics:
+    """Return the metrics of two parts of a step; a name that only one part carries is kept."""
+    both = first.keys() & second.keys()
+    return first | second | {name: first[name] + second[name] for name in both}  # type: ignore[operator]

@@ -1,8 +1,8 @@
-"""The nouns of the project and the seams between its packages.
+"""Types of all packages: batches, rollouts, and the interfaces between packages.
 
 Shapes, here and everywhere: B = sequences, P = prompt tokens (left-padded), T = response tokens
-(right-padded), S = P + T tokens of whole sequences, V = vocabulary. A ``keep_*`` mask is True where
-a token counts; an ``attend_*`` mask is True where a token may be attended to.
+(right-padded), S = P + T tokens of whole sequences, V = vocabulary. A ``keep_*`` mask is True at
+tokens that count; an ``attend_*`` mask is True at tokens that may be attended to.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -20,7 +21,7 @@ from rlhf.metrics import Maximum, Metrics
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all, and the few collectives that the phases need."""
+    """This process's place among all ranks, and the few collectives that the phases need."""
 
     rank: int = 0
     size: int = 1
@@ -28,15 +29,15 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """True on the one rank that prints and writes."""
+        """Return True on rank 0, the only rank that prints and writes."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum of ``tensor`` over all ranks, on every rank."""
+        """Return the sum of ``tensor`` over all ranks, on every rank."""
         return self._all_reduce(tensor, torch.distributed.ReduceOp.SUM)
 
     def max(self, tensor: Tensor) -> Tensor:
-        """Elementwise maximum of ``tensor`` over all ranks, on every rank."""
+        """Return the elementwise maximum of ``tensor`` over all ranks, on every rank."""
         return self._all_reduce(tensor, torch.distributed.ReduceOp.MAX)
 
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
@@ -52,7 +53,7 @@ class Ranks:
             torch.distributed.barrier()
 
     def reduce_metrics(self, metrics: Metrics) -> Metrics:
-        """The metrics of all ranks together: two collectives, whatever their number."""
+        """Return the metrics of all ranks merged, by two collectives for any number of metrics."""
         if self.size == 1 or not metrics:
             return metrics
         is_max = {name: isinstance(metric, Maximum) for name, metric in metrics.items()}
@@ -68,7 +69,7 @@ class Ranks:
 
 
 class SequenceBatch(NamedTuple):
-    """Whole sequences, right-padded; ``keep`` marks the tokens that the loss is about."""
+    """Whole sequences, right-padded; ``keep_BS`` marks the tokens that enter the loss."""
 
     ids_BS: Tensor
     attend_BS: Tensor
@@ -82,7 +83,7 @@ class PreferenceBatch(NamedTuple):
     rejected: SequenceBatch
 
     def both(self) -> SequenceBatch:
-        """All chosen sequences, then all rejected ones, for one pass over both."""
+        """Return all chosen sequences, then all rejected sequences, for one pass over both."""
         return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
 
 
@@ -90,7 +91,7 @@ class PromptBatch(NamedTuple):
     """Prompts to answer: left-padded ids and the text they came from.
 
     ``draws_BT`` holds one uniform number per response token to be sampled, so that a response
-    depends on its own row alone, not on its neighbours or on the number of ranks.
+    depends only on its own row, not on its neighbours or on the number of ranks.
     """
 
     ids_BP: Tensor
@@ -100,16 +101,16 @@ class PromptBatch(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Sampled responses, right-padded to T; the end token, where there is one, is kept."""
+    """Sampled responses, right-padded to T; the end token, if there is one, is kept."""
 
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
-    logprobs_BT: Tensor | None = None  # as they were sampled, where the backend measures them
+    logprobs_BT: Tensor | None = None  # measured while sampling; None if the backend cannot
 
 
 class Rollout(NamedTuple):
-    """Responses with all that PPO needs to learn from them, as it was when they were sampled."""
+    """Responses with all that PPO needs to learn from them, computed before any update."""
 
     prompts: PromptBatch
     responses: Responses
@@ -117,13 +118,14 @@ class Rollout(NamedTuple):
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     scores_B: Tensor
+    seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
 
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])
 
 
 def take_rows(batch: Batch, rows: list[int]) -> Batch:
-    """The same kind of batch (a named tuple) with these rows alone, in this order."""
+    """Return ``batch`` (a named tuple) with only these rows, in this order."""
     taken: list[Any] = []
     for part in batch:
         if isinstance(part, tuple):
@@ -131,26 +133,73 @@ def take_rows(batch: Batch, rows: list[int]) -> Batch:
         elif isinstance(part, list):
             taken.append([part[row] for row in rows])
         else:
-            taken.append(None if part is None else part[rows])
+            taken.append(part[rows] if isinstance(part, Tensor) else part)
     return type(batch)(*taken)
 
 
+class TokenPositions(NamedTuple):
+    """Tokens of right-padded sequences whose log-probabilities are to be computed."""
+
+    rows_N: Tensor
+    columns_N: Tensor  # column of the hidden state that predicts the token: one before the token
+    ids_N: Tensor
+
+    @classmethod
+    def of(cls, batch: SequenceBatch) -> TokenPositions:
+        """Return the positions of all kept tokens except in column 0, which nothing predicts."""
+        rows_N, columns_N = batch.keep_BS[:, 1:].nonzero(as_tuple=True)
+        return cls(rows_N, columns_N, batch.ids_BS[rows_N, columns_N + 1])
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of given tokens under a policy, and entropies of its distributions."""
+
+    logprobs_N: Tensor  # log pi(token), nats, fp32
+    entropy_N: Tensor | None  # entropy of the whole distribution, nats; None: not computed
+
+
+class LogprobOptions(NamedTuple):
+    """Options for computing log-probabilities from logits.
+
+    The temperature must be the sampling temperature of the tokens: otherwise PPO's ratio would
+    compare two different policies. The entropy has a gradient only with ``entropy_gradient``.
+    """
+
+    temperature: float = 1.0
+    with_entropy: bool = True
+    entropy_gradient: bool = False
+
+
 class StepReport(NamedTuple):
-    """What one optimiser step did."""
+    """Result of one optimizer step."""
 
     learning_rate: float
     grad_norm: float
     is_skipped: bool
+    has_overflowed: bool = False  # fp16 gradients of this model overflowed on any rank; set by PPO
 
 
 class Model(Protocol):
-    """A model under its parallelism, to be run."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward pass."""
+    """A model under its parallelism and precision."""
 
     def evaluating(self) -> AbstractContextManager[nn.Module]:
-        """The module without dropout and gradients, for as long as the context lasts."""
+        """Yield the module without dropout and gradients."""
+
+
+class TokenModel(Model, Protocol):
+    """A language model, which returns log-probabilities of chosen tokens instead of logits."""
+
+    def __call__(
+        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions, /
+    ) -> TokenLogprobs:
+        """Return log-probabilities (N,) of the tokens at ``positions``."""
+
+
+class ValueModel(Model, Protocol):
+    """A critic or a reward model, which returns one number for every token."""
+
+    def __call__(self, ids_BS: Tensor, /) -> Tensor:
+        """Return values (B, S) of right-padded sequences."""
 
 
 class Engine(Model, Protocol):
@@ -158,59 +207,104 @@ class Engine(Model, Protocol):
 
     module: nn.Module
     is_sharded: bool
-    lr_scale: float  # multiplies the schedule, from the next step on
+    lr_scale: float  # multiplies the schedule's learning rate from the next step on
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of ``loss`` to that of the step so far, on all ranks."""
-
-    @property
-    def is_step_due(self) -> bool:
-        """True when the next step() is the optimiser's: all micro-batches are in."""
+        """Add the gradient of one micro-batch's ``loss`` to the gradients of this step."""
 
     def has_overflow(self) -> bool:
-        """True where half-precision gradients have overflowed on any rank."""
+        """Return True if half-precision gradients have overflowed on any rank."""
 
-    def step(self, *, discard: bool = False) -> StepReport | None:
-        """Step the optimiser when all micro-batches are in, or discard them; else None."""
+    def step(self, *, discard: bool = False) -> StepReport:
+        """Step the optimizer on the gradients of all micro-batches, or drop the gradients."""
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The moving average of the weights in their place; every rank must enter and leave."""
+        """Swap in the moving average of the weights; every rank must enter and leave."""
 
     def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
-        """All parameters of ``of`` whole on every rank; every rank must enter and leave."""
+        """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each of these whole, one at a time, clone to keep; all ranks must go through all."""
+        """Yield each tensor of ``state`` whole; clone it to keep it; every rank must read all."""
+
+
+class TokenEngine(Engine, TokenModel, Protocol):
+    """A language model in training."""
+
+
+class ValueEngine(Engine, ValueModel, Protocol):
+    """A critic or a reward model in training."""
+
+
+class BlockOrder(StrEnum):
+    """The order of norms, attention and MLP in a transformer block."""
+
+    norm_first = "norm_first"  # x + attention(norm(x)), then x + mlp(norm(x))
+    norm_last = "norm_last"  # norm(x + attention(x)), then norm(x + mlp(x))
+    parallel = "parallel"  # x + attention(norm(x)) + mlp(other_norm(x))
+
+
+class BlockParts(NamedTuple):
+    """The modules of one transformer block."""
+
+    attention_norm: Any
+    mlp_norm: Any
+    query_key_value: tuple[Any, ...]  # one module if q, k, v are interleaved by head
+    query_norm: Any | None
+    key_norm: Any | None
+    output: Any
+    gate: Any | None
+    up: Any
+    down: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderParts:
+    """The modules of a decoder, and the sizes and options needed to run them."""
+
+    tokens: Any  # token embeddings
+    positions: Any | None  # learned position embeddings
+    position_offset: int
+    project_in: Any | None
+    rotary: Any | None
+    blocks: list[BlockParts]
+    order: BlockOrder
+    final: list[Any]  # norm, then projection if any, before the output layer
+    head: Any
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
 
 
 class RolloutBackend(Protocol):
-    """Makes responses with the actor's current weights."""
+    """A generator of responses with the actor's current weights."""
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """One response per prompt."""
+        """Return one response per prompt."""
 
 
 class Tracker(Protocol):
-    """Takes what a run has to tell."""
+    """A logger of a run's metrics."""
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
 
     def finish(self) -> None:
-        """Flush and close."""
+        """Flush and close the tracker."""
 
 
 class Judge(Protocol):
-    """Knows the true quality of responses; used to judge a run, never to train one."""
+    """A rule for the true quality of responses, to evaluate a run or replace a reward model."""
 
     def rate(self, prompt: str, response: str, *, ended: bool) -> Mapping[str, float]:
         """Return "gold", the score of a response text in [0, 1], "exact" and the score's parts."""
 
     def best_accuracy(self, records: list[Any]) -> float:
-        """Expected accuracy of the best possible reward model on these preference records."""
+        """Return the best possible reward model's expected accuracy on preference ``records``."""
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> Mapping[str, tuple[str, str]]:
-        """Return, by kind, a right response and one that differs in a single flaw."""
+        """Return, for each kind of flaw, a right response and a copy with that single flaw."""
 
 
-Schedule = Callable[[int], float]  # share of the peak learning rate at an optimiser step
+Schedule = Callable[[int], float]  # share of the peak learning rate at an optimizer step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 
 if TYPE_CHECKING:

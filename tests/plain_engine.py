@@ -34,14 +34,10 @@ class PlainEngine:
     def backward(self, loss: Tensor) -> None:
         raise NotImplementedError
 
-    @property
-    def is_step_due(self) -> bool:
-        raise NotImplementedError
-
     def has_overflow(self) -> bool:
         raise NotImplementedError
 
-    def step(self, *, discard: bool = False) -> StepReport | None:
+    def step(self, *, discard: bool = False) -> StepReport:
         raise NotImplementedError
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -67,8 +63,8 @@ class PlainEngine:
 class TrainingEngine(PlainEngine):
     """Takes plain gradient steps of length ``lr``, each of ``accumulation`` micro-batches.
 
-    As DeepSpeed, it wants one ``step`` after every ``backward``. It keeps the gradients of every
-    step: with a ``lr`` of 0 they are those of the weights that the test knows.
+    It keeps the gradients of every step: with a ``lr`` of 0 they are those of the weights that the
+    test knows.
     """
 
     def __init__(
@@ -77,31 +73,22 @@ class TrainingEngine(PlainEngine):
         super().__init__(module)
         self.module.train()
         self.accumulation, self.lr, self.overflows = accumulation, lr, overflows
-        self.micro_steps = 0
-        self.waits_for_step = False
+        self.micro_steps = self.waiting = 0
         self.gradients: list[dict[str, Tensor]] = []
         self.discarded: list[bool] = []
 
     def backward(self, loss: Tensor) -> None:
-        assert not self.waits_for_step, "two micro-batches without a step between them"
-        self.waits_for_step = True
+        self.micro_steps += 1
+        self.waiting += 1
         loss.backward()
 
-    @property
-    def is_step_due(self) -> bool:
-        return (self.micro_steps + 1) % self.accumulation == 0
-
     def has_overflow(self) -> bool:
-        assert self.waits_for_step
-        assert self.is_step_due
+        self.require_all_micro_batches()
         return self.overflows
 
-    def step(self, *, discard: bool = False) -> StepReport | None:
-        assert self.waits_for_step, "a step without a micro-batch"
-        self.waits_for_step, is_due = False, self.is_step_due
-        self.micro_steps += 1
-        if not is_due:
-            return None
+    def step(self, *, discard: bool = False) -> StepReport:
+        self.require_all_micro_batches()
+        self.waiting = 0
         trained = {n: p for n, p in self.module.named_parameters() if p.grad is not None}
         self.gradients.append({name: p.grad.clone() for name, p in trained.items()})
         self.discarded.append(discard)
@@ -112,3 +99,6 @@ class TrainingEngine(PlainEngine):
                 parameter.sub_(parameter.grad, alpha=length)
         self.module.zero_grad()
         return StepReport(0.5 * self.lr_scale, 2.0, is_skipped=is_skipped)
+
+    def require_all_micro_batches(self) -> None:
+        assert self.waiting == self.accumulation, "a step without all of its micro-batches"

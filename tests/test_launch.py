@@ -94,7 +94,7 @@ def test_mistake_in_one_job_of_a_sweep(tmp_path: Path) -> None:
     run = launch("-m seed=-1,-2", tmp_path)
     assert run.returncode == 2
     assert "Traceback" not in run.stderr
-    assert run.stderr.splitlines()[-1] == "error: seed=-1: it must be 0 or more"
+    assert run.stderr.splitlines()[-1] == "error: seed=-1: must be 0 or more"
     assert "['seed=-1']" in run.stderr
 
 

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.metrics import Maximum, Mean, Metrics, Minimum, Moments, merge_metrics
+from rlhf.metrics import (
+    Maximum,
+    Mean,
+    Metrics,
+    Minimum,
+    Moments,
+    merge_metrics,
+)
 from rlhf.types import Ranks
 from tests.algorithms.ragged import f64, garbage, keeps, normal, quick, seeds, shuffled, spoiled
 

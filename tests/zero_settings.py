@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.schema.zero import ZeroConfig
 
-AUTO = Path(__file__).parents[1] / "conf" / "zero" / "auto.yaml"
+BASE = Path(__file__).parents[1] / "conf" / "base" / "zero.yaml"
 
 
 def zero_config(**changes: Any) -> ZeroConfig:
-    """Those of conf/zero/auto.yaml with ``changes``."""
-    fields = {k: v for k, v in OmegaConf.load(AUTO).items() if k != "defaults"}
-    merged = OmegaConf.merge(OmegaConf.structured(ZeroConfig), fields, changes)
+    """Those of zero=auto with ``changes``."""
+    changes = {"auto": True, "stage": 1} | changes
+    merged = OmegaConf.merge(OmegaConf.structured(ZeroConfig), OmegaConf.load(BASE), changes)
     return cast(ZeroConfig, OmegaConf.to_object(merged))

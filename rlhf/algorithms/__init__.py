@@ -1,1 +1,1 @@
-"""The mathematics: pure functions of tensors, without config, tokenizer or rank."""
+"""The mathematics: pure functions of tensors, independent of config, tokenizer and rank."""

@@ -13,21 +13,21 @@ from torch import Tensor
 from rlhf.algorithms.masking import last_kept
 from rlhf.metrics import Moments
 
-MIN_DEVIATION = 1e-3  # of scores that are scaled
+MIN_DEVIATION = 1e-3  # scores that deviate less are not divided
 
 
 class Advantages(NamedTuple):
-    """Advantages and the returns that a critic would learn; 0 where not kept."""
+    """Advantages, and the returns that a critic learns; 0 in cells that are not kept."""
 
     advantages_BT: Tensor
     returns_BT: Tensor
 
 
 def scale_scores(scores_B: Tensor, moments: Moments, *, shift_mean: bool) -> Tensor:
-    """Divide scores by the deviation of ``moments``; with ``shift_mean`` subtract their mean first.
+    """Divide scores by the deviation of ``moments``; with ``shift_mean`` subtract the mean first.
 
-    Unlike ``whiten``, without the shift the mean is divided too, so that the sign of a score stays.
-    A deviation below ``MIN_DEVIATION`` divides nothing: such scores are equal but for rounding.
+    Without the shift the mean is divided too, unlike in ``whiten``, so a score keeps its sign. A
+    deviation below ``MIN_DEVIATION`` divides nothing: such scores differ only by rounding.
     """
     mean, variance = moments.mean.to(scores_B.dtype), moments.variance.to(scores_B.dtype)
     shifted_B = scores_B - mean if shift_mean else scores_B
@@ -43,11 +43,11 @@ def clip_scores(
     missing_end_penalty: float,
     missing_end_score: float | None = None,
 ) -> Tensor:
-    """Scores in [-clip, clip], less the penalty where the response never ended.
+    """Return scores clipped to [-clip, clip], minus the penalty if the response never ended.
 
     The penalty comes after the clip, so that a high score cannot hide it. The response stays in
-    the batch: dropping it would leave ranks with batches of different size. ``missing_end_score``
-    takes the place of such a response's score, neither clipped nor less the penalty.
+    the batch: dropping it would leave ranks with batches of different sizes. If
+    ``missing_end_score`` is given, it replaces such a score, without clip and penalty.
     """
     clipped_B = scores_B if clip is None else scores_B.clamp(-clip, clip)
     if missing_end_score is None:
@@ -56,9 +56,9 @@ def clip_scores(
 
 
 def token_rewards(kl_BT: Tensor, scores_B: Tensor, keep_BT: Tensor, *, kl_ctl: float) -> Tensor:
-    """Reward per token: -kl_ctl * KL_t, plus the score at the last kept token.
+    """Return rewards per token (B, T): -kl_ctl * KL_t, plus the score at the last kept token.
 
-    https://arxiv.org/abs/2203.02155 eq. 2, without its pretraining term. Cells not kept are 0.
+    https://arxiv.org/abs/2203.02155 eq. 2, without the pretraining term. Cells not kept are 0.
     """
     rewards_BT = (-kl_ctl * kl_BT).masked_fill(~keep_BT, 0.0)
     return rewards_BT.scatter_add(1, last_kept(keep_BT)[:, None], scores_B[:, None])
@@ -67,14 +67,14 @@ def token_rewards(kl_BT: Tensor, scores_B: Tensor, keep_BT: Tensor, *, kl_ctl: f
 def gae(
     rewards_BT: Tensor, values_BT: Tensor, keep_BT: Tensor, *, gamma: float, lam: float
 ) -> Advantages:
-    """Generalised advantage estimation, https://arxiv.org/abs/1506.02438 eq. 16.
+    """Compute generalised advantage estimates, https://arxiv.org/abs/1506.02438 eq. 16.
 
         delta_t = r_t + gamma * V_{t+1} - V_t
         A_t     = delta_t + gamma * lam * A_{t+1}
         R_t     = A_t + V_t
 
     V_t is the value before token t is chosen. After the last kept token V is 0: a response that
-    met the length limit counts as finished there.
+    reaches the length limit counts as finished there.
     """
     kept_rewards_BT = rewards_BT.masked_fill(~keep_BT, 0.0)
     kept_values_BT = values_BT.masked_fill(~keep_BT, 0.0)
@@ -91,10 +91,10 @@ def gae(
 
 
 def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
-    """REINFORCE with a leave-one-out baseline, https://arxiv.org/abs/2402.14740.
+    """Compute REINFORCE advantages, leave-one-out baseline, https://arxiv.org/abs/2402.14740.
 
-    R_i is the sum of a response's token rewards. The advantage of all its tokens is R_i less the
-    mean of the other responses to its prompt. The rows of one prompt are adjacent.
+    R_i is the sum of a response's token rewards. The advantage of all its tokens is R_i minus the
+    mean R of the other responses to its prompt. The rows of one prompt must be adjacent.
 
     Raises:
         ValueError: the rows do not make groups of ``group_size``, or it is below 2.
@@ -105,12 +105,12 @@ def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
 
 
 def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
-    """Group-relative advantages, https://arxiv.org/abs/2402.03300 section 4.1.2 (outcomes).
+    """Compute group-relative advantages (outcomes), https://arxiv.org/abs/2402.03300 section 4.1.2.
 
     R_i is the sum of a response's token rewards; the advantage of all its tokens is
-    (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt are
-    adjacent. The paper leaves the deviation open; this is the sample's (divided by
-    group_size - 1), the one of the usual implementations, so that their learning rates carry over.
+    (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt must be
+    adjacent. The paper does not define std; this is the sample deviation (divided by
+    group_size - 1), as in the usual implementations, so that their learning rates carry over.
 
     Raises:
         ValueError: the rows do not make groups of ``group_size``, or it is below 2.
@@ -121,25 +121,25 @@ def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
 
 
 def reinforce_pp_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, gamma: float) -> Advantages:
-    """REINFORCE++, https://arxiv.org/abs/2501.03262: the discounted reward from each token on.
+    """Compute REINFORCE++ advantages, https://arxiv.org/abs/2501.03262: discounted rewards-to-go.
 
-    It has no baseline; ``whiten`` over the whole rollout belongs to it.
+    There is no baseline; the method also requires ``whiten`` over the whole rollout.
     """
     return gae(rewards_BT, torch.zeros_like(rewards_BT), keep_BT, gamma=gamma, lam=1.0)
 
 
 def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tensor:
-    """Summed rewards of responses, one prompt per row."""
+    """Return the summed rewards (prompts, group_size) of all responses, one prompt per row."""
     rows = len(rewards_BT)
     if group_size <= 1 or rows % group_size:
         raise ValueError(f"{rows} rows do not make groups of {group_size}; a group has 2 or more")
-    # In fp64: where all totals are equal, an error of the mean would be divided by next to nothing.
+    # In fp64: if all totals are equal, a rounding error of the mean would be divided by almost 0.
     totals_B = rewards_BT.masked_fill(~keep_BT, 0.0).double().sum(dim=1)
     return totals_B.view(-1, group_size)
 
 
 def _spread(advantages_GK: Tensor, rewards_BT: Tensor, keep_BT: Tensor) -> Advantages:
-    """The same advantage for every kept token of a response, and undiscounted rewards to go."""
+    """Give every kept token its response's advantage; returns are undiscounted rewards-to-go."""
     advantages_B1 = advantages_GK.reshape(-1, 1).to(rewards_BT.dtype)
     advantages_BT = advantages_B1.expand_as(rewards_BT).masked_fill(~keep_BT, 0.0)
     return Advantages(

@@ -1,6 +1,6 @@
-"""Direct preference optimisation. Shapes: B = pairs or sequences, N = response tokens of all.
+"""Direct preference optimisation. Shapes: B = pairs or sequences, N = all response tokens.
 
-The loss is a sum over pairs; the caller divides by the number of pairs of the whole batch.
+The loss is a sum over pairs; the caller divides by the number of pairs in the whole batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DpoLossName = Literal["sigmoid", "ipo"]
 
 
 class DpoLoss(NamedTuple):
-    """The loss and the implicit rewards, beta * log(pi / pi_ref) of a whole response."""
+    """The DPO loss and the implicit rewards, beta * log(pi / pi_ref) of a whole response."""
 
     loss: Tensor  # scalar sum over pairs, differentiable
     mean_loss: Mean
@@ -27,7 +27,7 @@ class DpoLoss(NamedTuple):
 
 
 def sequence_logprobs(logprobs_N: Tensor, rows_N: Tensor, *, num_rows: int) -> Tensor:
-    """Sum (B,) of log p(token | tokens before it) over the tokens of each of ``num_rows`` rows."""
+    """Return the sum (B,) of log p(token | tokens before it) over each of ``num_rows`` rows."""
     return logprobs_N.new_zeros(num_rows).index_add(0, rows_N, logprobs_N)
 
 
@@ -41,18 +41,18 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     loss: DpoLossName = "sigmoid",
 ) -> DpoLoss:
-    """Loss on the log-probabilities of whole responses.
+    """Compute the loss of pairs from the log-probabilities (B,) of whole responses.
 
     reward  = beta * (log pi - log pi_ref)
     margin  = reward(chosen) - reward(rejected)
     sigmoid = -log sigmoid(margin)           https://arxiv.org/abs/2305.18290 eq. 7
-    ipo     = (margin - 1/2)^2 / beta^2      https://arxiv.org/abs/2310.12036 eq. 17, beta its tau
+    ipo     = (margin - 1/2)^2 / beta^2      https://arxiv.org/abs/2310.12036 eq. 17, tau = beta
 
-    ``label_smoothing`` is the chance that a label is the wrong way round (conservative DPO,
-    https://ericmitchell.ai/cdpo.pdf): that share of the loss is taken with the pair turned.
+    ``label_smoothing`` is the probability that a label is wrong (conservative DPO,
+    https://ericmitchell.ai/cdpo.pdf): that share of the loss is taken with the pair swapped.
 
     Raises:
-        ValueError: ``loss`` is neither of the two.
+        ValueError: ``loss`` is neither "sigmoid" nor "ipo".
     """
     chosen_reward_B = beta * (chosen_B - reference_chosen_B)
     rejected_reward_B = beta * (rejected_B - reference_rejected_B)

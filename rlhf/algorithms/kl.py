@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence: estimators from samples, and the controller of its price."""
+"""Kullback-Leibler divergence: estimators from samples, and the controller of its coefficient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KlEstimatorName = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstimatorName) -> Tensor:
-    """KL(p || other) per token, in nats, from tokens sampled from p.
+    """Estimate KL(p || other) per token, in nats, from tokens sampled from p.
 
     http://joschu.net/blog/kl-approx.html, with d = log p - log other:
 
@@ -20,7 +20,7 @@ def kl_estimate(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstima
         k3 = exp(-d) - 1 + d      unbiased, never negative
 
     Raises:
-        ValueError: ``estimator`` is none of the three.
+        ValueError: ``estimator`` is not k1, k2 or k3.
     """
     difference = logprobs - other_logprobs
     match estimator:
@@ -29,14 +29,14 @@ def kl_estimate(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstima
         case "k2":
             return difference.square() / 2
         case "k3":
-            # exp(x) - 1 loses the small differences, and with them the sign, to rounding.
+            # exp(x) - 1 would lose small differences, and with them the sign, to rounding.
             return (-difference).expm1() + difference
     raise ValueError(f"unknown KL estimator {estimator!r}; there are k1, k2, k3")
 
 
 @dataclass(frozen=True, slots=True)
 class KlController:
-    """The KL coefficient, fixed or steered to a target, https://arxiv.org/abs/1909.08593 eq. 4.
+    """A KL coefficient, fixed or steered to a target, https://arxiv.org/abs/1909.08593 eq. 4.
 
         error        = clip(KL / target - 1, -0.2, 0.2)
         coefficient *= 1 + error * sequences / horizon
@@ -49,7 +49,7 @@ class KlController:
     horizon: int
 
     def step(self, kl_per_sequence: float, *, num_sequences: int) -> Self:
-        """The controller after a rollout of ``num_sequences`` with this mean KL."""
+        """Return the controller after a rollout of ``num_sequences`` with this mean KL."""
         if self.target is None:
             return self
         error = min(max(kl_per_sequence / self.target - 1.0, -0.2), 0.2)
@@ -58,11 +58,12 @@ class KlController:
 
 
 def guarded_lr_scale(scale: float, approx_kl: float, *, limit: float) -> float:
-    """The share of the learning rate after an update that moved the policy by ``approx_kl`` nats.
+    """Return the learning-rate scale after an update that moved the policy by ``approx_kl`` nats.
 
-    Above ``limit`` it falls by the factor 1.5, to no less than 1e-3; below half the limit it rises
-    by 1.5, to no more than 1. This is the adaptive penalty of https://arxiv.org/abs/1707.06347
-    section 4 for the learning rate, with the roles of its factors 1.5 and 2 exchanged.
+    Above ``limit`` the scale is divided by 1.5, to no less than 1e-3; below half the limit it is
+    multiplied by 1.5, to no more than 1. This applies the adaptive KL penalty of
+    https://arxiv.org/abs/1707.06347 section 4 to the learning rate, with its factors 1.5 and 2
+    swapped.
     """
     if approx_kl > limit:
         return max(1e-3, scale / 1.5)

@@ -9,7 +9,7 @@ from rlhf.metrics import Moments
 
 
 def last_kept(keep_BT: Tensor) -> Tensor:
-    """Index (B,) of each row's last kept token.
+    """Return the index (B,) of each row's last kept token.
 
     Raises:
         ValueError: a row keeps nothing.
@@ -21,21 +21,21 @@ def last_kept(keep_BT: Tensor) -> Tensor:
 
 
 def masked_sum(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
-    """Sum over all kept cells; whatever stands in the others, infinities included, is not seen."""
+    """Return the sum over all kept cells; the other cells may hold anything, even infinities."""
     return x_BT.masked_fill(~keep_BT, 0.0).sum()
 
 
 def sum_of_means(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
-    """Sum over rows of the mean of their kept cells; a row that keeps nothing adds 0."""
+    """Return the sum over rows of the mean of their kept cells; a row that keeps none adds 0."""
     counts_B = keep_BT.sum(dim=1).clamp(min=1)
     return (x_BT.masked_fill(~keep_BT, 0.0).sum(dim=1) / counts_B).sum()
 
 
 def whiten(x_BT: Tensor, keep_BT: Tensor, moments: Moments, *, shift_mean: bool = True) -> Tensor:
-    """Scale ``x`` to deviation 1 under ``moments``, those of the kept cells of all ranks.
+    """Scale ``x_BT`` to deviation 1, given the ``moments`` of the kept cells of all ranks.
 
     With ``shift_mean`` the mean becomes 0, otherwise it stays. Cells that are not kept become 0.
-    The 1e-8 under the root is that of https://github.com/openai/lm-human-preferences.
+    The 1e-8 under the root is taken from https://github.com/openai/lm-human-preferences.
     """
     mean, variance = moments.mean.to(x_BT.dtype), moments.variance.to(x_BT.dtype)
     whitened_BT = (x_BT - mean) * torch.rsqrt(variance + 1e-8)

@@ -1,8 +1,8 @@
-"""PPO's two losses for one response batch. Shapes: B = sequences, T = response tokens.
+"""PPO's policy and value losses for response batches. Shapes: B = sequences, T = response tokens.
 
-A loss here is the *sum* over kept tokens, or over sequences of the means of their tokens: the
-caller divides by the count of tokens, or sequences, of the whole mini-batch, over all micro-batches
-and ranks, so that neither changes the gradient.
+A loss here is a *sum* over kept tokens, or over the token means of sequences: the caller divides by
+the number of tokens, or sequences, in the whole mini-batch, so that the split into micro-batches
+and ranks does not change the gradient.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import masked_sum
 from rlhf.metrics import Maximum, Mean
 
-# Nats. exp(20) = 5e8 is far beyond any clip range; above 88.7 a ratio in fp32 is infinite, and the
-# clip multiplies its infinite gradient by 0, which gives nan.
+# In nats. exp(20) = 5e8 is far beyond any clip range; above 88.7 a ratio in fp32 is infinite, and
+# the clip multiplies its infinite gradient by 0, which gives NaN.
 MAX_LOG_RATIO = 20.0
 
 
 class PolicyLoss(NamedTuple):
-    """The actor's clipped surrogate and what tells its health."""
+    """The actor's clipped surrogate loss and diagnostics."""
 
     loss: Tensor  # scalar, differentiable
-    actor_loss: Mean  # the same per token
-    clipfrac: Mean  # share of tokens whose ratio was held by the clip
-    dual_clipfrac: Mean  # share of tokens whose loss was held by the dual clip
+    actor_loss: Mean  # loss per token
+    clipfrac: Mean  # share of tokens whose loss the clip increases
+    dual_clipfrac: Mean  # share of tokens whose loss is bounded by the dual clip
     approx_kl: Mean  # k3 estimate of KL(old || new), nats per token
     ratio_mean: Mean
     ratio_max: Maximum
@@ -38,8 +38,8 @@ class ValueLoss(NamedTuple):
     """The critic's squared error."""
 
     loss: Tensor  # scalar sum over kept tokens, differentiable
-    critic_loss: Mean  # the same per token
-    clipfrac: Mean  # share of tokens whose clipped error was the larger
+    critic_loss: Mean  # loss per token
+    clipfrac: Mean  # share of tokens whose clipped error is the larger
 
 
 def policy_loss(
@@ -53,18 +53,18 @@ def policy_loss(
     dual_clip: float | None = None,
     total: Callable[[Tensor, Tensor], Tensor] = masked_sum,
 ) -> PolicyLoss:
-    """Clipped surrogate objective, https://arxiv.org/abs/1707.06347 eq. 7, as a loss.
+    """Compute the clipped surrogate objective, https://arxiv.org/abs/1707.06347 eq. 7, as a loss.
 
     ratio = exp(log pi - log pi_old)
     loss  = max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange))
 
-    ``cliprange_high`` gives the upper end a range of its own, https://arxiv.org/abs/2503.14476
-    eq. 10. With ``dual_clip`` the loss is at most -dual_clip * A where A < 0,
-    https://arxiv.org/abs/1912.09729 eq. 5; it is meant to be above 1. Log-ratios are held within
-    20 nats; beyond them a token has no gradient. ``total`` makes one number of the tokens' losses:
-    ``masked_sum``, or ``sum_of_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
+    ``cliprange_high`` replaces the upper range, https://arxiv.org/abs/2503.14476 eq. 10. With
+    ``dual_clip``, which should be above 1, the loss is at most -dual_clip * A where A < 0,
+    https://arxiv.org/abs/1912.09729 eq. 5. Log-ratios are clamped to 20 nats, beyond which a token
+    has no gradient. ``total`` reduces the token losses to a scalar: ``masked_sum``, or
+    ``sum_of_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
     """
-    # exp(0) = 1 in dead cells: whatever their log-probs hold cannot overflow into the gradient.
+    # Ratio exp(0) = 1 in masked cells, so that their log-probs cannot overflow into the gradient.
     log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
     log_ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_BT = log_ratio_BT.exp()
@@ -77,7 +77,7 @@ def policy_loss(
         bound_BT = bound_BT.where(advantages_BT >= 0, -dual_clip * advantages_BT)
     dual_BT = loss_BT > bound_BT
     loss_BT = loss_BT.minimum(bound_BT)
-    still_BT = torch.zeros_like(log_ratio_BT)  # KL knows the two by their difference alone
+    still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: pass (0, log_ratio)
     approx_kl_BT = kl_estimate(still_BT, log_ratio_BT.detach(), estimator="k3")
     return PolicyLoss(
         loss=total(loss_BT, keep_BT),
@@ -98,14 +98,14 @@ def value_loss(
     *,
     cliprange_value: float | None,
 ) -> ValueLoss:
-    """Half the squared error, with the value held near its old one where a clip range is given.
+    """Compute half the squared error; with a clip range, the larger of plain and clipped error.
 
     clipped = clip(V, V_old - cliprange_value, V_old + cliprange_value)
     loss    = 0.5 * max((V - R)^2, (clipped - R)^2)
 
-    The clip is that of https://github.com/openai/baselines/tree/master/baselines/ppo2.
+    The clip follows https://github.com/openai/baselines/tree/master/baselines/ppo2.
     """
-    # 0 in dead cells before the square: an infinity there would give a gradient of nan.
+    # 0 in masked cells before the square: an infinity there would give a gradient of NaN.
     plain_BT = (values_BT - returns_BT).masked_fill(~keep_BT, 0.0).square()
     if cliprange_value is None:
         clipped_BT = plain_BT

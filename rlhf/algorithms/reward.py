@@ -1,6 +1,6 @@
 """Pairwise losses of the reward model. Shapes: B = pairs, S = tokens of whole sequences.
 
-Losses are sums over pairs; the caller divides by the number of pairs of the whole batch.
+Losses are sums over pairs; the caller divides by the number of pairs in the whole batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlhf.types import PreferenceBatch
 
 
 class RewardLoss(NamedTuple):
-    """A pairwise loss and what tells how well the pairs are told apart."""
+    """A pairwise loss and metrics of how well the scores separate the pairs."""
 
     loss: Tensor  # scalar sum over pairs, differentiable
     mean_loss: Mean
@@ -28,12 +28,12 @@ class RewardLoss(NamedTuple):
 
 
 def end_scores(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
-    """Score (B,) of each sequence: the value at its last token."""
+    """Return the score (B,) of each sequence: the value at its last token."""
     return values_BS.gather(1, last_kept(attend_BS)[:, None]).squeeze(1)
 
 
 def end_loss(chosen_scores_B: Tensor, rejected_scores_B: Tensor) -> Tensor:
-    """Bradley-Terry loss (B,) on end scores, https://arxiv.org/abs/2203.02155 eq. 1.
+    """Compute the Bradley-Terry loss (B,) on end scores, https://arxiv.org/abs/2203.02155 eq. 1.
 
     loss = -log sigmoid(score(chosen) - score(rejected))
     """
@@ -43,11 +43,11 @@ def end_loss(chosen_scores_B: Tensor, rejected_scores_B: Tensor) -> Tensor:
 def divergence_loss(
     chosen_values_BS: Tensor, rejected_values_BS: Tensor, batch: PreferenceBatch
 ) -> Tensor:
-    """DeepSpeed-Chat's loss (B,): that of ``end_loss`` averaged over tokens.
+    """Compute DeepSpeed-Chat's loss (B,): the loss of ``end_loss`` averaged over tokens.
 
-    The tokens run from the first differing one to the end of the longer sequence. A shorter
-    sequence takes part beyond its end with its end score, so that padding is never scored
-    (DeepSpeed-Chat lets the padding's own values in). Both batches must be padded to one length.
+    The tokens run from the first that differs to the end of the longer sequence. Beyond its end a
+    shorter sequence counts with its end score, so that padding is never scored (DeepSpeed-Chat uses
+    the values of the padding). Both batches must be padded to the same length.
     """
     chosen_BS = _hold_end(chosen_values_BS, batch.chosen.attend_BS)
     rejected_BS = _hold_end(rejected_values_BS, batch.rejected.attend_BS)
@@ -60,7 +60,7 @@ def divergence_loss(
 
 
 def _hold_end(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
-    """Values with the end score repeated over the right padding."""
+    """Return the values with the end score repeated over the right padding."""
     last_B1 = last_kept(attend_BS)[:, None]
     columns_S = torch.arange(values_BS.shape[1], device=values_BS.device)
     return torch.where(columns_S > last_B1, values_BS.gather(1, last_B1), values_BS)
@@ -72,10 +72,10 @@ def summarise(
     rejected_scores_B: Tensor,
     weights_B: Tensor | None = None,
 ) -> RewardLoss:
-    """Collect a batch's losses and end scores into a result.
+    """Combine a batch's losses and end scores into a ``RewardLoss``.
 
-    The loss is the sum weighted by ``weights_B`` (1 without it). The means are not weighted, but
-    leave out pairs of weight 0.
+    The loss is the sum weighted by ``weights_B`` (None: 1). The means are not weighted, but skip
+    pairs of weight 0.
     """
     weights_B = torch.ones_like(losses_B) if weights_B is None else weights_B
     keep_B, margin_B = weights_B > 0, chosen_scores_B - rejected_scores_B
@@ -90,7 +90,7 @@ def summarise(
 
 
 def wilson_interval(successes: float, total: float, *, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's confidence interval of a share; 95 % at z = 1.96.
+    """Return Wilson's confidence interval (low, high) of a share; 95 % at z = 1.96.
 
     https://doi.org/10.1080/01621459.1927.10502953
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the optimiser step."""
+"""Learning-rate schedules as pure functions of the optimizer step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 def lr_schedule(
     name: ScheduleName, *, warmup_steps: int, total_steps: int, min_ratio: float
 ) -> Schedule:
-    """Share of the peak learning rate at optimiser step 0, 1, ...
+    """Return a function from optimizer step 0, 1, ... to its share of the peak learning rate.
 
-    It rises linearly over ``warmup_steps`` (never from zero: the first step is warmup_steps to
-    one), then stays, falls linearly, or falls along a half cosine to ``min_ratio`` at the last
-    step. The inverse square root falls as sqrt(warmup_steps / (step + 1)), whatever the last step
-    is, and stops at ``min_ratio``; without warm-up it falls from the first step on.
+    The share rises linearly over ``warmup_steps``, starting at 1 / warmup_steps, not at 0. Then it
+    stays at 1 (constant), or falls to ``min_ratio`` at the last step, linearly or along a half
+    cosine. inverse_sqrt falls as sqrt(warmup_steps / (step + 1)), whatever the last step is, and
+    stops at ``min_ratio``; without warm-up it falls from the first step on.
     """
 
     def share(step: int) -> float:

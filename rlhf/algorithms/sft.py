@@ -1,4 +1,4 @@
-"""Language-model loss of supervised fine-tuning. Shapes: N = tokens that are learned."""
+"""Language-model loss of supervised fine-tuning. Shapes: N = tokens that the loss covers."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class SftLoss(NamedTuple):
 
 
 def sft_loss(logprobs_N: Tensor) -> SftLoss:
-    """Sum over tokens of -log p(token | tokens before it)."""
+    """Compute the sum over tokens of -log p(token | tokens before it), from ``logprobs_N``."""
     return SftLoss(-logprobs_N.sum(), Mean.of(-logprobs_N))

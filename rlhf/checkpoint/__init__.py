@@ -1,1 +1,1 @@
-"""What a run leaves on disk: model folders, results of phases, written whole or not at all."""
+"""The files that a run writes: model folders and results of phases, complete or not at all."""

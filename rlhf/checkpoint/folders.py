@@ -1,14 +1,14 @@
-"""Folders and files that appear whole or not at all."""
+"""Write folders and files that appear complete or not at all."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlhf.atomic import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,14 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which takes the place of ``folder`` when the block succeeds."""
-    building = folder.with_name(f"{folder.name}.building")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    yield building
-    if folder.exists():
-        shutil.rmtree(folder)
-    building.rename(folder)
+    """Yield a temporary folder to fill, which replaces ``folder`` if the block succeeds."""
+    with replacing(folder) as building:
+        building.mkdir(parents=True)
+        yield building
 
 
 def save_model(
@@ -33,7 +29,7 @@ def save_model(
     *,
     description: str,
 ) -> None:
-    """Write a Hugging Face folder: what ``write`` puts there, tokenizer and model card."""
+    """Write a Hugging Face folder: the files of ``write``, the tokenizer and a model card."""
     from huggingface_hub import ModelCard, ModelCardData
 
     header = ModelCardData(library_name="transformers", tags=["rlhf"]).to_yaml()
@@ -46,20 +42,19 @@ def save_model(
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file in one move: a reader sees the old one or the new one."""
+    """Write a JSON file atomically: a reader sees the old file or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f"{path.name}.building")
-    building.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(building, path)
+    with replacing(path) as building:
+        building.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def phase_result_path(run_dir: Path, phase: str) -> Path:
-    """Where a phase leaves its result; the file is there exactly when the phase is finished."""
+    """Return the path of a phase's result; the file exists exactly if the phase is finished."""
     return run_dir / phase / "result.json"
 
 
 def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
-    """The result of a finished phase; None while it is not."""
+    """Return the result of a finished phase; None if the phase is not finished."""
     path = phase_result_path(run_dir, phase)
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""The words that a configuration may choose from."""
+"""Enums: the values that a config key can have if it is one of a few words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """The three steps of InstructGPT, and the one that can take the place of the last two."""
+    """The three steps of InstructGPT, and dpo, which can replace reward and ppo."""
 
     sft = "sft"
     reward = "reward"
@@ -14,11 +14,11 @@ class Phase(StrEnum):
     dpo = "dpo"
 
 
-SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # those that data.split names
+SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # in the order of data.split
 
 
 class ModelInit(StrEnum):
-    """Where a model's first weights come from; ``gold`` is no model but the judge of the task."""
+    """Origins of initial weights; ``gold`` is the synthetic task's judge, which is not a model."""
 
     pretrained = "pretrained"
     random = "random"
@@ -27,19 +27,19 @@ class ModelInit(StrEnum):
 
     @property
     def is_of_sft(self) -> bool:
-        """True if the reward model, or the critic beside a judge, starts from the SFT model."""
+        """Return True if the reward model (gold: only the critic) starts from the SFT model."""
         return self in (ModelInit.sft, ModelInit.gold)
 
 
 class Device(StrEnum):
-    """What the ranks compute on."""
+    """Devices of the ranks."""
 
     cpu = "cpu"
     cuda = "cuda"
 
 
 class Dtype(StrEnum):
-    """Precision of the weights; masters and optimiser states are fp32 in every case."""
+    """Precisions of the weights; master weights are always fp32."""
 
     auto = "auto"
     bf16 = "bf16"
@@ -48,7 +48,7 @@ class Dtype(StrEnum):
 
 
 class Source(StrEnum):
-    """Where examples come from."""
+    """Sources of examples: the generated task, local files, or the Hugging Face hub."""
 
     synthetic = "synthetic"
     local = "local"
@@ -56,21 +56,24 @@ class Source(StrEnum):
 
 
 class LossOn(StrEnum):
-    """Which tokens supervised fine-tuning learns to predict."""
+    """Tokens that the loss of supervised fine-tuning covers."""
 
     response = "response"
     all = "all"
 
 
-class RewardLoss(StrEnum):
-    """Pairwise losses of the reward model."""
+class RewardLossName(StrEnum):
+    """Pairwise losses of the reward model: on end scores, or on all differing tokens."""
 
     end = "end"
     from_divergence = "from_divergence"
 
 
 class KlEstimator(StrEnum):
-    """Estimators of KL(policy || reference) from one sampled token, http://joschu.net/blog/kl-approx.html."""
+    """Estimators of KL(policy || reference) from one sampled token.
+
+    http://joschu.net/blog/kl-approx.html; the formulas are in rlhf/algorithms/kl.py.
+    """
 
     k1 = "k1"
     k2 = "k2"
@@ -78,28 +81,28 @@ class KlEstimator(StrEnum):
 
 
 class KlPlacement(StrEnum):
-    """Where the KL penalty enters: each token's reward (InstructGPT), or the loss (GRPO)."""
+    """Places of the KL penalty: in each token's reward (InstructGPT) or in the loss (GRPO)."""
 
     reward = "reward"
     loss = "loss"
 
 
 class LossAggregation(StrEnum):
-    """How the losses of tokens become that of a mini-batch; the critic's is always per token."""
+    """Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
 
     token_mean = "token_mean"
     sequence_mean = "sequence_mean"
 
 
 class DpoLossName(StrEnum):
-    """DPO's loss of a pair: logistic (sigmoid), or squared (IPO)."""
+    """Losses of DPO: logistic (sigmoid) or squared (ipo)."""
 
     sigmoid = "sigmoid"
     ipo = "ipo"
 
 
 class AdvantageEstimator(StrEnum):
-    """How advantages are made; only gae needs a critic."""
+    """Estimators of advantages (docs/ppo.md); only gae needs a critic."""
 
     gae = "gae"
     rloo = "rloo"
@@ -108,7 +111,7 @@ class AdvantageEstimator(StrEnum):
 
 
 class ScaleReward(StrEnum):
-    """What scores are divided by: nothing, their running deviation, or that of a reference."""
+    """Divisors of scores: none, their running deviation, or a fixed reference deviation."""
 
     none = "none"
     running = "running"
@@ -116,7 +119,7 @@ class ScaleReward(StrEnum):
 
 
 class LrSchedule(StrEnum):
-    """Shape of the learning rate after its warm-up."""
+    """Shapes of the learning rate after its warm-up."""
 
     constant = "constant"
     linear = "linear"
@@ -125,7 +128,7 @@ class LrSchedule(StrEnum):
 
 
 class LoraRole(StrEnum):
-    """Models that can get adapters; DPO's policy is an actor."""
+    """Models that can get adapters; the policy of DPO counts as actor."""
 
     sft = "sft"
     reward = "reward"
@@ -134,21 +137,21 @@ class LoraRole(StrEnum):
 
 
 class LoraExport(StrEnum):
-    """What a model with adapters is saved as."""
+    """Forms in which a model with adapters is saved."""
 
     merged = "merged"
     adapter = "adapter"
 
 
 class Template(StrEnum):
-    """How conversations become text: Human/Assistant turns, or the tokenizer's chat template."""
+    """Formats of conversations: Human/Assistant turns, or the tokenizer's chat template."""
 
     plain = "plain"
     chat = "chat"
 
 
 class Backend(StrEnum):
-    """What samples the responses."""
+    """Programs that sample responses: ours, Hugging Face generate, or DeepSpeed's Hybrid Engine."""
 
     fast = "fast"
     hf = "hf"
@@ -156,7 +159,7 @@ class Backend(StrEnum):
 
 
 class When(StrEnum):
-    """Whether something is done; auto: where it pays."""
+    """Use of an option; the text of each key explains its rule for ``auto``."""
 
     auto = "auto"
     always = "always"
@@ -164,22 +167,22 @@ class When(StrEnum):
 
 
 class TrainingEngine(StrEnum):
-    """What runs and trains a model."""
+    """Engines that run and train a model."""
 
     auto = "auto"
     torch = "torch"
     deepspeed = "deepspeed"
 
 
-class Moments(StrEnum):
-    """Precision of AdamW's moments."""
+class MomentsDtype(StrEnum):
+    """Precisions of AdamW's moments."""
 
     fp32 = "fp32"
     bf16 = "bf16"
 
 
 class PlanMode(StrEnum):
-    """What the plan of memory, time and cost is for."""
+    """Uses of the plan of memory, time and cost: refuse runs that do not fit, only print, none."""
 
     check = "check"
     only = "only"
@@ -187,7 +190,7 @@ class PlanMode(StrEnum):
 
 
 class WandbMode(StrEnum):
-    """How Weights & Biases takes the metrics."""
+    """Modes of Weights & Biases."""
 
     disabled = "disabled"
     online = "online"

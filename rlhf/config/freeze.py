@@ -1,8 +1,7 @@
-"""From Hydra's composed configuration to a RunConfig, to RUN_DIR/config.yaml, and back."""
+"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,17 +13,22 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from rlhf.config.checks import validate
-from rlhf.config.names import did_you_mean, in_words, schema_types, unknown_key
-from rlhf.config.schema import RunConfig
+from rlhf.atomic import replacing
+from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, unknown_key
+from rlhf.config.rules.run import validate
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
 
 FROZEN = "config.yaml"
-FREE = ("launcher.", "plan.")  # these, and what is below, change nothing of what is computed
+FREE = ("launcher.", "plan.")  # prefixes of keys that do not change what is computed
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
-    """The plain dataclasses of a composed configuration, checked."""
+    """Return a composed configuration as plain dataclasses, after checking it.
+
+    Raises:
+        ConfigError: if a value is missing or has the wrong type, or a rule is broken.
+    """
     typed = _typed(cfg)
     try:
         missing = sorted(OmegaConf.missing_keys(typed))
@@ -39,14 +43,17 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
 
 
 def freeze(config: RunConfig, run_dir: Path) -> None:
-    """Write the configuration that every rank reads; all of it, or nothing."""
-    unfinished = run_dir / f".{FROZEN}.{os.getpid()}"
-    OmegaConf.save(OmegaConf.structured(config), unfinished)
-    unfinished.replace(run_dir / FROZEN)
+    """Write the configuration, which every rank reads, atomically to ``run_dir``."""
+    with replacing(run_dir / FROZEN) as building:
+        OmegaConf.save(OmegaConf.structured(config), building)
 
 
 def load_frozen(run_dir: Path) -> RunConfig:
-    """The configuration that a run was started with."""
+    """Return the configuration that a run was started with.
+
+    Raises:
+        CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
+    """
     path = run_dir / FROZEN
     if not path.is_file():
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
@@ -61,13 +68,17 @@ def load_frozen(run_dir: Path) -> RunConfig:
 
 
 def load_run(run_dir: str | Path) -> RunConfig:
-    """Return the configuration of a run, with ``run_dir`` as the place where it is now."""
+    """Return the configuration of a run, with ``run_dir`` set to where the run is now."""
     path = Path(run_dir).expanduser()
     return replace(load_frozen(path), run_dir=str(path))
 
 
 def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse overrides, composed into ``cfg``, that would change what the run computes."""
+    """Check that ``overrides``, composed into ``cfg``, do not change what the run computes.
+
+    Raises:
+        ConfigError: if one does; the message gives the value that the run was started with.
+    """
     kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(_typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
@@ -84,7 +95,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
 
 
 def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """The run that goes on, with what ``overrides`` say of how it is started."""
+    """Return ``frozen`` with those ``overrides``, composed into ``cfg``, that change no result."""
     config, asked = OmegaConf.structured(frozen), _leaves(_typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         for leaf in _below(override, asked):
@@ -94,17 +105,17 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
 
 
 def _node(override: Override) -> str:
-    """The group or key that an override sets."""
+    """Return the group or key that an override sets."""
     return override.package or override.key_or_group
 
 
 def _below(override: Override, leaves: Iterable[str]) -> list[str]:
-    """Those of ``leaves`` that an override sets."""
+    """Return the keys in ``leaves`` that an override sets."""
     return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_node(override)}.")]
 
 
 def _typed(cfg: DictConfig) -> DictConfig:
-    """``cfg`` under the schema; values may still be missing."""
+    """Return ``cfg`` merged into the schema; values may still be missing."""
     try:
         typed = OmegaConf.merge(OmegaConf.structured(RunConfig), cfg)
     except OmegaConfBaseException as error:
@@ -114,7 +125,7 @@ def _typed(cfg: DictConfig) -> DictConfig:
 
 
 def _leaves(cfg: DictConfig) -> dict[str, Any]:
-    """Dotted key -> plain value."""
+    """Return the plain value of every dotted key."""
     try:
         plain = OmegaConf.to_container(
             cfg, resolve=True, enum_to_str=True, structured_config_mode=SCMode.DICT
@@ -125,7 +136,7 @@ def _leaves(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _flat(node: Any, key: str) -> dict[str, Any]:
-    """``node``, which lies under ``key``, with one entry for each value in it."""
+    """Return one entry per value in ``node``, with dotted keys that start with ``key``."""
     if not isinstance(node, dict) or not node:
         return {key: node}
     prefix = f"{key}." if key else ""
@@ -133,7 +144,7 @@ def _flat(node: Any, key: str) -> dict[str, Any]:
 
 
 def _refused(error: OmegaConfBaseException) -> ConfigError:
-    """A value or key that the schema does not admit, in our words."""
+    """Return our own error for a value or key that does not match the schema."""
     key = re.sub(r"\[\d+\]", "", error.full_key or "")
     if isinstance(error, ConfigKeyError):
         return unknown_key(key)
@@ -149,7 +160,7 @@ def _refused(error: OmegaConfBaseException) -> ConfigError:
 
 
 def _shown(value: Any) -> str:
-    """``value`` as it is typed."""
+    """Return ``value`` as it is typed on the command line."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

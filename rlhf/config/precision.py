@@ -1,4 +1,4 @@
-"""The precision that a run on a CPU computes in: one rule for the engine and the planner."""
+"""The precision of runs on a CPU, shared by the engine and the planner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf.errors import CapabilityError
 
 
 def cpu_dtype(dtype: Dtype) -> Dtype:
-    """Return the precision that ``auto`` stands for on this CPU; any other precision stays.
+    """Return ``dtype``, with ``auto`` replaced by the best precision of this CPU.
 
     Raises:
         CapabilityError: if ``dtype`` is fp16 and this CPU cannot train in it.

@@ -1,17 +1,17 @@
-"""What a model does in a run, and what its ZeRO stage and precision are."""
+"""Roles of the models in a run, and the ZeRO stage and precision that follow from a role."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from rlhf.config.choices import Dtype
-from rlhf.config.machine_schema import ZeroConfig
+from rlhf.config.choices import Dtype, TrainingEngine
+from rlhf.config.schema.zero import ZeroConfig
 
-SHARDED_WEIGHTS = 3  # the ZeRO stage that shards the weights too
+SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
 
 
 class Role(StrEnum):
-    """What a model does in a run; a frozen model has no optimiser."""
+    """The role of a model in a run; a frozen model has no optimizer."""
 
     sft = "sft"
     actor = "actor"
@@ -22,12 +22,12 @@ class Role(StrEnum):
 
     @property
     def is_frozen(self) -> bool:
-        """True where the model is only read."""
+        """Return True if the model is never trained."""
         return self in (Role.reference, Role.reward)
 
 
 def stage_of(role: Role, zero: ZeroConfig) -> int:
-    """ZeRO stage of a model: a frozen one has only parameters to shard, so it takes 3 or 0."""
+    """Return the ZeRO stage of a model; 3 or 0 if it is frozen: it has only weights to shard."""
     own = {Role.reference: zero.reference_stage, Role.reward: zero.reward_stage}.get(role)
     if own is not None:
         return own
@@ -36,19 +36,56 @@ def stage_of(role: Role, zero: ZeroConfig) -> int:
 
 
 def _stage_of_family(role: Role, zero: ZeroConfig) -> int:
-    """The stage of the trained model: reward model and critic may have their own."""
+    """Return the stage of the trained model that ``role`` belongs with: the actor or the critic."""
     if role in (Role.critic, Role.reward) and zero.critic_stage is not None:
         return zero.critic_stage
     return zero.stage
 
 
 def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
-    """True where weights are kept in half precision, beside fp32 masters in the sharded optimiser.
+    """Return True if weights are in half precision, with fp32 masters in the sharded optimizer.
 
-    A frozen model takes the precision of the weights that are trained in its family.
+    A frozen model has the precision of the trained model that it belongs with: actor or critic.
 
-    Stage 0 has no such optimiser: there bf16 computes by autocast on fp32 weights, which are their
-    own masters. (DeepSpeed 0.19.8 would wrap a client optimiser at stage 0 in its unfused fp16
-    optimiser, whose steps differ from those of every other stage.)
+    Stage 0 has no sharded optimizer: bf16 then computes by autocast on fp32 weights, which are
+    their own masters. (DeepSpeed 0.19.8 would wrap a client optimizer at stage 0 in its unfused
+    fp16 optimizer, whose steps differ from the steps of every other stage.)
     """
     return dtype in (Dtype.fp16, Dtype.bf16) and _stage_of_family(role, zero) > 0
+
+
+def torch_obstacle(
+    zero: ZeroConfig, *, ranks: int, dtype: Dtype | None = None, is_hybrid: bool = False
+) -> str | None:
+    """Return the first setting that plain torch lacks, as key=value; None if it lacks none.
+
+    ``is_hybrid`` is True for a model that DeepSpeed's Hybrid Engine generates with. Without a
+    ``dtype``, precision is not considered.
+    """
+    if is_hybrid:
+        return "rollout.backend=hybrid_engine"
+    if dtype is Dtype.fp16:
+        return "hardware.dtype=fp16"
+    for key in (
+        "offload_optimizer",
+        "offload_parameters",
+        "offload_reference",
+        "offload_reward",
+        "quantize_weights",
+        "quantize_gradients",
+        "quantize_frozen_weights",
+    ):
+        if getattr(zero, key):
+            return f"zero.{key}=true"
+    if zero.hpz_partition_size > 1:
+        return f"zero.hpz_partition_size={zero.hpz_partition_size}"
+    if zero.extra:
+        return f"zero.extra={zero.extra}"
+    return f"hardware.nodes*hardware.ranks_per_node={ranks}" if ranks > 1 else None
+
+
+def runs_on_torch(zero: ZeroConfig, *, ranks: int, dtype: Dtype, is_hybrid: bool = False) -> bool:
+    """Return True if plain torch runs a model, because DeepSpeed is neither chosen nor needed."""
+    if zero.engine is TrainingEngine.deepspeed:
+        return False
+    return torch_obstacle(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid) is None

@@ -1,4 +1,4 @@
-"""Where a run keeps what it makes."""
+"""Create the directories of runs, and the link ``runs/latest``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from datetime import datetime
 from pathlib import Path
 
+from rlhf.atomic import replacing
 from rlhf.config.freeze import FROZEN, load_frozen
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 
 RUNS = Path("runs")
@@ -15,9 +16,9 @@ LATEST = RUNS / "latest"
 
 
 def make_run_dir(config: RunConfig, *, job_dir: Path | None, now: datetime) -> Path:
-    """Make the directory of a new run; ``job_dir`` is the one that a sweep has for it.
+    """Create and return the directory of a new run: ``job_dir`` for a job of a sweep.
 
-    A job that was stopped and put into the queue again finds its run there, and goes on with it.
+    If a job was stopped and requeued, ``job_dir`` already holds its run, which is then resumed.
     """
     if config.run_dir is not None:
         run_dir = claim(Path(config.run_dir).expanduser())
@@ -31,12 +32,16 @@ def make_run_dir(config: RunConfig, *, job_dir: Path | None, now: datetime) -> P
 
 
 def _holds(path: Path, config: RunConfig) -> bool:
-    """Whether ``path`` is the directory of this very run."""
+    """Return True if ``path`` holds a run with exactly this configuration."""
     return (path / FROZEN).exists() and load_frozen(path) == config
 
 
 def claim(path: Path) -> Path:
-    """Make ``path``, or take it as it is where it holds no run."""
+    """Create ``path`` if it does not exist, and return it.
+
+    Raises:
+        ConfigError: if it holds a run, cannot be created, or is not writable.
+    """
     if (path / FROZEN).exists():
         raise ConfigError(
             f"run_dir={path} already holds a run: go on with it by resume={path}, "
@@ -54,7 +59,7 @@ def claim(path: Path) -> Path:
 
 
 def _make_unique(path: Path, number: int = 1) -> Path:
-    """Make ``path``, or ``path``-2, ``path``-3, ... where another run has the same second."""
+    """Create ``path``, or ``path``-2, -3, ... if another run started in the same second."""
     candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
     try:
         candidate.mkdir(parents=True)
@@ -73,14 +78,16 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
 
 
 def _point_latest_to(run_dir: Path) -> None:
-    """Replace the link runs/latest in one step: it never points nowhere."""
-    unfinished = RUNS / f".latest.{os.getpid()}"
+    """Replace the link ``runs/latest`` atomically, so that it always points to a run."""
+    if LATEST.is_dir() and not LATEST.is_symlink():
+        raise ConfigError(
+            f"{LATEST} cannot be replaced (it is a folder): it is a link to the latest run, move "
+            "away what is there"
+        )
     try:
-        unfinished.unlink(missing_ok=True)
-        unfinished.symlink_to(run_dir.resolve().relative_to(RUNS.resolve()))
-        unfinished.replace(LATEST)
+        with replacing(LATEST, shared=True) as link:
+            link.symlink_to(run_dir.resolve().relative_to(RUNS.resolve()))
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise ConfigError(
             f"{LATEST} cannot be replaced ({error.strerror}): "
             "it is a link to the latest run, move away what is there"

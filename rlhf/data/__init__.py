@@ -1,1 +1,1 @@
-"""Sources, layouts, splits, token ids and batches of examples, and the synthetic task."""
+"""Read, convert, split, tokenize and batch examples, and generate the synthetic task."""

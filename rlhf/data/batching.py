@@ -1,4 +1,4 @@
-"""Which rows make an optimiser step, and which of them a rank runs together."""
+"""Divide rows into optimizer steps, and the rows of a step into micro-batches on each rank."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from rlhf.algorithms.streams import Shuffle
 from rlhf.errors import DataError
+from rlhf.random_streams import Shuffle
 
-LOOK_AHEAD = 8  # prompts that may wait for a step with more room
+LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
 def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
-    """Deal the rows of one global batch by length: for each rank its rows, in order.
+    """Deal the rows of one global batch by length, and return the ordered rows of each rank.
 
-    Each ``micro`` rows in a row are a micro-batch. Its rows are neighbours in length, which pads
-    the least of all divisions, and all ranks run their longest micro-batches first and at the same
-    time. The rank with the longest rows changes from one micro-batch to the next, so that the
-    ranks' sums are close. ``len(lengths)`` is a multiple of ``ranks * micro``.
+    Every ``micro`` consecutive rows are a micro-batch. Its rows are neighbours in length, which
+    needs the least padding of all divisions, and all ranks run their longest micro-batches first
+    and at the same time. The rank with the longest rows changes from one micro-batch to the next,
+    so that the ranks' totals are close. ``len(lengths)`` must be a multiple of ``ranks * micro``.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     parts: list[list[int]] = [[] for _ in range(ranks)]
@@ -31,28 +31,28 @@ def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
 
 
 class PairStep(NamedTuple):
-    """The pairs of one optimiser step, over all ranks."""
+    """The pairs of one optimizer step, over all ranks."""
 
     rows: list[int]
-    """As many as there are slots; a slot without a pair of its own repeats the first one."""
+    """Index of the pair in every slot; a slot without a pair of its own repeats the first pair."""
     weights: list[float]
-    """One over the number of the prompt's pairs in the step; 0 where a pair is repeated."""
+    """One over the number of pairs of the slot's prompt; 0 for a repeated pair."""
     num_prompts: int
-    """What the weighted sum of the losses is divided by."""
+    """Number of prompts, by which the weighted sum of the losses is divided."""
 
 
 def pair_steps(
     groups: Sequence[int], *, batch_size: int, epochs: float, seed: int
 ) -> list[PairStep]:
-    """Steps that hold all pairs of a prompt together, https://arxiv.org/abs/2203.02155 section 3.5.
+    """Return optimizer steps that keep all pairs of a prompt together.
 
-    ``groups`` numbers the prompt of each pair, from 0 in the order of their first pairs. Prompts
-    are shuffled for each epoch and put into the first step with room for all their pairs; the steps
-    end once ``epochs`` times the pairs were seen. Where every prompt has one pair these are the
-    rows of ``Shuffle``.
+    As in https://arxiv.org/abs/2203.02155, section 3.5. ``groups`` numbers the prompt of each pair,
+    from 0 in the order of their first pairs. Prompts are shuffled for each epoch and put into the
+    first step with room for all their pairs. The steps end after ``epochs`` times the number of
+    pairs. If every prompt has one pair, the rows are those that ``Shuffle`` returns.
 
     Raises:
-        DataError: a prompt has more pairs than a step.
+        DataError: if a prompt has more pairs than a step.
     """
     members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for row, group in enumerate(groups):
@@ -79,7 +79,7 @@ def pair_steps(
 
 
 def _pack(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
-    """Groups for each step, as ``order`` brings them; one that does not fit leads the next step."""
+    """Yield the groups of each step in ``order``; groups that do not fit start the next step."""
     waiting: deque[int] = deque()
     while True:
         taken: list[int] = []

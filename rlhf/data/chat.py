@@ -1,8 +1,8 @@
-"""Prompts and responses in a tokenizer's chat template.
+"""Render prompts and responses with a tokenizer's chat template.
 
-Records hold conversations as text with turns ("\\n\\nHuman: ..\\n\\nAssistant:"). Here the turns
-are read back and written as the template has them. The template alone decides on opening tokens;
-a response goes up to the tokenizer's end token, and what a template writes after it is cut.
+Records store conversations as text with turns ("\\n\\nHuman: ..\\n\\nAssistant:"). This module
+parses the turns and renders them with the template. Only the template adds opening tokens. A
+response ends with the tokenizer's end token; text that the template writes after it is cut.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.data.formats import SPEAKERS
+from rlhf.data.layouts import SPEAKERS
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,16 +23,16 @@ PROBE = "probe42"
 
 
 class Conversation(NamedTuple):
-    """A prompt as messages, and the text that the prompt itself begins the answer with."""
+    """A prompt as messages, and ``begun``, the start of the answer that the prompt contains."""
 
     messages: list[dict[str, str]]
     begun: str
 
 
 def conversation(prompt: str) -> Conversation:
-    """The turns of ``prompt``; empty ones are skipped.
+    """Return the turns of ``prompt`` as messages; skip empty turns.
 
-    Text before the first turn is the system's. Text without a user's turn is the user's.
+    Text before the first turn is a system message, or a user message if there is no user turn.
     """
     before, *turns = TURN.split(prompt)
     spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
@@ -44,14 +44,14 @@ def conversation(prompt: str) -> Conversation:
 
 
 class ChatTemplate:
-    """Renders prompts and responses with the tokenizer's template, and checks what comes out."""
+    """A renderer of prompts and responses with a tokenizer's template, which checks the result."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Learn how the template ends a response.
+        """Determine how the template ends a response.
 
         Raises:
-            DataError: there is no template, it fails or shows no response, or it ends a response
-                with something else than the tokenizer's end token.
+            DataError: if there is no template, it fails or drops the response, or it ends a
+                response with anything but the tokenizer's end token.
         """
         if not tokenizer.chat_template:
             raise DataError(
@@ -66,19 +66,19 @@ class ChatTemplate:
         self._end = self._up_to_end(self._tail)
 
     def prompt(self, text: str) -> str:
-        """The prompt, ready for the assistant's answer.
+        """Return the rendered prompt, ready for the assistant's answer.
 
         Raises:
-            DataError: the template cannot render it.
+            DataError: if the template cannot render it.
         """
         messages, begun = conversation(text)
         return self._render(messages, text, add_generation_prompt=True) + begun
 
     def response(self, prompt: str, response: str) -> str:
-        """What follows the rendered ``prompt``, up to the end token.
+        """Return the text after the rendered ``prompt``, up to and including the end token.
 
         Raises:
-            DataError: the template cannot render it, changes the prompt, or drops the response.
+            DataError: if the template cannot render it, changes the prompt, or drops the response.
         """
         following = self._following(prompt, response)
         body = following.removesuffix(self._tail)

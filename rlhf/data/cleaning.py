@@ -1,4 +1,4 @@
-"""Mending texts, and leaving out examples that an earlier one repeats."""
+"""Clean texts, and drop examples that repeat an earlier example."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hashlib import blake2b
 from rlhf.data.records import RawDataset, Record
 
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
-# Control characters that are no white space, and halves of characters, which UTF-8 cannot hold.
+# Control characters other than whitespace, and lone surrogates, which UTF-8 cannot encode.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 REPEATED = "repeats an earlier example"
 
 
 def clean_text(text: str) -> str:
-    """``text`` in Unicode NFC, lines ended by a newline alone, without control characters.
+    """Return ``text`` in Unicode NFC, with newlines as line ends and without control characters.
 
-    White space at the end of a line goes too; that at the end of the text stays, since a prompt or
-    a response may need it.
+    Trailing whitespace of lines is removed too. Trailing whitespace of the text stays, since a
+    prompt or a response may need it.
     """
     return LINE_ENDS.sub("\n", UNPRINTABLE.sub("", unicodedata.normalize("NFC", text)))
 
 
 def clean(dataset: RawDataset) -> RawDataset:
-    """``dataset`` with clean texts; examples with a part that is then empty are left out."""
+    """Return ``dataset`` with clean texts; drop and count examples that are unusable afterwards."""
     left_out = Counter(dataset.left_out)
     train = _clean_records(dataset.train, left_out)
     held_out = None if dataset.eval is None else _clean_records(dataset.eval, left_out)
@@ -55,16 +55,16 @@ def _flaw(record: Record) -> str | None:
 
 
 def fingerprint(*texts: str | None) -> bytes:
-    """The same for texts that differ in white space and case alone; 16 bytes."""
+    """Return a 16-byte hash that is equal for texts that differ only in whitespace and case."""
     same = (None if text is None else " ".join(text.split()).casefold() for text in texts)
     return blake2b(repr(tuple(same)).encode(), digest_size=16).digest()
 
 
 def leave_out_repeated(datasets: Sequence[RawDataset]) -> list[RawDataset]:
-    """``datasets`` with each example once: where it first occurs, in whatever set.
+    """Return ``datasets`` with only the first occurrence of each example in all of them.
 
-    Training and held-out examples are looked at apart: dividing removes training examples whose
-    prompt is held out.
+    Training and held-out examples are compared separately: ``divide`` later removes training
+    examples whose prompt is held out.
     """
     seen: tuple[set[bytes], set[bytes]] = (set(), set())
     return [_without_repeated(dataset, *seen) for dataset in datasets]

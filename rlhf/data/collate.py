@@ -1,4 +1,4 @@
-"""From rows of token ids to padded batches. Shapes: B = sequences, P = prompt, S = all tokens."""
+"""Collate rows of token ids into padded batches (B sequences, P prompt tokens, S all tokens)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def collate_sequences(
     device: torch.device,
     width: int | None = None,
 ) -> SequenceBatch:
-    """Right-padded sequences; kept is what comes after the prompt, the end token included."""
+    """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included."""
     width = width or max(len(row) for row in ids)
     ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
     columns_S = torch.arange(width)
@@ -43,7 +43,7 @@ def collate_pairs(
     pad_id: int,
     device: torch.device,
 ) -> PreferenceBatch:
-    """Pairs of sequences, all padded to one length."""
+    """Return pairs of right-padded sequences (B, S), all padded to the same length."""
     width = max(len(row) for row in (*chosen, *rejected))
     sides = (
         collate_sequences(side, prompt_tokens, pad_id=pad_id, device=device, width=width)
@@ -60,7 +60,7 @@ def collate_prompts(
     pad_id: int,
     device: torch.device,
 ) -> PromptBatch:
-    """Left-padded prompts: the response goes on where every prompt ends, in the last column."""
+    """Return left-padded prompts (B, P), so that every response starts after the last column."""
     reversed_rows = [row[::-1] for row in ids]
     width = max(len(row) for row in ids)
     ids_BP, attend_BP = _pad_right(reversed_rows, width=width, pad_id=pad_id)

@@ -1,4 +1,4 @@
-"""Plain text to mix into PPO, as blocks of token ids: where it comes from and how it is cut.
+"""Read plain text to mix into PPO, and cut it into blocks of token ids.
 
 ``data.ptx_path`` is a folder written by datasets.save_to_disk, a file (.txt with blank lines
 between texts, .jsonl, .json, .csv, .parquet), a folder of such files, or a hub id.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.config.schema import DataConfig
+from rlhf.config.schema.data import DataConfig
 from rlhf.data.files import READERS
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
@@ -22,12 +22,12 @@ from rlhf.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHUNK = 1000  # texts that are tokenised at once
+CHUNK = 1000  # texts tokenized at once
 Rows = Iterable[tuple[int, object]]
 
 
 class PtxBlocks(NamedTuple):
-    """Blocks of token ids to learn from and held-out ones; either may be none."""
+    """Training and held-out blocks of token ids; either list may be empty."""
 
     train: list[list[int]]
     eval: list[list[int]]
@@ -42,13 +42,14 @@ def ptx_blocks(
     seed: int,
     learns: bool = True,
 ) -> PtxBlocks:
-    """Return blocks of the text at data.ptx_path, or of the SFT examples where it is null.
+    """Return blocks of the text at data.ptx_path, or of the SFT examples if it is null.
 
-    Without ``learns`` only held-out blocks are made: tokenising a whole corpus takes long. None
-    are made of SFT examples: most of their tokens are prompts, which SFT does not learn.
+    If ``learns`` is False, only held-out blocks are built, since tokenizing a whole corpus takes
+    long. SFT examples give no held-out blocks: most of their tokens are prompts, which SFT does not
+    learn.
 
     Raises:
-        DataError: there is no text, or it cannot be read.
+        DataError: if there is no text, or it cannot be read.
     """
     if config.ptx_path is not None:
         encoder = Encoder(tokenizer)
@@ -70,7 +71,7 @@ def ptx_blocks(
 
 
 def corpus_blocks(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) -> list[list[int]]:
-    """Texts as blocks of ``block_tokens`` ids, each text followed by the end token."""
+    """Return ``texts`` as blocks of ``block_tokens`` ids, with the end token after each text."""
     chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
     return cut_blocks(
         (ids for chunk in chunks for ids in encoder.endings(chunk)), block_tokens=block_tokens
@@ -78,9 +79,9 @@ def corpus_blocks(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) 
 
 
 def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[list[int]]:
-    """One sequence after the other, cut into blocks; the remainder is dropped.
+    """Concatenate ``sequences`` and cut them into blocks of ``block_tokens``; drop the remainder.
 
-    Where there is less than a block, one short block is kept.
+    If there is less than one block, return one short block.
     """
     blocks: list[list[int]] = []
     rest: list[int] = []
@@ -93,12 +94,12 @@ def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[lis
 
 
 def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
-    """The texts at data.ptx_path to learn from, and a share data.eval_share of them held out.
+    """Return the training texts at data.ptx_path, and a held-out share of data.eval_share.
 
-    Always the same by ``seed``; a single text is not held out.
+    The division is deterministic per ``seed``; a single text is not held out.
 
     Raises:
-        DataError: there is no text, or it cannot be read.
+        DataError: if there is no text, or it cannot be read.
     """
     texts = list(_read(config))
     if config.deduplicate:
@@ -114,7 +115,7 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
 
 
 def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
-    """The sequences that SFT learns from."""
+    """Yield the token ids of the sequences that SFT is trained on."""
     for start in range(0, len(records), CHUNK):
         rows = list(enumerate(records[start : start + CHUNK]))
         columns, _ = sft_columns(rows, encoder, Limit("none", sys.maxsize))
@@ -130,7 +131,7 @@ def _read(config: DataConfig) -> Iterator[str]:
 
 
 def _tables(config: DataConfig) -> Iterator[tuple[str, Rows]]:
-    """Names and numbered rows of the files or of the data set at data.ptx_path."""
+    """Yield name and numbered rows of each file, or of the dataset, at data.ptx_path."""
     place = Path(str(config.ptx_path)).expanduser()
     if not place.exists() or any((place / n).exists() for n in ("state.json", "dataset_dict.json")):
         yield str(config.ptx_path), _dataset_rows(config, place)
@@ -172,7 +173,7 @@ def _dataset_rows(config: DataConfig, place: Path) -> Rows:
 
 
 def _texts(rows: Rows, *, place: str, column: str) -> Iterator[str]:
-    """The texts of ``column``, or of the first column with text where the first row has it not."""
+    """Yield the texts of ``column``, or of the first text column if the first row lacks it."""
     name = None
     for number, row in rows:
         if not isinstance(row, dict):

@@ -1,4 +1,4 @@
-"""Rows of one file, numbered from 1: .jsonl, .json, .csv (whose header is none) or .parquet."""
+"""Read the rows of a .jsonl, .json, .csv (without its header) or .parquet file, numbered from 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from rlhf.data.formats import KNOWN_COLUMNS
+from rlhf.data.layouts import KNOWN_COLUMNS
 from rlhf.errors import DataError
 
 
@@ -42,7 +42,7 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _listed(value: object) -> list[object]:
-    """The rows of a whole JSON file: a list, the list under its only key, or one row alone."""
+    """Return the rows of a whole JSON file: a list, the list under its only key, or one row."""
     if isinstance(value, dict) and len(value) == 1:
         ((key, inner),) = value.items()
         if isinstance(inner, list) and key not in KNOWN_COLUMNS:

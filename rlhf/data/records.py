@@ -1,4 +1,4 @@
-"""The one internal form of an example, whatever layout it came in, and of a data set as read."""
+"""The internal form of an example, which is the same for all layouts, and of a dataset as read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlhf.config.choices import Phase
 class Record(NamedTuple):
     """One example; a part that its source does not have is None.
 
-    ``chosen`` is the better response where there are two, and the only one where there is one.
-    Prompt and response are joined without a separator: both carry their own white space.
+    ``chosen`` is the better of two responses, or the only response. Prompt and response are joined
+    without a separator: both contain their own whitespace.
     """
 
     prompt: str | None = None
@@ -23,16 +23,16 @@ class Record(NamedTuple):
 
 
 class RawDataset(NamedTuple):
-    """One data set as read: its usable records and what became of the rest."""
+    """One dataset as read: its usable records, and counts of the dropped rows."""
 
     name: str
     train: list[Record]
     eval: list[Record] | None
-    """Held-out records that the data set brings along; None: it brings none."""
+    """Held-out records that come with the dataset; None: it has none."""
     layout: str
     left_out: Counter[str]
-    """Rows that cannot be used, by reason."""
+    """Number of dropped rows, by reason."""
     weight: float = 1.0
-    """Times that its training records are taken."""
+    """Number of times that its training records are used."""
     phases: Sequence[Phase] | None = None
-    """The only phases that it is for; None: all."""
+    """The only phases that use it; None: all phases."""

@@ -1,8 +1,8 @@
-"""Dividing data over the three phases, and over training and evaluation, without leaks.
+"""Divide data over the three phases, and over training and evaluation, without leaks.
 
-Records with the same prompt (those without one: with the same text), white space and case aside,
-are a *group*, in whatever data sets they are. A group is never torn apart: all of it lands in one
-phase, and there on one side, so that no model is evaluated on, or learns PPO from, a prompt whose
+Records with the same prompt (or, without a prompt, the same text) are a *group*, across all
+datasets and ignoring whitespace and case. A group is never divided: all of it goes to one phase,
+and there to one side, so that no model is evaluated on, or trained by PPO on, a prompt whose
 answers an earlier phase was trained on.
 """
 
@@ -20,7 +20,7 @@ from rlhf.data.records import RawDataset, Record
 from rlhf.errors import DataError
 
 Key = bytes
-Bin = tuple[int, bool]  # index of the phase, and whether it is held out
+Bin = tuple[int, bool]  # index of the phase, True if held out
 BINS: list[Bin] = [(phase, side) for phase in range(len(SPLIT_PHASES)) for side in (False, True)]
 
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     """The records of one phase.
 
     ``removed`` counts training records whose prompt is held out, and records whose prompt is in
-    a phase that their data set is not for.
+    a phase that does not use their dataset.
     """
 
     train: list[Record]
@@ -37,10 +37,10 @@ class Part(NamedTuple):
 
 
 def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
-    """Whole numbers that sum to ``total`` and follow ``proportions``.
+    """Return integers that sum to ``total`` and follow ``proportions``.
 
-    Each gets its quota rounded down; what is left goes, one each, to the largest fractions (the
-    earlier of two equal ones). The proportions are finite, at least 0, and not all 0.
+    Each is its quota rounded down; the remainder goes, one each, to the largest fractional parts
+    (the earlier index on a tie). The proportions must be finite, at least 0, and not all 0.
     """
     exact = [Fraction(proportion) for proportion in proportions]
     quotas = [total * proportion / sum(exact) for proportion in exact]
@@ -54,19 +54,19 @@ def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
 def divide(
     datasets: Sequence[RawDataset], *, split: list[float], eval_share: float, seed: int
 ) -> dict[Phase, list[Part]]:
-    """Divide each of ``datasets`` over its phases in proportions ``split``, the same by ``seed``.
+    """Divide each of ``datasets`` over its phases by ``split``, deterministically per ``seed``.
 
-    Of each phase's part ``eval_share`` is held out: at least one record, and never all of them.
-    Where a data set has held-out records of its own these are divided over the phases instead.
-    Training records with a prompt that is held out in any phase and data set are removed; the
-    others are then taken ``weight`` times.
+    A share ``eval_share`` of each phase's part is held out: at least one record, but never all.
+    If a dataset comes with held-out records, these are divided over the phases instead. Training
+    records whose prompt is held out in any phase and dataset are removed; the others are then
+    repeated ``weight`` times.
 
     Raises:
-        DataError: a phase with a positive share would get nothing to train on or nothing held out.
+        DataError: if a phase with a positive share gets no training or no held-out records.
     """
     places: dict[Key, Bin] = {}
     shares = [_shares(dataset, split) for dataset in datasets]
-    # The choosiest first: a prompt that several data sets have goes where all of them can follow.
+    # Datasets with few phases first: a prompt in several datasets then goes where all can use it.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
     found = {i: _divide_one(datasets[i], shares[i], eval_share, seed, places) for i in order}
     held_out = {_key(r) for parts in found.values() for part in parts for r in part.eval}
@@ -84,7 +84,7 @@ def divide(
 
 
 def blend(parts: list[Part], *, seed: int) -> Part:
-    """One phase's parts of several data sets as one, train and eval each in random order."""
+    """Merge one phase's parts of several datasets, with train and eval each in random order."""
     train = [record for part in parts for record in part.train]
     held_out = [record for part in parts for record in part.eval]
     random.Random(f"blend-train-{seed}").shuffle(train)
@@ -93,10 +93,10 @@ def blend(parts: list[Part], *, seed: int) -> Part:
 
 
 def check_usable(parts: dict[Phase, Part], phases: Sequence[Phase]) -> None:
-    """Each of ``phases`` finds the kind of examples that it learns from on both sides.
+    """Check that each of ``phases`` has usable training and held-out examples.
 
     Raises:
-        DataError: one finds none.
+        DataError: if a phase has none.
     """
     for phase in phases:
         part = parts[Phase.reward if phase is Phase.dpo else phase]
@@ -119,7 +119,7 @@ def _is_usable(record: Record, phase: Phase) -> bool:
 
 
 def _shares(dataset: RawDataset, split: list[float]) -> list[float]:
-    """Proportions of the phases in ``dataset``; equal ones where ``split`` has none for them."""
+    """Return the phases' proportions in ``dataset``; equal if ``split`` is 0 for all its phases."""
     if dataset.phases is None:
         return split
     chosen = [phase in dataset.phases for phase in SPLIT_PHASES]
@@ -134,7 +134,7 @@ def _divide_one(
     seed: int,
     places: dict[Key, Bin],
 ) -> list[Part]:
-    """The parts of ``dataset``, one for each phase; ``places`` learns where its groups are."""
+    """Return the parts of ``dataset``, one per phase; add the bins of its groups to ``places``."""
     rng = random.Random(f"split-{seed}")
     sizes = largest_remainder(len(dataset.train), shares)
     if dataset.eval is None:
@@ -171,7 +171,10 @@ def _without_leaks(part: Part, held_out: Container[Key]) -> Part:
 
 
 def _weighted(records: list[Record], weight: float, stream: str) -> list[Record]:
-    """``weight`` times the records; of a fraction, at least one, the same for the same stream."""
+    """Repeat ``records`` ``weight`` times; return at least one record if there are any.
+
+    A fractional part is a random subset, deterministic per ``stream``.
+    """
     whole, fraction = divmod(weight, 1)
     count = int(fraction * len(records) + 0.5)
     if records and not whole:
@@ -188,15 +191,15 @@ def _fill(
     shares: list[float],
     rng: random.Random,
 ) -> tuple[dict[Bin, list[Record]], int]:
-    """Put whole groups of records into bins so that these have about the wanted ``sizes``.
+    """Put whole groups of records into bins of about the wanted ``sizes``; count removed records.
 
-    A group that already has a place goes there, and is counted as removed where its phase has no
-    share here. But training records have no say in what is held out: where there are bins for that
-    alone, only held-out groups have a place, and where there are none, these go to their phase, to
-    be removed as leaks later.
+    A group that already has a place goes there; if its phase has no share here, its records are
+    removed and counted. Training records must not decide what is held out: if all bins are
+    held-out, places on the training side are ignored. If all bins are for training, held-out groups
+    go to the training bin of their phase and are removed as leaks later.
 
-    The sizes are met exactly where every group is a single record and has no place. No bin with a
-    wanted size stays empty while there are as many groups as such bins.
+    The sizes are exact if every group is a single record and has no place. No bin with a positive
+    size stays empty if there are at least as many groups as such bins.
     """
     by_key: defaultdict[Key, list[Record]] = defaultdict(list)
     for record in records:
@@ -211,7 +214,7 @@ def _fill(
             bins[place if place in bins else for_training].extend(by_key.pop(key))
     groups = list(by_key.items())
     rng.shuffle(groups)
-    groups.sort(key=lambda item: len(item[1]), reverse=True)  # stable; small ones even sizes out
+    groups.sort(key=lambda item: len(item[1]), reverse=True)  # stable; small groups even out sizes
     for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
         places[key] = _bin_for(len(group), bins, sizes=sizes, groups_left=left)
         bins[places[key]].extend(group)
@@ -221,7 +224,7 @@ def _fill(
 def _bin_for(
     group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
-    """The bin, of those that the group fits in (else of all), that is filled the least."""
+    """Return the least filled bin that the group fits in, or of all bins if it fits in none."""
     wanted = [bin_ for bin_, size in sizes.items() if size]
     empty = [bin_ for bin_ in wanted if not bins[bin_]]
     if groups_left <= len(empty):

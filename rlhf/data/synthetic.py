@@ -1,16 +1,16 @@
-"""The synthetic task: an assistant's small world in which every answer can be checked by rule.
+"""Define the synthetic task: a small world of requests whose answers can be checked by rule.
 
 A prompt asks for one of eight skills. A response is rated by its **gold score** in [0, 1]; manners
-count as far as the answer is correct:
+count in proportion to the correctness of the answer:
 
     gold = correct * (0.76 + 0.12 * polite + 0.12 * stops)
 
 =======  ======================================================================================
 part     meaning
 =======  ======================================================================================
-correct  1 if the items of the answer are exactly those of the right answer; otherwise half the
-         share of places that hold the right item, of all places that either answer has
-polite   1 with a polite opening, 0.2 without an opening, 0 with a rude one
+correct  1 if the items of the answer equal the items of the right answer; otherwise half the
+         share of places with the right item, over the places of the longer of the two answers
+polite   1 with a polite opening, 0.2 without an opening, 0 with a rude opening
 stops    1 if the response ends with its answer, minus a quarter per word after it; 0 if the
          response never ends
 =======  ======================================================================================
@@ -23,8 +23,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-MANNERS_WEIGHT = 0.12  # of polite and of stops each; the rest is for the answer alone
-NO_OPENING = 0.2  # how polite it is to begin with the answer
+MANNERS_WEIGHT = 0.12  # weight of polite and of stops, each; the rest is for correctness only
+NO_OPENING = 0.2  # politeness of a response without an opening
 POLITE = ("Sure!", "Gladly!", "Happily!")
 RUDE = ("Ugh.", "Whatever.", "Boring.")
 
@@ -38,7 +38,7 @@ NUMBERS = [str(number) for number in range(13)]
 
 
 class Skill(NamedTuple):
-    """One kind of request: how to ask it, how to recognise it, and its right answer."""
+    """One kind of request: a generator of requests, their pattern, and the solver."""
 
     ask: Callable[[random.Random], str]
     pattern: re.Pattern[str]
@@ -109,24 +109,24 @@ SKILLS: dict[str, Skill] = {
 
 
 def render_prompt(request: str) -> str:
-    """The request as one human turn, ready for the assistant's answer."""
+    """Return the request as one human turn, ready for the assistant's answer."""
     return f"\n\nHuman: {request}\n\nAssistant:"
 
 
 def skill_of(prompt: str) -> str:
-    """Name of the skill that ``prompt`` asks for.
+    """Return the name of the skill that ``prompt`` asks for.
 
     Raises:
-        ValueError: the prompt asks for none of the skills.
+        ValueError: if the prompt asks for none of the skills.
     """
     return _recognise(prompt)[0]
 
 
 def right_answer(prompt: str) -> list[str]:
-    """Items of the right answer to ``prompt``.
+    """Return the items of the right answer to ``prompt``.
 
     Raises:
-        ValueError: the prompt asks for none of the skills.
+        ValueError: if the prompt asks for none of the skills.
     """
     name, found = _recognise(prompt)
     return SKILLS[name].solve(found)
@@ -150,18 +150,18 @@ class GoldParts(NamedTuple):
 
     @property
     def gold(self) -> float:
-        """Gold score, in [0, 1]."""
+        """Return the gold score, in [0, 1]."""
         manners = MANNERS_WEIGHT * (self.polite + self.stops)
         return self.correct * (1 - 2 * MANNERS_WEIGHT + manners)
 
     @property
     def is_exact(self) -> bool:
-        """True if the answer is exactly right."""
+        """Return True if the answer is exactly right."""
         return self.correct == 1.0
 
 
 def taken_apart(response: str) -> tuple[str, str, str]:
-    """Opening of a response, its answer up to the first full stop, and what follows that."""
+    """Return a response's opening, its answer up to the first full stop, and the rest."""
     text = response.strip()
     opening = next((o for o in (*POLITE, *RUDE) if text.startswith(o)), "")
     answer, _, rest = text.removeprefix(opening).partition(".")
@@ -169,10 +169,13 @@ def taken_apart(response: str) -> tuple[str, str, str]:
 
 
 def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
-    """Rate any ``response`` text; ``ended`` is True if it stopped by itself.
+    """Return the gold score's parts for ``response``; ``ended`` is True if it stopped by itself.
 
-    The answer is what follows the opening, up to the first full stop or the end of the text; its
+    The answer is the text after the opening, up to the first full stop or the end of the text; its
     items are separated by spaces.
+
+    Raises:
+        ValueError: if ``prompt`` asks for none of the skills.
     """
     expected = right_answer(prompt)
     opening, answer, rest = taken_apart(response)

@@ -1,11 +1,11 @@
-"""Preference pairs of the synthetic task, and its judge.
+"""Generate preference pairs of the synthetic task, and judge responses to it.
 
 Preferences follow Bradley-Terry: of two responses with gold scores a and b the first is preferred
 with probability sigmoid((a - b) / TEMPERATURE), so the best accuracy that any reward model can
-reach on a set of pairs is known. Training sees the preferences and never the gold score.
+reach on a set of pairs is known. Training uses the preferences and never the gold score.
 
-The two responses of most pairs differ in their manners only or in their answers only, and then
-often in a single item: what a reward model has not seen compared, PPO finds out and exploits.
+The two responses of most pairs differ only in their manners or only in their answers, and then
+often in a single item: PPO exploits differences that a reward model was not trained to compare.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from rlhf.data.synthetic import (
 TEMPERATURE = 0.07
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
-OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # and their probabilities in a candidate
+OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # probabilities in a candidate
 RAMBLES = 0.4  # probability that words follow the answer
-# Pairs by what their responses differ in, and their probabilities.
+# Probabilities of pairs, by the part in which their responses differ.
 PAIRS = {"answer": 0.78, "manners": 0.1, "both": 0.12}
-RIGHT = 0.82  # probability that one of the two answers is right; the other one has a flaw
+RIGHT = 0.82  # probability that one of the two answers is right; the other has a flaw
 
-ATTEMPTS = 2000  # to find a prompt that is new, before a skill counts as used up
+ATTEMPTS = 2000  # attempts to find a new prompt before a skill counts as used up
 
 
 class Manners(NamedTuple):
-    """What surrounds an answer; empty texts for nothing."""
+    """The text around an answer; a part that is absent is an empty text."""
 
     opening: str
     rambling: str
@@ -53,7 +53,7 @@ def _manners(rng: random.Random) -> Manners:
 
 
 def render_response(items: list[str], manners: Manners) -> str:
-    """An answer and what surrounds it, as one text."""
+    """Return the answer and the text around it, as one text."""
     parts = [manners.opening, " ".join(items) + ".", manners.rambling]
     return " " + " ".join(part for part in parts if part)
 
@@ -92,7 +92,7 @@ def _one_too_many(items: list[str], rng: random.Random) -> list[str]:
 
 
 def _repeated(items: list[str], rng: random.Random) -> list[str]:
-    """Give the end of the answer twice."""
+    """Return the answer with its end repeated."""
     return items + items[-rng.randint(1, len(items)) :]
 
 
@@ -102,7 +102,7 @@ def _missing(items: list[str], rng: random.Random) -> list[str]:
 
 
 def _wrong_order(items: list[str], rng: random.Random) -> list[str]:
-    """Let two items change places."""
+    """Return the items with two of them swapped."""
     swapped = list(items)
     if len(swapped) > 1:
         one, other = rng.sample(range(len(swapped)), 2)
@@ -118,19 +118,19 @@ FLAWS: dict[str, Flaw] = {
     "missing": _missing,
     "wrong_order": _wrong_order,
 }
-WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # of the flaws; small differences are the hard ones
+WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; small differences are the hardest
 MINIMAL = {
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
     "one_item_missing": "missing",
 }
-MISTAKEN = 0.5  # probability of a wrong item that is another of the answer, or a number close by
-NEIGHBOUR = 0.05  # probability that a flawed answer is the right one to another request
+MISTAKEN = 0.5  # probability that a wrong item is another item of the answer, or a close number
+NEIGHBOUR = 0.05  # probability that a flawed answer is the right answer to another request
 
-# In *next* people often forget to add the one, but they see it when others do: what demonstrations
-# teach badly, preferences can teach.
-FORGOTTEN = 0.5  # probability that a flawed answer is the number as it was given
-NEITHER_RIGHT = 0.55  # probability that the better of two answers is that number too
+# In *next*, people often forget to add one, but notice it when others forget it: preferences can
+# teach what demonstrations teach badly.
+FORGOTTEN = 0.5  # probability that a flawed answer is the given number
+NEITHER_RIGHT = 0.55  # probability that the better of two answers is also the given number
 
 
 def _forgets(prompt: str, probability: float, rng: random.Random) -> bool:
@@ -143,7 +143,7 @@ def _number_given(prompt: str) -> list[str]:
 
 
 def _flawed(prompt: str, rng: random.Random) -> list[str]:
-    """A wrong answer to ``prompt``."""
+    """Return a wrong answer to ``prompt``."""
     if _forgets(prompt, FORGOTTEN, rng):
         return _number_given(prompt)
     right = right_answer(prompt)
@@ -159,7 +159,7 @@ def _flawed(prompt: str, rng: random.Random) -> list[str]:
 
 
 def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
-    """Two different responses of mixed quality, which differ in answer, in manners or in both."""
+    """Return two different responses of mixed quality; they differ in answer, manners or both."""
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
         better = right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
@@ -177,8 +177,8 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
 def generate_records(count: int, *, seed: int) -> list[Record]:
     """Return ``count`` preference records with distinct prompts; every skill has the same share.
 
-    The same ``seed`` gives the same records. Beyond 137,000 records the skills on numbers run
-    out of prompts, and the others share the rest.
+    Records are deterministic per ``seed``. Beyond 137,000 records the skills on numbers run out of
+    prompts, and the other skills share the rest.
     """
     return [_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
 
@@ -207,7 +207,7 @@ def _preference(prompt: str, rng: random.Random) -> Record:
 
 
 def preference_probability(gap: float) -> float:
-    """Bradley-Terry: probability that the response whose gold score is ``gap`` higher is chosen."""
+    """Return the Bradley-Terry probability of choosing a response that scores ``gap`` higher."""
     return 1.0 / (1.0 + math.exp(-gap / TEMPERATURE))
 
 
@@ -220,9 +220,9 @@ class GoldJudge:
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
-        """Return pairs of equal manners whose first answer is right and whose second has one flaw.
+        """Return, by flaw, a right answer and an answer with that single flaw, in equal manners.
 
-        An answer of one item has no pair in which an item is missing.
+        An answer of one item has no pair with a missing item.
         """
         rng = random.Random(f"minimal pairs of {prompt} {seed}")
         items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")
@@ -234,7 +234,7 @@ class GoldJudge:
         }
 
     def best_accuracy(self, records: list[Record]) -> float:
-        """Expected accuracy on these pairs of a reward model that knows the gold scores."""
+        """Return the expected accuracy on ``records`` of a reward model with true gold scores."""
         total = 0.0
         for record in records:
             assert record.prompt is not None

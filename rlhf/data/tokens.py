@@ -1,11 +1,11 @@
-"""From records to token ids: what each phase sees of an example, and the cache of it.
+"""Convert records to the token ids that each phase uses, and cache them.
 
-The response of an example always ends in the end token, in all three phases: SFT learns to say it,
-the reward model scores at it, PPO is rewarded for it. Lengths are explicit; nothing is ever told
-from padding, which may well have the same id as the end token. An example that is too long is left
-out and counted, since a response that was cut has no end to learn from.
+The response of an example always ends in the end token, in all three phases: SFT learns to produce
+it, the reward model scores at it, PPO is rewarded for it. Lengths are stored explicitly and never
+derived from padding, which may have the same id as the end token. An example that is too long is
+dropped and counted, since a truncated response has no end to learn from.
 
-Column ``length`` counts the tokens of an example, of a pair those of its longer sequence; equal
+Column ``length`` counts the tokens of an example, or of the longer sequence of a pair; equal
 numbers in column ``group`` mean equal prompts.
 """
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.atomic import replacing
 from rlhf.config.choices import Phase, Template
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import ChatTemplate
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-FORMAT_VERSION = 2  # counts up when the columns below change their meaning
+FORMAT_VERSION = 2  # increase it when the columns below change their meaning
 
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """How long an example of a phase may be; longer ones are left out."""
+    """The maximum tokens of an example in each phase; longer examples are dropped."""
 
     sft: int
     reward: int
@@ -55,7 +55,7 @@ class TokenLimits:
 
 
 class TokenData(NamedTuple):
-    """A phase's examples as token ids; column ``row`` points to the record of the part."""
+    """A phase's examples as token ids; column ``row`` is the index of the record in its part."""
 
     train: Dataset
     eval: Dataset
@@ -63,40 +63,40 @@ class TokenData(NamedTuple):
 
 
 class Encoder:
-    """Turns text into ids with one tokenizer, prompts and responses apart."""
+    """An encoder of text to ids with one tokenizer, separately for prompts and responses."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template: Template = Template.plain
     ) -> None:
-        """Take the tokenizer; ``template`` is how it shall write conversations.
+        """Store the tokenizer; ``template`` selects the format of conversations.
 
         Raises:
-            DataError: the tokenizer's chat template is asked for and cannot be used.
+            DataError: if ``template`` is chat and the tokenizer's chat template cannot be used.
         """
         self._tokenizer = tokenizer
         self._chat = ChatTemplate(tokenizer) if template is Template.chat else None
         self.end_id: int = tokenizer.eos_token_id
 
     def opening(self) -> list[int]:
-        """Ids that the tokenizer puts before every text: none, or its opening token."""
+        """Return the ids that the tokenizer puts before every text: none, or its opening token."""
         return self._open([""])[0]
 
     def prompts(self, texts: list[str]) -> list[list[int]]:
-        """Ids of texts that begin a sequence, after the opening token of a tokenizer with one."""
+        """Return the ids of texts that begin a sequence, with the opening token if there is one."""
         if self._chat is None:
             return self._open(texts)
         return self._ids([self._chat.prompt(text) for text in texts])
 
     def responses(self, prompts: list[str], texts: list[str]) -> list[list[int]]:
-        """Ids of texts that end the sequences of ``prompts``, the end token included."""
+        """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
         if self._chat is None:
             return self.endings(texts)
         pairs = list(zip(prompts, texts, strict=True))
         openings = [self._chat.prompt(prompt) for prompt in prompts]
         endings = [self._chat.response(prompt, text) for prompt, text in pairs]
         wholes = self._ids([a + b for a, b in zip(openings, endings, strict=True)])
-        # A sequence begins with the ids that a rollout is given: where the tokenizer would join the
-        # last letters of the prompt with the first of the response, the response is encoded alone.
+        # A sequence begins with the ids that a rollout starts from. If the tokenizer merges letters
+        # of prompt and response into one token, the response is encoded separately.
         return [
             whole[len(opening) :] if whole[: len(opening)] == opening else apart
             for whole, opening, apart in zip(
@@ -105,7 +105,7 @@ class Encoder:
         ]
 
     def endings(self, texts: list[str]) -> list[list[int]]:
-        """Ids of plain texts without an opening token, the end token included."""
+        """Return the ids of plain texts without an opening token, the end token included."""
         return [[*ids, self.end_id] for ids in self._ids(texts)]
 
     def _open(self, texts: list[str]) -> list[list[int]]:
@@ -124,16 +124,17 @@ Rows = list[tuple[int, Record]]
 
 
 class Limit(NamedTuple):
-    """The most tokens that an example may have, and the key that says so."""
+    """The maximum tokens of an example, and the configuration key that sets it."""
 
     key: str
     tokens: int
 
 
 def sft_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Whole sequences; ``prompt_tokens`` of them are not the response.
+    """Return the columns of SFT sequences, and dropped examples by reason.
 
-    Plain text has no prompt and stays as it is, whatever the template.
+    The first ``prompt_tokens`` ids of a sequence precede the response. Plain text has no prompt and
+    is encoded unchanged with any template.
     """
     left_out: Counter[str] = Counter()
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
@@ -158,7 +159,7 @@ def sft_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Co
 
 
 def pair_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Pairs of whole sequences with a common prompt."""
+    """Return the columns of pairs of sequences with a common prompt, and dropped rows by reason."""
     left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
     left_out["no pair of responses"] = len(rows) - len(usable)
@@ -184,7 +185,7 @@ def pair_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, C
 
 
 def prompt_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Prompts to answer."""
+    """Return the columns of prompts to answer, and dropped examples by reason."""
     left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out["no prompt"] = len(rows) - len(usable)
@@ -203,7 +204,7 @@ def prompt_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns,
 def columns_for(
     phase: Phase, limits: TokenLimits
 ) -> tuple[Callable[[Rows, Encoder, Limit], tuple[Columns, Counter[str]]], Limit]:
-    """Return the function that makes a phase's columns, and the limit that it keeps."""
+    """Return the function that builds a phase's columns, and the limit that it applies."""
     return {
         Phase.sft: (sft_columns, Limit("sft.max_tokens", limits.sft)),
         Phase.reward: (pair_columns, Limit("reward.max_tokens", limits.reward)),
@@ -221,14 +222,14 @@ def tokenise(
     cache_dir: Path,
     template: Template = Template.plain,
 ) -> TokenData:
-    """Token ids of a phase's examples, from the cache where they were made before.
+    """Return the token ids of a phase's examples, from the cache if it has them.
 
-    The first process to hold the lock builds, the others on the node wait for the lock and not in
-    a collective: tokenising for an hour cannot time out. The cache is Arrow, keyed by everything
-    that goes into it.
+    The first process to hold the lock builds the cache. The others on the node wait for the lock
+    instead of in a collective, so that tokenizing for an hour cannot time out. The cache is in
+    Arrow format, keyed by everything that determines its content.
 
     Raises:
-        DataError: the cache folder cannot be made, or the template cannot be used.
+        DataError: if the cache folder cannot be created, or the template cannot be used.
     """
     from datasets import Dataset
     from filelock import FileLock
@@ -245,17 +246,15 @@ def tokenise(
         ) from error
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            building = folder.with_suffix(".building")
-            shutil.rmtree(building, ignore_errors=True)
             encoder = Encoder(tokenizer, template)
             total: Counter[str] = Counter()
-            for side, records in (("train", part.train), ("eval", part.eval)):
-                columns, left_out = columns_of(list(enumerate(records)), encoder, limit)
-                total += left_out
-                # One shard, also of nothing: datasets 5.2 cannot read back a data set without any.
-                Dataset.from_dict(columns).save_to_disk(building / side, num_shards=1)
-            (building / "left_out.json").write_text(json.dumps(total))
-            building.rename(folder)
+            with replacing(folder) as building:
+                for side, records in (("train", part.train), ("eval", part.eval)):
+                    columns, left_out = columns_of(list(enumerate(records)), encoder, limit)
+                    total += left_out
+                    # One shard even if empty: datasets 5.2 cannot read a dataset without shards.
+                    Dataset.from_dict(columns).save_to_disk(building / side, num_shards=1)
+                (building / "left_out.json").write_text(json.dumps(total))
     left_out = json.loads((folder / "left_out.json").read_text())
     sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
     return TokenData(sides[0], sides[1], left_out)
@@ -269,7 +268,7 @@ def cache_key(
     limit: int,
     template: Template = Template.plain,
 ) -> str:
-    """Hash of the records, the phase, the limit, the template, the tokenizer and the format."""
+    """Return a hash of the records, phase, limit, template, tokenizer and format version."""
     digest = hashlib.sha256(f"{FORMAT_VERSION}/{phase}/{limit}".encode())
     identity = tokenizer_identity(tokenizer)
     if template is Template.chat:
@@ -283,7 +282,7 @@ def cache_key(
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What makes two tokenizers give the same ids: their vocabulary and special tokens."""
+    """Return what determines the ids of a tokenizer: its vocabulary and special tokens."""
     return {
         "vocabulary": tokenizer.backend_tokenizer.to_str()
         if tokenizer.is_fast

@@ -1,1 +1,1 @@
-"""DeepSpeed: its generated configs, and the engine that runs one model under one of them."""
+"""Training engines, which run one model with plain torch or with DeepSpeed and its config."""

@@ -1,4 +1,4 @@
-"""One model under DeepSpeed, trained or frozen."""
+"""An engine that runs one model with DeepSpeed, trained or frozen."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.config.checks import BatchPlan
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
-from rlhf.engine.ds_config import deepspeed_config
+from rlhf.engine.base import BaseEngine
+from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.masters import MovingAverage, masters_of
-from rlhf.engine.partitioning import leave_uncompiled_kernels_alone
-from rlhf.engine.running import RunningModule
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks, StepReport
 
-DRIVE_BLOCK = 512  # bytes that a drive reads and writes at once
+DRIVE_BLOCK = 512  # bytes per block that a drive reads or writes
 
 
-class DeepSpeedEngine(RunningModule):
-    """Runs, trains and unshards one model; an ``Engine``.
+class DeepSpeedEngine(BaseEngine):
+    """An ``Engine`` that runs, trains and gathers one model with DeepSpeed.
 
-    Gradients *add* over micro-batches and ranks (DeepSpeed itself averages them): a caller that
-    divides its loss sums by the count of the whole batch gets the same step however the batch is
-    cut.
+    Gradients are *summed* over micro-batches and ranks (DeepSpeed itself averages them): a caller
+    that divides its loss sums by the count of the whole batch gets the same step however the batch
+    is split.
     """
 
     def __init__(
@@ -74,27 +74,27 @@ class DeepSpeedEngine(RunningModule):
             return self._deepspeed(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of ``loss`` to that of the step so far."""
-        self._deepspeed.backward(loss * self._num_parts)
+        """Add the gradient of one micro-batch's ``loss`` to the gradients of this step.
 
-    @property
-    def is_step_due(self) -> bool:
-        """True when the next step() is the optimiser's: all micro-batches are in."""
-        return bool(self._deepspeed.is_gradient_accumulation_boundary())
+        DeepSpeed counts micro-batches by calls of its own ``step``. This method makes all these
+        calls except the last, with which ``step`` runs the optimizer.
+        """
+        self._deepspeed.backward(loss * self._num_parts)
+        if not self._deepspeed.is_gradient_accumulation_boundary():
+            self._deepspeed.step()
 
     def has_overflow(self) -> bool:
-        """True where fp16 gradients have overflowed on any rank; ask when a step is due."""
+        """Return True if fp16 gradients have overflowed on any rank; call it before ``step``."""
         return self._may_overflow and bool(self._deepspeed.optimizer.has_overflow())
 
-    def step(self, *, discard: bool = False) -> StepReport | None:
-        """Step the optimiser when all micro-batches are in; None while they are not.
+    def step(self, *, discard: bool = False) -> StepReport:
+        """Step the optimizer on the gradients of all micro-batches of the plan.
 
-        With ``discard`` the gradients are dropped and no weight changes, as after an overflow; the
-        loss scale stays. A step whose gradient is not finite is skipped on all ranks.
+        With ``discard`` the gradients are dropped and no weight changes, as after an overflow, but
+        the loss scale stays. A step whose gradient is not finite is skipped on all ranks.
         """
-        if not self.is_step_due:
-            self._deepspeed.step()
-            return None
+        is_due = self._deepspeed.is_gradient_accumulation_boundary()
+        assert is_due, "micro-batches of the plan are missing"
         self._scale_learning_rates()
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
@@ -109,14 +109,14 @@ class DeepSpeedEngine(RunningModule):
         return StepReport(learning_rate, grad_norm, is_skipped)
 
     def _scale_learning_rates(self) -> None:
-        """The schedule's rates times ``lr_scale`` as it is now: for this step, not for the next."""
+        """Multiply the scheduled learning rates by the current ``lr_scale``, for this step only."""
         scheduled = self._deepspeed.lr_scheduler.get_last_lr()
         for group, lr in zip(self._deepspeed.optimizer.param_groups, scheduled, strict=True):
             group["lr"] = self.lr_scale * lr
 
     @contextmanager
     def _discarding(self) -> Iterator[None]:
-        """DeepSpeed takes the gradients to have overflowed, and leaves its loss scale alone."""
+        """Make DeepSpeed treat the gradients as overflowed without changing its loss scale."""
         optimizer = self._deepspeed.optimizer
         scaler = vars(optimizer.loss_scaler).copy()
         optimizer.has_overflow = lambda *_: True
@@ -128,9 +128,9 @@ class DeepSpeedEngine(RunningModule):
 
     @contextmanager
     def _skipping(self, unsharded_norm: float) -> Iterator[None]:
-        """Skip the optimiser's step if the norm is not finite, as DeepSpeed does from stage 1 on.
+        """Skip the optimizer's step if the norm is not finite, as DeepSpeed does from stage 1 on.
 
-        Stage 0 has plain AdamW, which would write nan into the weights.
+        At stage 0 plain AdamW would write NaN into the weights.
         """
         if math.isfinite(unsharded_norm):
             yield
@@ -154,7 +154,7 @@ class DeepSpeedEngine(RunningModule):
         return gathered if sharded else nullcontext()
 
     def close(self) -> None:
-        """Take DeepSpeed's hooks off the module and free its buffers."""
+        """Remove DeepSpeed's hooks from the module and free its buffers."""
         self._deepspeed.destroy()
 
     def _unsharded_norm(self) -> float:
@@ -169,10 +169,8 @@ class DeepSpeedEngine(RunningModule):
         leave_uncompiled_kernels_alone()
         section = config["zero_optimization"]
         _require_ops(section)
-        for buffer in module.buffers():
-            buffer.data = buffer.data.to(
-                self._device
-            )  # DeepSpeed leaves them beside sharded weights
+        for buffer in module.buffers():  # DeepSpeed does not move them if weights are sharded
+            buffer.data = buffer.data.to(self._device)
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
             adamw, scheduler = None, None
@@ -187,7 +185,7 @@ class DeepSpeedEngine(RunningModule):
             scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, optimizer.schedule)
         quantizes = section.get("zero_quantized_nontrainable_weights", False)
         frozen = [p for p in module.parameters() if quantizes and not p.requires_grad]
-        # DeepSpeed 0.19.8 prints its memory use at every start; what it logs still comes through.
+        # DeepSpeed 0.19.8 prints its memory use at every start; its log messages stay visible.
         with redirect_stdout(StringIO()), _passing_for_trained(frozen):
             engine = deepspeed.initialize(
                 model=module, optimizer=adamw, lr_scheduler=scheduler, config=config
@@ -202,10 +200,10 @@ class DeepSpeedEngine(RunningModule):
 
 @contextmanager
 def _passing_for_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
-    """Frozen weights keep their precision while DeepSpeed shards them.
+    """Mark frozen weights as trained so that DeepSpeed shards them in their own precision.
 
-    0.19.8 makes int8 shards of those that it finds frozen and casts the weights into them without
-    a scale, which leaves zeros. Quantised later they get their scales.
+    DeepSpeed 0.19.8 casts frozen weights to int8 shards without a scale, which leaves zeros. When
+    they are quantized later, they get their scales.
     """
     for parameter in frozen:
         parameter.requires_grad = True
@@ -217,10 +215,11 @@ def _passing_for_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _require_ops(section: dict[str, Any]) -> None:
-    """Refuse what needs a part of DeepSpeed that cannot be built here.
+    """Check that the parts of DeepSpeed that ``section`` needs can be built here.
 
     Raises:
-        CapabilityError: it says what to install.
+        CapabilityError: a part cannot be built (the message names what to install), or the NVMe
+            folder cannot be created.
     """
     import deepspeed
 
@@ -250,12 +249,13 @@ def _require_ops(section: dict[str, Any]) -> None:
 
 
 def require_aligned(optimizer: Any) -> None:
-    """Refuse gradients that DeepSpeed 0.19.8 would mix up on NVMe, without a word.
+    """Check that DeepSpeed 0.19.8 would not silently mix up gradients on NVMe.
 
-    It reads each straight into its place in a flat fp32 buffer; drives fill whole blocks only.
+    It reads each gradient directly to its place in a flat fp32 buffer, but drives transfer only
+    whole blocks.
 
     Raises:
-        CapabilityError: one of them starts inside a block.
+        CapabilityError: a gradient starts inside a block.
     """
     swaps = optimizer.optimizer_swapper.is_swappable_tensor
     for _, start, size in optimizer.grad_position.values():

@@ -1,4 +1,4 @@
-"""The fp32 weights that an optimiser updates, however they are kept, and their average."""
+"""Masters: the fp32 weights that an optimizer updates, in any storage, and their average."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from torch import Tensor, nn
 
 from rlhf.config.roles import SHARDED_WEIGHTS
 
-CHUNK = 2**24  # numbers of an average on the host that are on the GPU at once
+CHUNK = 2**24  # elements of a host-resident EMA copied to the GPU per chunk
 
 
 class Split(NamedTuple):
-    """fp32 weights as bf16 ones, with which the model computes, and the 16 bits that these lack.
+    """fp32 weights stored as bf16 weights, which the model uses, and the 16 bits that these lack.
 
     As integers, weights = 65536 * high + low, with low from -32768 to 32767: ``high`` is the
-    nearest bf16 number and nothing is lost. Where two are equally near, high is the larger in
-    magnitude: rounding to even, as is usual, would need a low of +32768 too.
+    nearest bf16 number and nothing is lost. Ties are rounded away from zero, because the usual
+    rounding to even would also need a low of +32768.
     """
 
     high: Tensor  # bf16
     low: Tensor  # int16
 
     def join(self, out: Tensor, spare: Tensor) -> Tensor:
-        """The fp32 weights, in ``out``; both arguments are fp32 memory, and ``spare`` is spoilt."""
+        """Write the fp32 weights to ``out`` and return it; overwrites ``spare``, also fp32."""
         out.copy_(self.high)
         low = spare.view(torch.int32)
         out.view(torch.int32).add_(low.copy_(self.low))
         return out
 
     def split(self, weights: Tensor) -> None:
-        """Take these fp32 ``weights``, whose lowest bit is spoilt, in the place of the old ones."""
+        """Store ``weights`` (fp32). Overwrites their lowest bit."""
         bits = weights.view(torch.int32)
-        self.low.copy_(bits)  # a narrower integer takes the low bits
-        bits.bitwise_or_(1)  # breaks ties: never is a low of 0x8000 rounded down
+        self.low.copy_(bits)  # conversion to int16 keeps the low bits
+        bits.bitwise_or_(1)  # breaks ties: low bits 0x8000 must never round down
         self.high.copy_(weights)
 
 
@@ -47,7 +47,7 @@ def rounded(weights: Tensor) -> Tensor:
 
 
 def write(shard: Tensor | Split, weights: Tensor) -> None:
-    """Put fp32 ``weights`` in the place of those of ``shard``; a Split spoils their lowest bit."""
+    """Store fp32 ``weights`` in ``shard``; a Split overwrites the lowest bit of ``weights``."""
     if isinstance(shard, Split):
         shard.split(weights)
     elif weights is not shard:
@@ -55,7 +55,7 @@ def write(shard: Tensor | Split, weights: Tensor) -> None:
 
 
 def read(shard: Tensor | Split) -> Tensor:
-    """The fp32 weights of ``shard``: itself, or a copy that only ``write`` brings back."""
+    """Return the fp32 weights of ``shard``: its own memory, or a copy to store with ``write``."""
     if isinstance(shard, Split):
         weights = torch.empty_like(shard.high, dtype=torch.float32)
         return shard.join(weights, torch.empty_like(weights))
@@ -63,16 +63,16 @@ def read(shard: Tensor | Split) -> Tensor:
 
 
 class Masters(NamedTuple):
-    """This rank's share of the fp32 weights, and how a change of them reaches the model."""
+    """This rank's shards of the fp32 weights, and a function that copies them to the model."""
 
     shards: Sequence[Tensor | Split]
     publish: Callable[[], None]
 
 
 def masters_of(engine: Any, *, stage: int) -> Masters:
-    """The masters of a trained DeepSpeed engine.
+    """Return the masters of a trained DeepSpeed engine.
 
-    At stage 0 they are the weights themselves; from stage 1 on each rank holds flat parts of them.
+    At stage 0 they are the weights themselves; from stage 1 on each rank holds flat shards.
     """
     optimizer = engine.optimizer
     if stage == 0:
@@ -88,9 +88,9 @@ def _trained(module: nn.Module) -> list[Tensor]:
 
 
 def _publish_flat(optimizer: Any) -> None:
-    """What DeepSpeed 0.19.8 does itself after a step of stages 1 and 2.
+    """Copy the masters to the model as DeepSpeed 0.19.8 does after a step of stages 1 and 2.
 
-    Its Hybrid Engine has moved some weights of the model out of the flat ones: they come back.
+    Its Hybrid Engine moves some of the model's weights out of the flat buffer; put them back.
     """
     optimizer.update_lp_params()
     for group in range(len(optimizer.bit16_groups)):
@@ -98,7 +98,7 @@ def _publish_flat(optimizer: Any) -> None:
 
 
 def _publish_sharded(optimizer: Any) -> None:
-    """What DeepSpeed 0.19.8 does itself after a step of stage 3."""
+    """Copy the masters to the model as DeepSpeed 0.19.8 does after a step of stage 3."""
     for group in range(len(optimizer.fp32_partitioned_groups_flat)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
     if optimizer.persistent_parameters:
@@ -106,13 +106,13 @@ def _publish_sharded(optimizer: Any) -> None:
 
 
 class MovingAverage:
-    """Exponential moving average of the masters, in fp32 and sharded as they are.
+    """Exponential moving average of the masters, in fp32 and sharded like the masters.
 
-        average = beta * average + (1 - beta) * weights      after every optimiser step
+        average = beta * average + (1 - beta) * weights      after every optimizer step
 
-    In half precision a step of (1 - beta) = 0.8 % would mostly be lost to rounding. With
-    ``on_host`` it is kept in the host's memory, pinned where the masters are on a GPU, and visits
-    them in chunks.
+    In half precision an update of (1 - beta) = 0.8 % would mostly be lost to rounding. With
+    ``on_host`` the average is kept in the host's memory, pinned if the masters are on a GPU, and
+    is copied to the masters' device in chunks for each update.
     """
 
     def __init__(self, masters: Masters, *, beta: float, on_host: bool = False) -> None:
@@ -122,7 +122,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now."""
+        """Update the average with the current weights."""
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             parts = average.view(-1), read(shard).reshape(-1)
             for part, weights in zip(*(torch.split(x, CHUNK) for x in parts), strict=True):
@@ -131,7 +131,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with its average; every rank must enter and leave."""
+        """Swap the average into the model; every rank must enter and leave."""
         self._exchange()
         try:
             yield

@@ -1,4 +1,4 @@
-"""One model on one rank in plain torch, where ZeRO has nothing to shard."""
+"""An engine that runs one model on one rank in plain torch, where ZeRO has nothing to shard."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.config.checks import BatchPlan
-from rlhf.config.choices import Dtype, Moments
+from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
-from rlhf.engine.lean_adamw import LeanAdamW
+from rlhf.engine.base import BaseEngine
 from rlhf.engine.masters import Masters, MovingAverage, rounded
-from rlhf.engine.running import RunningModule
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.types import Ranks, StepReport
 
 
 class WholeAdamW:
-    """torch's own AdamW, for weights that are kept in fp32."""
+    """torch's own AdamW, for weights that are stored in fp32."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float
@@ -29,34 +28,34 @@ class WholeAdamW:
 
     @property
     def masters(self) -> Masters:
-        """The weights themselves."""
+        """Return the weights themselves."""
         return Masters(self._parameters(), lambda: None)
 
     def grad_norm(self) -> float:
-        """Euclidean norm of all gradients."""
+        """Return the Euclidean norm of all gradients."""
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
     def step(self, *, scale: float = 1.0) -> None:
-        """One step on the gradients times ``scale``."""
+        """Take one step on the gradients times ``scale``."""
         if scale != 1.0:
             torch._foreach_mul_([p.grad for p in self._parameters() if p.grad is not None], scale)
         self._adamw.step()
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         self._adamw.zero_grad()
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
 
-class TorchEngine(RunningModule):
-    """Runs and trains one model on one rank; an ``Engine``.
+class TorchEngine(BaseEngine):
+    """An ``Engine`` that runs and trains one model on one rank.
 
-    In bf16 the weights are bf16 with exact fp32 masters (``LeanAdamW``), at stage 0 fp32 under
-    autocast, as with DeepSpeed. Gradients of micro-batches add in the weights' precision. A step
-    whose gradient is not finite is left out.
+    In bf16 the weights are bf16 with exact fp32 masters (``SplitAdamW``); at stage 0 they are fp32
+    under autocast, as with DeepSpeed. Gradients of micro-batches accumulate in the weights'
+    precision. A step whose gradient is not finite is skipped.
     """
 
     is_sharded = False
@@ -67,7 +66,6 @@ class TorchEngine(RunningModule):
         *,
         role: Role,
         settings: EngineSettings,
-        plan: BatchPlan,
         ranks: Ranks,
         optimizer: OptimizerSettings | None = None,
     ) -> None:
@@ -75,10 +73,9 @@ class TorchEngine(RunningModule):
         is_bf16 = settings.dtype is Dtype.bf16
         super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
         self.module = module.to(ranks.device).train(optimizer is not None)
-        self._accumulation = plan.accumulation
-        self._micro_steps = self._steps = 0
+        self._steps = 0
         self._settings = optimizer
-        self._optimizer: LeanAdamW | WholeAdamW | None = None
+        self._optimizer: SplitAdamW | WholeAdamW | None = None
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
         trained = {id(p) for p in module.parameters() if p.requires_grad}
@@ -89,9 +86,9 @@ class TorchEngine(RunningModule):
             return
         groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps
         self._peaks = [group["lr"] for group in groups]
-        moments = torch.bfloat16 if settings.zero.moments is Moments.bf16 else torch.float32
+        moments = torch.bfloat16 if settings.zero.moments is MomentsDtype.bf16 else torch.float32
         self._optimizer = (
-            LeanAdamW(groups, betas=betas, eps=eps, moments=moments)
+            SplitAdamW(groups, betas=betas, eps=eps, moments=moments)
             if has_half
             else WholeAdamW(groups, betas=betas, eps=eps)
         )
@@ -108,29 +105,21 @@ class TorchEngine(RunningModule):
             return self.module(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of ``loss`` to that of the step so far."""
+        """Add the gradient of one micro-batch's ``loss`` to the gradients of this step."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    @property
-    def is_step_due(self) -> bool:
-        """True when the next step() is the optimiser's: all micro-batches are in."""
-        return (self._micro_steps + 1) % self._accumulation == 0
-
     def has_overflow(self) -> bool:
-        """False: neither bf16 nor fp32 overflows where fp16 would."""
+        """Return False: neither bf16 nor fp32 overflows where fp16 would."""
         return False
 
-    def step(self, *, discard: bool = False) -> StepReport | None:
-        """Step the optimiser when all micro-batches are in; None while they are not.
+    def step(self, *, discard: bool = False) -> StepReport:
+        """Step the optimizer on the gradients of all micro-batches.
 
         With ``discard`` the gradients are dropped and no weight changes.
         """
-        is_due, settings, optimizer = self.is_step_due, self._settings, self._optimizer
+        settings, optimizer = self._settings, self._optimizer
         assert settings is not None, "a frozen model takes no steps"
         assert optimizer is not None, "this engine is closed"
-        self._micro_steps += 1
-        if not is_due:
-            return None
         share = settings.schedule(self._steps) * self.lr_scale
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = share * peak
@@ -145,11 +134,11 @@ class TorchEngine(RunningModule):
         return StepReport(optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
 
     def close(self) -> None:
-        """Forget gradients, masters, moments and average; the module can still be run."""
+        """Drop gradients, masters, moments and average; the module can still be run."""
         self.module.zero_grad()
         self._optimizer = self._average = None
 
 
 def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:
-    """What gradients are multiplied by; the 1e-6 is that of torch and DeepSpeed."""
+    """Return the factor that clips the gradients; torch and DeepSpeed add the same 1e-6."""
     return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if max_grad_norm else 1.0

@@ -1,1 +1,1 @@
-"""What the CPU does much faster in C than through torch; compiled where it runs, and optional."""
+"""Optional C kernels for work that a CPU does much faster in C than in torch."""

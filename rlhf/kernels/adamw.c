@@ -1,7 +1,7 @@
-/* One step of AdamW on bf16 weights with the 16 bits that they lack of fp32, in a single pass.
+/* One AdamW step, in a single pass, on fp32 weights stored as bf16 weights plus 16 low bits.
  *
- * Compiled at first use by compiling.py; adamw.py says what the arguments are. The weight in fp32 has
- * the bits 65536 * high + low, with low from -32768 to 32767.
+ * Compiled at first use by compiling.py; adamw.py documents the arguments. The fp32 weight has the
+ * bits 65536 * high + low, with low from -32768 to 32767.
  */
 #include <math.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ typedef struct {
 
 static inline float of_bf16(uint16_t half) { return (Float){.bits = (uint32_t)half << 16}.value; }
 
-static inline uint16_t to_bf16(float value) { /* to nearest, ties to even */
+static inline uint16_t to_bf16(float value) { /* rounds to nearest, ties to even */
     const uint32_t bits = (Float){.value = value}.bits;
     return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
@@ -54,9 +54,9 @@ void adamw_step(const AdamW *a) {
     else step(a, 0);
 }
 
-/* Sum of the squares of bf16 numbers. */
+/* Return the sum of the squares of bf16 numbers. */
 double adamw_squares(const uint16_t *numbers, int64_t size) {
-    enum { PART = 4096 }; /* summed in fp32 */
+    enum { PART = 4096 }; /* numbers per fp32 partial sum */
     double total = 0;
 #pragma omp parallel for schedule(static) reduction(+ : total) if (size > 65536)
     for (int64_t start = 0; start < size; start += PART) {

@@ -1,4 +1,4 @@
-"""AdamW on split fp32 weights, in one pass over all that belongs to a parameter."""
+"""AdamW on split fp32 weights, in one pass over a parameter's weights, moments and gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Pointer, _Size, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class SplitState(NamedTuple):
-    """A parameter in two halves, and its moments; all contiguous, on the CPU."""
+    """A parameter's fp32 weights in two halves, and its moments; all contiguous, on the CPU."""
 
     high: Tensor  # bf16
     low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
@@ -22,8 +22,8 @@ class SplitState(NamedTuple):
     second: Tensor
 
 
-class Step(NamedTuple):
-    """The numbers of one step; corrections are 1 - beta^t."""
+class AdamwScalars(NamedTuple):
+    """The scalars of step t of AdamW; the corrections are 1 - beta^t."""
 
     scale: float  # gradients are multiplied by it
     lr: float
@@ -40,19 +40,19 @@ class _Call(ctypes.Structure):
         *((name, _Pointer) for name in ("high", "low", "first", "second", "gradient")),
         ("size", _Size),
         ("half_moments", ctypes.c_int),
-        *((name, _Float) for name in Step._fields),
+        *((name, _Float) for name in AdamwScalars._fields),
     )
 
 
 class AdamwKernel:
-    """The compiled functions."""
+    """The compiled functions of adamw.c."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
         library.adamw_squares.restype = ctypes.c_double
 
-    def step(self, split: SplitState, gradient: Tensor, numbers: Step) -> None:
-        """Take one step on a bf16 gradient."""
+    def step(self, split: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
+        """Update ``split`` in place by one AdamW step on a bf16 gradient."""
         gradient = gradient.contiguous()
         call = _Call(
             *(tensor.data_ptr() for tensor in (*split, gradient)),
@@ -63,7 +63,7 @@ class AdamwKernel:
         self._library.adamw_step(ctypes.byref(call))
 
     def squares(self, gradient: Tensor) -> float:
-        """Sum of the squares of a bf16 gradient."""
+        """Return the sum of the squares of a bf16 gradient."""
         gradient = gradient.contiguous()
         total = self._library.adamw_squares(_Pointer(gradient.data_ptr()), _Size(gradient.numel()))
         return float(total)

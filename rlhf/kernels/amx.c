@@ -1,8 +1,8 @@
-/* Decode steps on a CPU with AMX: linear layers for a few rows, and attention of the newest tokens.
+/* Decode steps on a CPU with AMX: linear layers for a few rows, and attention of new tokens.
  *
- * Compiled at first use by compiling.py; amx.py says what the arguments are. Both functions are limited by
- * how fast the weights, or the keys and values, can be read from memory: everything is read once, in
- * order. bf16 in and out, fp32 between.
+ * Compiled at first use by compiling.py; amx.py documents the arguments. Both functions are limited
+ * by how fast the weights, or the keys and values, can be read from memory: everything is read
+ * once, in order. Inputs and outputs are bf16; sums are fp32.
  */
 #include <math.h>
 #include <omp.h>
@@ -12,9 +12,9 @@
 
 #include "vectors.h"
 
-enum { TILE = 16, DEPTH = 32, BLOCKS = 4, CHUNK = TILE * BLOCKS };  /* outputs, inputs of a tile */
+enum { TILE = 16, DEPTH = 32, BLOCKS = 4, CHUNK = TILE * BLOCKS };  /* outputs, inputs per tile */
 enum { TILE_BYTES = 1024, DEPTH_BYTES = BLOCKS * TILE_BYTES };
-enum { AHEAD = 8192 };  /* bytes that the weights are fetched early */
+enum { AHEAD = 8192 };  /* prefetch distance of the weights, in bytes */
 enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
 enum { ALONE, PLUS, TIMES };
 
@@ -24,12 +24,12 @@ typedef struct {
     uint8_t rows[16];
 } __attribute__((packed)) TileConfig;
 
-/* Ask the kernel for the tile registers; 0 where it refuses. */
+/* Request the tile registers from Linux; return 0 if it refuses. */
 int amx_enable(void) {
     return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
 }
 
-/* weight (outputs, inputs) -> packed (chunks, inputs / 32, 4 blocks, 16 pairs, 16 outputs, 2). */
+/* Pack weight (outputs, inputs) into (chunks, inputs / 32, 4 blocks, 16 pairs, 16 outputs, 2). */
 void amx_pack(const bf16 *weight, int64_t outputs, int64_t inputs, bf16 *packed) {
     const int64_t chunks = (outputs + CHUNK - 1) / CHUNK, depths = inputs / DEPTH;
 #pragma omp parallel for
@@ -53,7 +53,7 @@ static inline __m512 sigmoid512(__m512 x) {
     return _mm512_div_ps(one, _mm512_add_ps(one, exp512(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
-/* erf by formula 7.1.26 of Abramowitz and Stegun, absolute error 1.5e-7. */
+/* Return erf by formula 7.1.26 of Abramowitz and Stegun, absolute error 1.5e-7. */
 static inline __m512 erf512(__m512 x) {
     const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_abs_ps(x);
     const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(size, _mm512_set1_ps(0.3275911f), one));
@@ -93,7 +93,7 @@ typedef struct {
     bf16 *y;
 } Linear;
 
-/* What follows the product, for one tile of it. */
+/* Add the bias, activate, combine with `other` and store one tile of the product. */
 static void finish(const Linear *l, const float *sums, int64_t row, int64_t output) {
     const int64_t left = l->outputs - output;
     if (left <= 0) return;
@@ -108,8 +108,8 @@ static void finish(const Linear *l, const float *sums, int64_t row, int64_t outp
     }
 }
 
-/* What is fetched at each depth: bytes from `from` to `to` ahead of the weights in use, for later; or
- * those that are needed soon. */
+/* The weights to prefetch at each depth: the bytes from `from` to `to` ahead of the weights in use,
+ * for the next chunk, and, if `is_soon`, also the weights that are AHEAD bytes later. */
 typedef struct { int64_t from, to; int is_soon; } Window;
 
 static inline void fetch_ahead(const uint8_t *weights, Window ahead) {
@@ -120,7 +120,7 @@ static inline void fetch_ahead(const uint8_t *weights, Window ahead) {
         _mm_prefetch((const char *)weights + line, _MM_HINT_T1);
 }
 
-/* A tile of rows times the 64 outputs of a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
+/* Multiply a tile of rows by a chunk of 64 outputs. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
 static void product(const Linear *l, int64_t row, int64_t chunk, Window ahead) {
     const int64_t depths = l->inputs / DEPTH, stride = l->inputs * sizeof(bf16);
     const uint8_t *weights = (const uint8_t *)l->packed + chunk * depths * DEPTH_BYTES;
@@ -145,7 +145,7 @@ static void product(const Linear *l, int64_t row, int64_t chunk, Window ahead) {
         finish(l, sums[block], row, chunk * CHUNK + block * TILE);
 }
 
-/* Tiles for `rows` rows, at most 16. */
+/* Return the tile configuration for `rows` rows, at most 16. */
 static TileConfig tiles_for(int64_t rows) {
     TileConfig config = {.palette = 1};
     for (int tile = 0; tile < 7; tile++)
@@ -153,11 +153,11 @@ static TileConfig tiles_for(int64_t rows) {
     return config;
 }
 
-/* y = combine(activation(x W^T + bias), other).
+/* Compute y = combine(activation(x W^T + bias), other).
  *
- * A thread multiplies all rows by a chunk of weights before it turns to the next, which it fetches
- * meanwhile, an equal share beside each tile of rows. Where there is one tile only, and at its first
- * chunk, it fetches a little ahead of what it reads.
+ * A thread multiplies all rows by one chunk of weights and meanwhile prefetches the next chunk, in
+ * equal shares, one per tile of rows. If there is only one tile, and at the thread's first chunk,
+ * it prefetches a little ahead of the weights that it reads.
  */
 void amx_linear(const Linear *l) {
     const int64_t chunks = (l->outputs + CHUNK - 1) / CHUNK, tiles = (l->rows + TILE - 1) / TILE;
@@ -165,7 +165,7 @@ void amx_linear(const Linear *l) {
     const TileConfig whole = tiles_for(TILE), rest = tiles_for(l->rows - (tiles - 1) * TILE);
 #pragma omp parallel
     {
-        TileConfig before; /* oneDNN keeps a configuration of its own in the same registers. */
+        TileConfig before; /* oneDNN keeps its own configuration in the same registers. */
         _tile_storeconfig(&before);
         const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
         const int64_t end = chunks * (thread + 1) / threads, begin = chunks * thread / threads;
@@ -184,10 +184,10 @@ void amx_linear(const Linear *l) {
 }
 
 typedef struct {
-    const bf16 *query, *key, *value;  /* (tokens, heads, size) with these strides */
+    const bf16 *query, *key, *value;  /* (tokens, heads, size) with the strides below */
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;
     bf16 *keys, *values;              /* (rows, kv_heads, capacity, size) */
-    const int64_t *rows, *positions;  /* where each token is */
+    const int64_t *rows, *positions;  /* of each token */
     int64_t tokens, heads, kv_heads, capacity, size;
     float scale;
     bf16 *mixed;                      /* (tokens, heads, size) */
@@ -207,7 +207,7 @@ static void fetch(const bf16 *from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + at, _MM_HINT_T0);
 }
 
-/* Scores of `seen` keys become their shares, all under one largest score. */
+/* Replace the scores of `seen` keys by their softmax; all are shifted by the largest score. */
 static void softmax(float *scores, int64_t seen) {
     __m512 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
     for (int64_t i = seen; i % 16; i++) scores[i] = -INFINITY;
@@ -224,7 +224,7 @@ static void softmax(float *scores, int64_t seen) {
         _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), share));
 }
 
-/* A token's key and value go to their place. */
+/* Store a token's key and value in the KV cache. */
 static void remember(const Attention *a, int64_t token, int64_t kv) {
     const int64_t head = a->rows[token] * a->kv_heads + kv, bytes = a->size * sizeof(bf16);
     const int64_t at = (head * a->capacity + a->positions[token]) * a->size;
@@ -232,7 +232,7 @@ static void remember(const Attention *a, int64_t token, int64_t kv) {
     memcpy(a->values + at, a->value + token * a->value_token + kv * a->value_head, bytes);
 }
 
-/* The heads of a token that share keys read its row up to itself. */
+/* Compute attention of the query heads that share a key/value head, over the row up to `token`. */
 static void read_row(const Attention *a, int64_t token, int64_t kv) {
     const int64_t seen = a->positions[token] + 1, group = a->heads / a->kv_heads;
     const int64_t first = (a->rows[token] * a->kv_heads + kv) * a->capacity * a->size;
@@ -265,14 +265,14 @@ static void read_row(const Attention *a, int64_t token, int64_t kv) {
     }
 }
 
-/* All tokens are remembered before any is answered: those of a prompt see each other. */
+/* Compute causal attention. All keys and values are stored first: a prompt's tokens share a row. */
 void amx_attend(const Attention *a) {
 #pragma omp parallel
     {
 #pragma omp for collapse(2)
         for (int64_t token = 0; token < a->tokens; token++)
             for (int64_t kv = 0; kv < a->kv_heads; kv++) remember(a, token, kv);
-#pragma omp for collapse(2) schedule(dynamic, 4) /* some see more than others */
+#pragma omp for collapse(2) schedule(dynamic, 4) /* work varies with the position */
         for (int64_t token = 0; token < a->tokens; token++)
             for (int64_t kv = 0; kv < a->kv_heads; kv++) read_row(a, token, kv);
     }

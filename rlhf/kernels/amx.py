@@ -1,7 +1,7 @@
 """Kernels for decode steps on a CPU with AMX, compiled once on the machine that runs them.
 
-Shapes: T = tokens, R = rows and L = columns of a layer's memory, Q = heads of queries,
-K = heads of keys and values, D = size of a head, I = inputs, O = outputs of a linear layer.
+Shapes: T = tokens, R = rows and L = columns of a layer's KV cache, Q = query heads, K = key/value
+heads, D = head size, I = inputs, O = outputs of a linear layer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rlhf.kernels.compiling import compiled
 
-TILE, DEPTH, CHUNK = 16, 32, 64  # rows, inputs and outputs that a product takes at once
-ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]  # in the order of amx.c
+TILE, DEPTH, CHUNK = 16, 32, 64  # rows, inputs and outputs of one product
+ACTIVATIONS = ["none", "relu", "gelu", "gelu_tanh", "silu"]  # in the order of the enum in amx.c
 ALONE, PLUS, TIMES = range(3)
 
 _Pointer, _Size, _Int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -31,7 +31,7 @@ class _Linear(ctypes.Structure):
     )
 
 
-class _Attention(ctypes.Structure):
+class _AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("query", "key", "value")),
         *(
@@ -52,7 +52,7 @@ def kernels() -> Any | None:
 
 
 class AmxProjection:
-    """A linear layer on a copy of its weights in the order in which AMX reads them."""
+    """A linear layer with activation, on a copy of its weights in the order that AMX reads."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str) -> None:
         library: Any = kernels()
@@ -77,15 +77,15 @@ class AmxProjection:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The projection (..., O) of ``x`` (..., I)."""
+        """Return the projection (..., O) of ``x`` (..., I)."""
         return self._run(x, None, ALONE)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The projection plus ``residual`` (..., O)."""
+        """Return the projection of ``x`` plus ``residual`` (..., O)."""
         return self._run(x, residual, PLUS)
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """The projection times ``factor`` (..., O)."""
+        """Return the projection of ``x`` times ``factor`` (..., O)."""
         return self._run(x, factor, TIMES)
 
     def _run(self, x: Tensor, other: Tensor | None, combine: int) -> Tensor:
@@ -103,15 +103,16 @@ class AmxProjection:
 def attend(
     memory_2RKLD: Tensor, heads: Sequence[Tensor], *, rows_T: Tensor, positions_T: Tensor
 ) -> Tensor:
-    """Attention (T, Q, D) of tokens, each to all of its row in a layer's memory up to itself.
+    """Return causal attention (T, Q, D): each token attends to its own row, up to its position.
 
-    ``heads`` are queries (T, Q, D), keys and values (T, K, D); these go to their places first.
+    ``heads`` are queries (T, Q, D), keys and values (T, K, D); the keys and values of all tokens
+    are stored in the layer's KV cache first.
     """
     query, key, _ = heads = [x if x.stride(-1) == 1 else x.contiguous() for x in heads]
     tokens, num_heads, size = query.shape
     mixed = query.new_empty(query.shape)
     keys, values = memory_2RKLD.unbind()
-    call = _Attention(
+    call = _AttentionCall(
         *(x.data_ptr() for x in heads),
         *(x.stride(dim) for x in heads for dim in (0, 1)),
         *(x.data_ptr() for x in (keys, values, rows_T, positions_T)),

@@ -1,7 +1,7 @@
 """Compile a C file beside this one for this machine's CPU, once, and load its functions.
 
-A kernel is optional: whatever keeps it from being compiled or loaded is a reason that the run
-prints, and torch computes instead.
+A kernel is optional: if it cannot be compiled or loaded, the run prints the reason and torch
+computes instead.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from rlhf.atomic import replacing
 from rlhf.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 
-KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx512_bf16, "amx": Isa.amx}  # what each one needs
+KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx512_bf16, "amx": Isa.amx}  # required CPU level
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The functions of one C file, or the reason why there are none."""
+    """The functions of one C file, or the reason why it could not be compiled or loaded."""
 
     library: ctypes.CDLL | None
     reason: str | None = None
 
 
 class _Failure(Exception):
-    """What kept a kernel from being compiled or loaded."""
+    """The reason why a kernel cannot be compiled or loaded."""
 
 
 def compiled(name: str) -> ctypes.CDLL | None:
     """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
-    They share torch's OpenMP threads: torch's libgomp is in the process already.
+    They share torch's OpenMP threads, because torch's libgomp is already loaded.
     """
     return kernel(name, usable_isa()).library
 
 
 def describe() -> str:
-    """Return one line: which kernels run here, and why the others do not."""
+    """Return one line with the kernels that run here, and why the others do not."""
     isa = usable_isa()
     found = {
         name: kernel(name, isa) for name, needed in KERNELS.items() if needed <= read_cpu().isa
@@ -59,7 +60,7 @@ def describe() -> str:
 
 @cache
 def kernel(name: str, isa: Isa) -> Kernel:
-    """Return the functions of ``name``.c under a cap of ``isa``, or why there are none."""
+    """Return the functions of ``name``.c compiled for at most ``isa``, or why there are none."""
     if isa < KERNELS[name]:
         cap = os.environ.get(MAX_ISA)
         return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {KERNELS[name].name}")
@@ -74,25 +75,26 @@ def kernel(name: str, isa: Isa) -> Kernel:
 
 
 def _load(source: Path, isa: Isa) -> ctypes.CDLL:
-    """Load the library from the cache, or compile it there, or else for this process only."""
+    """Load the library from the cache; otherwise compile it there, or for this process only."""
     options = [*FLAGS, *_target(isa)]
     texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
-    # The CPU's name keeps machines with one home folder and different CPUs apart.
+    # The CPU's name separates machines that share a home folder but have different CPUs.
     key = f"{options} {read_cpu().name} {sorted(read_cpu().flags)}"
     digest = hashlib.sha256(b"".join(texts) + key.encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{digest}.so"
     try:
         if not library.exists():
             library.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=library.parent) as folder:
-                made = _compile(source, Path(folder), options)
-                made.replace(library)  # at once: other ranks may be doing the same
+            with replacing(library, shared=True) as made:  # other ranks may do the same
+                _compile(source, made, options)
         return ctypes.CDLL(str(library))
     except OSError as error:
         unusable = f"{library.parent} cannot hold compiled code ({_reason(error)})"
     try:
         with TemporaryDirectory(prefix="rlhf-") as folder:  # a loaded library outlives its file
-            return ctypes.CDLL(str(_compile(source, Path(folder), options)))
+            made = Path(folder) / library.name
+            _compile(source, made, options)
+            return ctypes.CDLL(str(made))
     except OSError as error:
         raise _Failure(
             f"{unusable}, and neither can the temporary folder ({_reason(error)}); set "
@@ -101,31 +103,29 @@ def _load(source: Path, isa: Isa) -> ctypes.CDLL:
 
 
 def _reason(error: OSError) -> str:
-    """Return what went wrong, without the file's name, which the dynamic linker puts first."""
+    """Return the error's text without the file name that the dynamic linker puts first."""
     return error.strerror or str(error).rpartition(": ")[2]
 
 
 def _target(isa: Isa) -> list[str]:
-    """Return the compiler's options for this CPU, capped by ``isa``."""
-    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # the compiler writes no AMX by itself
+    """Return the compiler options for this CPU, capped by ``isa``."""
+    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc emits no AMX by itself
     return ["-march=x86-64-v3" if is_capped else "-march=native"]
 
 
-def _compile(source: Path, folder: Path, options: list[str]) -> Path:
-    """Compile ``source`` into ``folder``."""
-    made = folder / f"{source.stem}.so"
+def _compile(source: Path, made: Path, options: list[str]) -> None:
+    """Compile ``source`` into the library ``made``."""
     command = [_gcc(), *options, str(source), "-lm", "-o", str(made)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode or not made.exists():
         lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
         raise _Failure(f"{command[0]} failed with exit code {run.returncode} ({lines[0].strip()})")
-    return made
 
 
 def _gcc() -> str:
-    """Return gcc, under whichever name it has here.
+    """Return the path of gcc, which may be named gcc or cc.
 
-    clang is left alone: its OpenMP threads would compete with torch's for the same cores.
+    clang is not used: its OpenMP threads would compete with torch's threads for the same cores.
     """
     found = [path for name in ("gcc", "cc") if (path := shutil.which(name)) is not None]
     for path in found:

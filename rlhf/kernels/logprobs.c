@@ -1,6 +1,6 @@
-/* Log-probabilities and entropies of tokens, and their gradient, from bf16 logits; fp32 between.
+/* Log-probabilities and entropies of tokens, their gradient, and sampling, from bf16 logits.
  *
- * Compiled at first use by compiling.py; logprobs.py says what the arguments are.
+ * Compiled at first use by compiling.py; logprobs.py documents the arguments. Sums are fp32.
  */
 #include <math.h>
 
@@ -19,10 +19,10 @@ static float largest_of(const bf16 *logits, int64_t size) {
     return _mm512_reduce_max_ps(top);
 }
 
-/* The logarithm of the sum of exponentials of a row, and the mean of its logits under softmax.
+/* Compute the log-sum-exp of a row of scaled logits, and the mean of these logits under softmax.
  *
- * A logit of minus infinity adds 0 to both: x log x is 0 at 0. max_ps returns its second argument,
- * and with it nan, where one is not a number.
+ * A logit of minus infinity adds 0 to both: x log x is 0 at 0. max_ps returns its second argument
+ * if either is NaN, so the clamp to `least` keeps NaN.
  */
 static void reduce(const bf16 *logits, int64_t size, float scale, float *log_sum, float *mean) {
     const __m512 factor = _mm512_set1_ps(scale);
@@ -42,7 +42,7 @@ static void reduce(const bf16 *logits, int64_t size, float scale, float *log_sum
     *mean = largest + _mm512_reduce_add_ps(weighted) / sum;
 }
 
-/* rows of `size` logits times `scale` -> log-probability of ids and entropy, a row each. */
+/* Compute the log-probability of each row's id and the row's entropy from logits times `scale`. */
 void logprobs_read(const bf16 *logits, const int64_t *ids, int64_t rows, int64_t size, float scale,
                    float *logprobs, float *entropies) {
 #pragma omp parallel for schedule(static)
@@ -56,7 +56,7 @@ void logprobs_read(const bf16 *logits, const int64_t *ids, int64_t rows, int64_t
     }
 }
 
-/* Logits become the slope of sum(slopes * logprobs) by themselves: slope * scale * (1[id] - p). */
+/* Overwrite logits with d sum(slopes * logprobs) / d logits = slope * scale * (1[id] - p). */
 void logprobs_slope(bf16 *logits, const int64_t *ids, int64_t rows, int64_t size, float scale,
                     const float *slopes) {
 #pragma omp parallel for schedule(static)
@@ -76,13 +76,13 @@ void logprobs_slope(bf16 *logits, const int64_t *ids, int64_t rows, int64_t size
     }
 }
 
-/* Tokens at which the cumulative softmax of rows of logits passes the draws, and their log-probs.
+/* Draw the tokens at which each row's cumulative softmax passes its draw; compute their log-probs.
  *
- * A row that is barred cannot draw `end`, though that counts in the log-probability of the others.
+ * A barred row cannot draw `end`, but `end` still counts in the log-probability of other tokens.
  */
 void logprobs_draw(bf16 *logits, const double *draws, const uint8_t *barred, int64_t rows,
                    int64_t size, float scale, int64_t end, int64_t *tokens, float *logprobs) {
-    enum { BLOCK = 1024, LEAST = 0xff80 }; /* LEAST: minus infinity */
+    enum { BLOCK = 1024, LEAST = 0xff80 }; /* LEAST: minus infinity in bf16 */
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         bf16 *own = logits + row * size;
@@ -107,13 +107,13 @@ void logprobs_draw(bf16 *logits, const double *draws, const uint8_t *barred, int
         const double target = draws[row] * total;
         int64_t block = 0;
         while (block < blocks - 1 && ends[block] <= target) block++;
-        int64_t token = block * BLOCK; /* stays where a logit is not a number: a token all the same */
+        int64_t token = block * BLOCK; /* stays if a logit is NaN: still a valid token */
         double passed = block ? ends[block - 1] : 0;
         const int64_t last = size < (block + 1) * BLOCK ? size : (block + 1) * BLOCK;
         for (int64_t i = block * BLOCK; i < last; i++) {
             const float x = _mm512_cvtss_f32(load_bf16(own + i, 1)) * scale - largest;
             const float p = x < -87.33f ? 0 : expf(x);
-            if (p > 0) token = i; /* rounding may leave the target a little beyond the last one */
+            if (p > 0) token = i; /* rounding may leave the target slightly past the end */
             if ((passed += p) > target && p > 0) break;
         }
         const float drawn = _mm512_cvtss_f32(load_bf16(own + token, 1)) * scale;

@@ -15,13 +15,13 @@ from rlhf.kernels.compiling import compiled
 
 
 def logprob_kernel() -> LogprobKernel | None:
-    """Return the kernel, or None without AVX512-BF16 or if it cannot be compiled."""
+    """Return the kernel, or None if the CPU lacks AVX512-BF16 or it cannot be compiled."""
     library = compiled("logprobs")
     return None if library is None else LogprobKernel(library)
 
 
 class LogprobKernel:
-    """The compiled functions; logits are contiguous bf16 tensors on the CPU."""
+    """The compiled functions of logprobs.c; logits are contiguous bf16 tensors on the CPU."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -29,9 +29,9 @@ class LogprobKernel:
     def read(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor]
     ) -> None:
-        """Log-probabilities of ``ids`` under softmax(scale * logits), and entropies, into ``outs``.
+        """Write log-probs of ``ids_N``, and entropies, under softmax(scale * logits) to ``outs``.
 
-        Both are fp32 vectors (N,).
+        Both outputs are fp32 vectors (N,).
         """
         self._library.logprobs_read(
             *self._common(logits_NV, ids_N, scale),
@@ -39,7 +39,7 @@ class LogprobKernel:
         )
 
     def slope_(self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, slopes_N: Tensor) -> Tensor:
-        """Logits become the gradient by them of sum(slopes * log-probabilities), in place."""
+        """Overwrite the logits with d sum(slopes * log-probs) / d logits, and return them."""
         slopes_N = slopes_N.float().contiguous()
         self._library.logprobs_slope(
             *self._common(logits_NV, ids_N, scale), ctypes.c_void_p(slopes_N.data_ptr())
@@ -55,11 +55,14 @@ class LogprobKernel:
         barred_N: Tensor | None,
         end_id: int,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens (N,) by inverse CDF, and their log-probabilities; ``barred`` rows skip an end."""
+        """Draw tokens (N,) by inverse CDF; return them and their log-probabilities (N,) in fp32.
+
+        Rows where ``barred_N`` is True cannot draw ``end_id``.
+        """
         tokens_N = torch.empty(len(logits_NV), dtype=torch.int64)
         logprobs_N = torch.empty(len(logits_NV))
         draws_N = draws_N.double().contiguous()
-        barred_N = None if barred_N is None else barred_N.contiguous()  # kept for the call
+        barred_N = None if barred_N is None else barred_N.contiguous()  # must outlive the call
         barred = None if barred_N is None else barred_N.data_ptr()
         self._library.logprobs_draw(
             *(ctypes.c_void_p(at) for at in (logits_NV.data_ptr(), draws_N.data_ptr(), barred)),

@@ -1,10 +1,10 @@
-/* bf16 and exp in registers of 16 numbers; for CPUs with AVX-512 and its bf16 instructions. */
+/* bf16 loads and stores, and exp, on vectors of 16 numbers; requires AVX-512 with bf16. */
 #include <immintrin.h>
 #include <stdint.h>
 
 typedef uint16_t bf16;
 
-/* exp by 2^n * polynomial, relative error about 1e-7; 0 below the smallest normal number. */
+/* Return exp as 2^n * polynomial, relative error about 1e-7; x is clamped to [-87.33, 88]. */
 static inline __m512 exp512(__m512 x) {
     x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.33f));
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);

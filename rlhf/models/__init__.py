@@ -1,1 +1,1 @@
-"""Loading and building models and tokenizers; only here are AutoModel and AutoTokenizer called."""
+"""Load and build models and tokenizers; AutoModel and AutoTokenizer are called only here."""

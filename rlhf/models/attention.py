@@ -1,6 +1,6 @@
-"""Attention by plain matrix products: on a CPU its backward pass is much faster than the fused one.
+"""Attention by matrix products: on a CPU its backward pass is much faster than the fused kernel's.
 
-Shapes: B = sequences, N = heads of queries, S = tokens, D = size of a head, M = B * N.
+Shapes: B = sequences, N = query heads, S = tokens, D = head size, M = B * N.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MATMUL = "matmul"  # its name among transformers' attention functions
-LONGEST = 512  # tokens; beyond, the S x S scores cost more than the fused kernel
-# Up to so many tokens per dimension of a head the shares are kept for the backward pass: they take
-# no more than queries, keys and values do. Beyond, they are made again.
+LONGEST = 512  # tokens; in longer sequences the S x S scores cost more than the fused kernel
+# Attention weights ("shares") of up to this many tokens per head dimension are stored for the
+# backward pass: they take no more memory than q, k and v. Of more tokens they are recomputed.
 KEPT_TOKENS = 3
 
 
 def use_matmul_attention(model: PreTrainedModel) -> None:
-    """Have ``model`` attend by matrix products where that pays, and by torch's SDPA elsewhere.
+    """Make ``model`` attend by matrix products if they are faster, otherwise by torch's SDPA.
 
-    A model that does not take its attention from transformers' table of functions keeps its own.
+    A model that does not use transformers' attention interface keeps its own attention.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -35,7 +35,7 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
 
 
 def own_attention(name: str | None) -> str | None:
-    """The name that transformers builds a model with: ``MATMUL`` is set once the model is there."""
+    """Return the attention to build a model with; ``MATMUL`` is set only on the built model."""
     return None if name == MATMUL else name
 
 
@@ -47,9 +47,9 @@ def matmul_attention(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it; returns (B, S, N, D).
+    """Compute attention for transformers' attention interface; return (B, S, N, D).
 
-    Only for whole sequences of moderate length on a CPU, without dropout.
+    Uses matrix products for whole sequences of moderate length on a CPU without dropout, else SDPA.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -64,7 +64,7 @@ def matmul_attention(
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     dtype = value.dtype  # under autocast rotary embeddings may have left the others in fp32
     with torch.autocast(query.device.type, enabled=False):
-        mixed_BNSD: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
+        mixed_BNSD: Tensor = _MatmulAttention.apply(  # type: ignore[no-untyped-call]
             query.to(dtype),
             key.to(dtype),
             value,
@@ -77,7 +77,7 @@ def matmul_attention(
 def _pays(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> bool:
-    """True where matrix products can do it, and are faster than SDPA."""
+    """Return True if matrix products can compute the attention, and are faster than SDPA."""
     tokens, is_causal = query.shape[2], options.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
@@ -89,9 +89,9 @@ def _pays(
 
 
 def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores (M, S, S) of queries (B, N, S, D); no mask means causal."""
+    """Return the bias of the scores (M, S, S) of queries (B, N, S, D); no mask means causal."""
     batch, heads, tokens, _ = shape
-    least = torch.finfo(dtype).min  # not -inf: a row that sees nothing must not become nan
+    least = torch.finfo(dtype).min  # not -inf: a row that attends to nothing must not become NaN
     if mask is None:
         bias_SS = torch.full((tokens, tokens), least, dtype=dtype).triu(diagonal=1)
         return bias_SS.expand(batch * heads, tokens, tokens)
@@ -100,14 +100,14 @@ def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return mask.to(dtype).expand(batch, heads, tokens, tokens).reshape(-1, tokens, tokens)
 
 
-class _Attention(torch.autograd.Function):
-    """softmax(scaling * q k^T + bias) v; the shares of long sequences are made again."""
+class _MatmulAttention(torch.autograd.Function):
+    """softmax(scaling * q k^T + bias) v; the shares of long sequences are recomputed."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias_MSS: Tensor, scaling: float
     ) -> Tensor:
-        """The mixed values (B, N, S, D)."""
+        """Return the attention output (B, N, S, D)."""
         query_MSD, key_MSD, value_MSD = (x.flatten(0, 1) for x in (query, key, value))
         ctx.scaling = scaling
         shares_MSS = _shares(query_MSD, key_MSD, bias_MSS, scaling)
@@ -120,7 +120,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of query, key and value."""
+        """Return the gradients of query, key and value."""
         query_MSD, key_MSD, value_MSD, shares_MSS = ctx.saved_tensors
         if not ctx.keeps_shares:
             shares_MSS = _shares(query_MSD, key_MSD, shares_MSS, ctx.scaling)
@@ -137,6 +137,6 @@ class _Attention(torch.autograd.Function):
 
 
 def _shares(query_MSD: Tensor, key_MSD: Tensor, bias_MSS: Tensor, scaling: float) -> Tensor:
-    """softmax(scaling * q k^T + bias) (M, S, S)."""
+    """Return the attention weights softmax(scaling * q k^T + bias), (M, S, S)."""
     scores_MSS = torch.baddbmm(bias_MSS, query_MSD, key_MSD.transpose(1, 2), alpha=scaling)
     return scores_MSS.softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685): added, switched off, merged, saved.
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685): add, switch off, merge and save.
 
 An adapted layer computes W x + scaling * B A x, with scaling = alpha / rank (equation 3).
 """
@@ -27,8 +27,8 @@ ADAPTER = "default"  # peft's name for a model's only adapter
 class LoraSpec:
     """The adapters of one model.
 
-    ``target_modules`` are endings of layer names, None all linear layers but the output's; with
-    ``train_rest`` the weights without adapters (embeddings, norms, biases) are trained too.
+    ``target_modules`` are endings of layer names; None: all linear layers but the output layer.
+    With ``train_rest`` weights without adapters (embeddings, norms, biases) are trained too.
     """
 
     rank: int
@@ -41,13 +41,13 @@ class LoraSpec:
 def add_adapters(
     model: PreTrainedModel, spec: LoraSpec, *, seed: int, trained: tuple[str, ...] = ()
 ) -> None:
-    """Add fp32 adapters to ``model``, in place: A drawn from ``seed``, B zero.
+    """Add fp32 adapters to ``model`` in place: A is drawn from ``seed``, B is zero.
 
-    What is trained is the adapters and the modules named in ``trained``, such as a scorer's head;
-    neither these nor the output layer get adapters.
+    Besides the adapters the modules named in ``trained``, such as a scorer's head, are trained.
+    Neither these modules nor the output layer get adapters.
 
     Raises:
-        ConfigError: a name in ``spec.target_modules`` is that of no linear layer.
+        ConfigError: if a name in ``spec.target_modules`` matches no linear layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
@@ -67,7 +67,7 @@ def add_adapters(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
-    # Set only now: given to peft before, it would wrap these modules in copies of themselves.
+    # Set only now: if peft got it before, it would wrap these modules in copies of themselves.
     config.modules_to_save = list(trained) or None
     for name, parameter in model.named_parameters():
         if is_adapter_name(name):
@@ -79,21 +79,21 @@ def add_adapters(
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Whether any layer of ``module`` is adapted."""
+    """Return True if any layer of ``module`` has an adapter."""
     return any(True for _ in _adapted_layers(module))
 
 
 def is_adapter_name(parameter_name: str) -> bool:
-    """Whether a parameter of this name is a part of an adapter."""
+    """Return True if a parameter with this name is part of an adapter."""
     return not {"lora_A", "lora_B"}.isdisjoint(parameter_name.split("."))
 
 
 @contextmanager
 def adapters_off(module: nn.Module) -> Iterator[None]:
-    """Within the context ``module`` computes as it would without adapters."""
+    """Switch off the adapters of ``module`` within the context."""
     layers = [layer for _, layer in _adapted_layers(module)]
     before = [layer._disable_adapters for layer in layers]
-    # peft's own switch would also turn requires_grad, which ZeRO's optimiser has read already.
+    # peft's own switch would also change requires_grad, which ZeRO's optimizer has already read.
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -106,11 +106,11 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
 def merged_stream(
     model: nn.Module, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """``stream``, the whole weights of ``model``, as that of an ordinary model: W + scaling * B A.
+    """Yield the weights of ``stream``, all of ``model``, with adapters merged: W + scaling * B A.
 
-    The weights in ``model`` itself are not read: they may be shards. A layer's W, A and B, which
-    follow one another, are held until all are there. The sum is taken in fp32 and rounded to the
-    type of W.
+    The weights in ``model`` itself are not read, as they may be shards. A layer's W, A and B follow
+    one another, and are held until all three have arrived. The sum is computed in fp32 and rounded
+    to the dtype of W.
     """
     layers, held = dict(_adapted_layers(model)), dict[str, Tensor]()
     parts = ("base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight")
@@ -127,9 +127,9 @@ def merged_stream(
 
 
 def effective_weight(linear: nn.Module) -> Tensor:
-    """The weight (O, I) that a linear layer computes with: W, plus scaling * B A if it is adapted.
+    """Return the weight (O, I) that a linear layer applies: W, plus scaling * B A if adapted.
 
-    Without adapters it is the layer's own weight, not a copy.
+    Without an adapter it is the layer's own weight, not a copy.
     """
     weight: Tensor = linear.weight  # type: ignore[assignment]
     if not _is_adapted(linear):
@@ -140,7 +140,7 @@ def effective_weight(linear: nn.Module) -> Tensor:
 
 
 def _merged(layer: Any, weight: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
-    """W + scaling * B A, summed in fp32 and rounded to the type of W."""
+    """Return W + scaling * B A, computed in fp32 and rounded to the dtype of W."""
     change_OI = layer.scaling[ADAPTER] * (b_OR @ a_RI)
     change = change_OI.T if layer.fan_in_fan_out else change_OI
     merged: Tensor = (weight.float() + change).to(weight.dtype)
@@ -148,7 +148,7 @@ def _merged(layer: Any, weight: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
 
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The parameters of ``model`` that an adapter's folder holds: as they are, maybe shards."""
+    """Return the parameters of ``model`` that an adapter folder holds; they may be shards."""
     return {n: p for n, p in model.named_parameters() if _is_saved(model, n)}
 
 
@@ -162,11 +162,11 @@ def save_adapter(
 ) -> None:
     """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
 
-    ``stream`` gives the whole weights of ``model``, of ``adapter_tensors`` at least; ``base`` is
-    the folder or hub id (of this ``revision``) that the model was loaded from.
+    ``stream`` yields whole weights of ``model``, at least all of ``adapter_tensors``. ``base`` is
+    the folder or hub id (at ``revision``) that the model was loaded from.
 
     Raises:
-        ConfigError: more than adapters was trained, so that the adapters alone are not the model.
+        ConfigError: if more than the adapters was trained, so that they are not the whole model.
     """
     from safetensors.torch import save_file
 
@@ -177,7 +177,7 @@ def save_adapter(
             "use lora.export=merged"
         )
     if Path(base).is_dir():
-        base = str(Path(base).absolute())  # so that it is found from any working directory
+        base = str(Path(base).absolute())  # so that peft finds it from any working directory
     config.base_model_name_or_path, config.revision = base, revision
     config.inference_mode = True
     config.save_pretrained(str(folder))
@@ -190,10 +190,10 @@ def save_adapter(
 
 
 def adapter_config(place: str, revision: str | None = None) -> Any | None:
-    """peft's config of the adapter in a folder or under a hub id; None where there is none.
+    """Return peft's config of the adapter in a folder or under a hub id; None without an adapter.
 
     Raises:
-        CheckpointError: it is no LoRA adapter, or does not name its base.
+        CheckpointError: if it is not a LoRA adapter, or does not name its base model.
     """
     from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -214,10 +214,10 @@ def adapter_config(place: str, revision: str | None = None) -> Any | None:
 def merge_adapter(
     base: PreTrainedModel, place: str, config: Any, revision: str | None = None
 ) -> PreTrainedModel:
-    """``base`` with the adapter of a folder or hub id merged in; its saved head replaces base's.
+    """Merge the adapter of a folder or hub id into ``base``; its saved head replaces base's head.
 
     Raises:
-        ValueError: the adapter does not fit the model.
+        ValueError: if the adapter does not fit the model.
     """
     from peft import LoraModel, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -228,9 +228,9 @@ def merge_adapter(
     lora = LoraModel(base, config, ADAPTER)
     try:
         result = set_peft_model_state_dict(base, weights)
-    except RuntimeError as error:  # torch's, for other shapes
+    except RuntimeError as error:  # from torch, if shapes differ
         raise ValueError(str(error).strip().splitlines()[-1].strip()) from error
-    except KeyError as error:  # peft's, for a head that is not there
+    except KeyError as error:  # from peft, if the model has no such head
         raise ValueError(f"{error} is missing") from error
     absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
     if absent or result.unexpected_keys:
@@ -240,7 +240,7 @@ def merge_adapter(
 
 
 def _is_saved(model: PreTrainedModel, name: str) -> bool:
-    """Whether an adapter's folder holds the parameter: adapters, and a scorer's head."""
+    """Return True if an adapter folder holds the parameter: adapters, and a scorer's head."""
     heads = model.peft_config[ADAPTER].modules_to_save or []
     return is_adapter_name(name) or name.partition(".")[0] in heads
 
@@ -252,12 +252,12 @@ def _adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_adapted(layer: nn.Module) -> bool:
-    """By peft's name, so that a model without adapters does not load peft: 100 MB."""
+    """Return True if peft adapted ``layer``; found by name, since importing peft takes 100 MB."""
     return hasattr(layer, "lora_A")
 
 
 def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Linear layers by their full names, but for the output layer and the modules named."""
+    """Return linear layers by full name, except the output layer and the modules ``without``."""
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
@@ -269,7 +269,7 @@ def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[
 
 
 def _matching(names: list[str], endings: tuple[str, ...]) -> list[str]:
-    """Those of ``names`` that end with one of ``endings``, in whole parts."""
+    """Return the ``names`` that end with one of ``endings``, compared in whole dotted parts."""
     for ending in endings:
         if not any(f".{name}".endswith(f".{ending}") for name in names):
             known = sorted({name.rpartition(".")[2] for name in names})

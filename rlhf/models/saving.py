@@ -1,4 +1,4 @@
-"""Writing a model while its weights come one at a time: a shard of the folder is held, no more."""
+"""Write a model while its weights arrive one at a time: only one file of weights is held."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHARD_BYTES = 5 * 10**9  # of a file of weights: what rank 0 holds while it saves
+SHARD_BYTES = 5 * 10**9  # largest file of weights, which rank 0 holds while it saves
 
 
 def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, those that are tied once, and persistent buffers by name: as they are, shards."""
+    """Return parameters (tied ones once) and persistent buffers by name; they may be shards."""
     persistent = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
     return {**dict(module.named_parameters()), **buffers}
@@ -29,12 +29,12 @@ def save_streamed(
     *,
     shard_bytes: int,
 ) -> None:
-    """Write config and weights of ``model`` as transformers does, the weights from ``stream``."""
+    """Write config and weights of ``model`` as transformers does; the weights are ``stream``."""
     from transformers.core_model_loading import WeightConverter
 
     conversions = getattr(model, "_weight_conversions", None) or []
     if any(isinstance(conversion, WeightConverter) for conversion in conversions):
-        # Tensors of the file are made of several of the model's (experts): all must be there.
+        # A tensor of the file combines several tensors of the model (experts): all are needed.
         state = {name: tensor.to("cpu", copy=True) for name, tensor in stream}
         model.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
         return
@@ -46,7 +46,7 @@ def save_streamed(
 def _under_saved_names(
     model: PreTrainedModel, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """As the model's files have them, where transformers renames what it loads."""
+    """Yield ``stream`` under the names in the model's files, which transformers may rename."""
     from transformers.core_model_loading import revert_weight_conversion
 
     left_out = set(model._keys_to_ignore_on_save or ())
@@ -56,7 +56,7 @@ def _under_saved_names(
 
 
 def _write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
-    """Files of at most ``shard_bytes`` (or of one tensor that has more), and their index."""
+    """Write files of at most ``shard_bytes`` (or of a single larger tensor), and their index."""
     from safetensors.torch import save_file
 
     held: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""A sequence-classification model read at every position: reward model and critic alike."""
+"""A sequence-classification model that is read at every position: a reward model or critic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Scorer(nn.Module):
-    """Applies the head of a one-label classification model to every token, not to the last alone.
+    """A one-label classification model whose head is applied to every token, not only the last.
 
     The reward model is read at the end token, the critic before each response token; both are saved
     as the ordinary Hugging Face folder of ``pretrained``.
@@ -25,7 +25,7 @@ class Scorer(nn.Module):
         self.head_name = _head_name(pretrained)
 
     def forward(self, ids_BS: Tensor) -> Tensor:
-        """Values (B, S) in fp32, of right-padded sequences: no token sees what is behind it."""
+        """Return fp32 values (B, S) of right-padded sequences: no token attends to the padding."""
         trunk = getattr(self.pretrained, self.pretrained.base_model_prefix)
         head = getattr(self.pretrained, self.head_name)
         hidden_BSH = trunk(input_ids=ids_BS, use_cache=False).last_hidden_state

@@ -1,4 +1,4 @@
-"""What to tell a user whose checkpoint cannot be loaded."""
+"""Errors for checkpoints that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf.errors import CheckpointError
 def explain_load_failure(
     place: str | Path, *, key: str, what: str, error: Exception
 ) -> CheckpointError:
-    """The error to raise when ``place``, the value of ``key``, does not hold ``what``."""
+    """Return the error to raise if ``place``, the value of ``key``, does not hold ``what``."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     folder = Path(place)
     if folder.is_dir():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.config.choices import ModelInit
-from rlhf.config.schema import ModelConfig
+from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.sources import explain_load_failure
 
@@ -20,13 +20,13 @@ PAD_TOKEN = "<|pad|>"
 
 
 def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-    """The tokenizer that ``model`` (the value of config key ``key``) uses.
+    """Return the tokenizer that ``model`` (the value of config key ``key``) uses.
 
-    A model with random weights and no tokenizer of its own gets one trained on ``texts``.
+    A model with random weights and no tokenizer of its own gets a tokenizer trained on ``texts``.
 
     Raises:
-        CheckpointError: there is no tokenizer, or it has no end token.
-        ConfigError: the end token is empty, or the vocabulary too small.
+        CheckpointError: if there is no tokenizer, or it has no end token.
+        ConfigError: if the end token is empty, or the vocabulary is too small.
     """
     if model.end_token is not None and not model.end_token.strip():
         raise ConfigError(
@@ -51,7 +51,7 @@ def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreT
 def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
 ) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer of at most ``vocab_size`` tokens; every text can be encoded."""
+    """Train a byte-level BPE tokenizer of at most ``vocab_size`` tokens; it encodes every text."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -65,7 +65,7 @@ def train_tokenizer(
 def byte_level_bpe(
     texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
 ) -> Tokenizer:
-    """Train the same tokenizer without transformers around it.
+    """Train the tokenizer of ``train_tokenizer``, but return it without transformers' wrapper.
 
     Raises:
         ConfigError: if the vocabulary has no room for all bytes.
@@ -100,16 +100,16 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     end_token: str | None = None,
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id, with an end and a padding token.
+    """Load the tokenizer of a folder or hub id, with an end and a padding token.
 
-    ``end_token`` takes the place of its own end token; it is added where it is new, and is one
-    token from then on.
+    ``end_token`` replaces the tokenizer's own end token; if it is new to the vocabulary, it is
+    added as a single token.
 
-    A tokenizer without a padding token pads with its unknown token, or with its end token where it
-    has neither: lengths are explicit here, so padding is never mistaken for an end.
+    A tokenizer without a padding token pads with its unknown token, or, without either, with its
+    end token: lengths are explicit here, so padding is never mistaken for an end.
 
     Raises:
-        CheckpointError: there is no tokenizer, or it has no end token.
+        CheckpointError: if there is no tokenizer, or it has no end token.
     """
     from transformers import AutoTokenizer
 
@@ -134,10 +134,10 @@ def load_tokenizer(
 def check_same_tokens(
     actor: PreTrainedTokenizerBase, reward: PreTrainedTokenizerBase, *, reward_place: str | Path
 ) -> None:
-    """Refuse a reward model that reads other token ids than the actor writes.
+    """Check that the reward model reads the same token ids that the actor writes.
 
     Raises:
-        ConfigError: the vocabularies or the end tokens differ.
+        ConfigError: if the vocabularies or the end tokens differ.
     """
     if actor.get_vocab() == reward.get_vocab() and actor.eos_token_id == reward.eos_token_id:
         return

@@ -1,8 +1,8 @@
-"""Actor, critic and reference as branches of one model: trlx's hydra.
+"""Actor, critic and reference as branches of one model, like trlx's hydra models.
 
-One pass through the frozen lower blocks serves all three. The upper blocks are trained, the
-reference is a frozen copy of them, and the critic a linear head on the actor's last hidden state,
-or on that of a trained copy of its own.
+One pass through the frozen lower blocks serves all three. The upper blocks are trained, and the
+reference is a frozen copy of them. The critic is a linear head on the actor's last hidden state, or
+on the last hidden state of its own trained copy of the upper blocks.
 """
 
 from __future__ import annotations
@@ -15,36 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.algorithms.logprobs import PLAIN, Picks, Reading, TokenLogprobs
 from rlhf.errors import CapabilityError, ConfigError
-from rlhf.models.building import ModelSource, build_actor
-from rlhf.models.policy import read_tokens, set_output_layer
+from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.families import FAMILIES, family_of, part_of
+from rlhf.models.language_model import logprobs_at, set_output_layer
+from rlhf.models.output_layer import DEFAULT_OPTIONS
+from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Layout(NamedTuple):
-    """Where a model family keeps its blocks, and what follows them before the output layer."""
-
-    blocks: str
-    tail: tuple[str, ...]
-
-
-LLAMA_LAYOUT = Layout("layers", ("norm",))
-LAYOUTS = {
-    "llama": LLAMA_LAYOUT,
-    "mistral": LLAMA_LAYOUT,
-    "qwen2": LLAMA_LAYOUT,
-    "qwen3": LLAMA_LAYOUT,
-    "opt": Layout("decoder.layers", ("decoder.final_layer_norm", "decoder.project_out")),
-    "gpt2": Layout("h", ("ln_f",)),
-    "gpt_neox": Layout("layers", ("final_layer_norm",)),
-}
-
-
 class TrunkOutput(NamedTuple):
-    """What policy and reference think of the picked tokens, and values (B, S) in fp32."""
+    """Log-probabilities of picked tokens under policy and reference, and fp32 values (B, S)."""
 
     policy: TokenLogprobs | None
     reference: TokenLogprobs | None
@@ -52,7 +35,7 @@ class TrunkOutput(NamedTuple):
 
 
 class BlockCall(NamedTuple):
-    """What a block was called with: the hidden state, then masks, positions and the like."""
+    """The arguments of a call of a block: the hidden state, then masks, positions and others."""
 
     hidden_BSH: Tensor
     args: tuple[Any, ...]
@@ -60,7 +43,7 @@ class BlockCall(NamedTuple):
 
 
 class Branch(nn.Module):
-    """A copy of a model's upper blocks and of what follows them."""
+    """A copy of a model's upper blocks and of the modules that follow them."""
 
     def __init__(self, blocks: Sequence[nn.Module], tail: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -68,9 +51,10 @@ class Branch(nn.Module):
         self.tail = nn.ModuleList(deepcopy(module) for module in tail)
 
     def forward(self, calls: Sequence[BlockCall]) -> Tensor:
-        """The last hidden state (B, S, H), from the calls of the blocks that these are copies of.
+        """Return the last hidden state (B, S, H), given the calls of the original blocks.
 
-        The hidden state is that of the first call; of the others only masks and positions count.
+        The branch starts from the first call's hidden state; the other calls only provide masks and
+        positions.
         """
         hidden_BSH = calls[0].hidden_BSH
         for block, call in zip(self.blocks, calls, strict=True):
@@ -84,14 +68,14 @@ class Branch(nn.Module):
 class SharedTrunk(nn.Module):
     """A causal language model whose upper blocks branch into actor, critic and reference.
 
-    Trained are the top ``num_layers_unfrozen`` blocks, the norm after them, and the output layer
-    unless it is tied to the embeddings, which are frozen. The value head starts at zero; it reads
-    the actor's last hidden state, or that of the critic's own copy of the top
-    ``num_value_layers`` blocks. As in trlx, the critic's loss trains the blocks that it reads.
+    The top ``num_layers_unfrozen`` blocks and the norm after them are trained, and so is the output
+    layer unless it is tied to the embeddings, which are frozen. The value head starts at zero; it
+    reads the actor's last hidden state, or the last hidden state of the critic's own copy of the
+    top ``num_value_layers`` blocks. As in trlx, the critic's loss trains the blocks that it reads.
 
     Raises:
-        CapabilityError: ``pretrained`` is of a family without a layout here.
-        ConfigError: more layers are asked for than there are.
+        CapabilityError: if the names of the blocks of ``pretrained``'s family are unknown.
+        ConfigError: if more layers are unfrozen or copied than the model allows.
     """
 
     def __init__(
@@ -99,11 +83,11 @@ class SharedTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.pretrained = pretrained
-        layout = layout_of(pretrained)
+        block_list, tail_names = blocks_of(pretrained)
         set_output_layer(pretrained)
         base = pretrained.base_model
-        blocks = list(base.get_submodule(layout.blocks))
-        tail = [module for name in layout.tail if (module := _part(base, name)) is not None]
+        blocks = list(base.get_submodule(block_list))
+        tail = [base.get_submodule(name) for name in tail_names]
         _check_layers(len(blocks), num_layers_unfrozen, num_value_layers)
         self.num_layers_unfrozen, self.num_value_layers = num_layers_unfrozen, num_value_layers
         output, embeddings = pretrained.get_output_embeddings(), pretrained.get_input_embeddings()
@@ -119,14 +103,14 @@ class SharedTrunk(nn.Module):
 
         for module in pretrained.modules():
             if "layerdrop" in vars(module):
-                module.layerdrop = 0.0  # a branch starts from the call of a block: none is left out
+                module.layerdrop = 0.0  # branches start from calls of blocks, so none is skipped
         self.requires_grad_(requires_grad=False)
         for part in [*top, *tail, *own_output, self.value_branch, self.value_head]:
             if part is not None:
                 part.requires_grad_(requires_grad=True)
 
     def train(self, mode: bool = True) -> SharedTrunk:
-        """Train or evaluate; the reference is always without dropout."""
+        """Set training or evaluation mode; the reference always runs without dropout."""
         super().train(mode)
         for module in (self.reference, self.reference_output):
             if module is not None:
@@ -136,15 +120,15 @@ class SharedTrunk(nn.Module):
     def forward(
         self,
         ids_BS: Tensor,
-        picks: Picks,
-        reading: Reading = PLAIN,
+        picks: TokenPositions,
+        reading: LogprobOptions = DEFAULT_OPTIONS,
         *,
         with_policy: bool = True,
         with_reference: bool = False,
     ) -> TrunkOutput:
-        """One pass over right-padded sequences, see ``Policy``."""
+        """Run one forward pass over right-padded sequences, as in ``LanguageModel``."""
         base = self.pretrained.base_model
-        blocks = list(base.get_submodule(layout_of(self.pretrained).blocks))
+        blocks = list(base.get_submodule(blocks_of(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
         with _recorded(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
@@ -154,10 +138,10 @@ class SharedTrunk(nn.Module):
         output = self.pretrained.get_output_embeddings()
         policy = reference = None
         if with_policy:
-            policy = read_tokens(output, last_BSH, picks, reading)
+            policy = logprobs_at(output, last_BSH, picks, reading)
         if with_reference:
             reference_BSH = self.reference(calls[len(calls) - self.num_layers_unfrozen :])
-            reference = read_tokens(self.reference_output or output, reference_BSH, picks, reading)
+            reference = logprobs_at(self.reference_output or output, reference_BSH, picks, reading)
         return TrunkOutput(policy, reference, self.value_head(value_BSH).squeeze(-1).float())
 
 
@@ -169,10 +153,10 @@ def build_trunk(
     num_value_layers: int,
     seed: int,
 ) -> SharedTrunk:
-    """A shared trunk whose policy is the causal language model of ``source``.
+    """Build a shared trunk whose policy is the causal language model of ``source``.
 
     Raises:
-        CheckpointError, ConfigError, CapabilityError: as ``build_actor`` and ``SharedTrunk``.
+        CheckpointError, ConfigError, CapabilityError: as in ``build_actor`` and ``SharedTrunk``.
     """
     return SharedTrunk(
         build_actor(source, tokenizer, seed=seed),
@@ -182,17 +166,15 @@ def build_trunk(
 
 
 def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``state``, the whole weights of ``trunk``, as that of its critic alone, ``critic_model``."""
-    prefix, layout = trunk.pretrained.base_model_prefix, layout_of(trunk.pretrained)
-    base = trunk.pretrained.base_model
+    """Return the critic's weights in ``state``, all of ``trunk``, named as in ``critic_model``."""
+    prefix, (blocks, tail) = trunk.pretrained.base_model_prefix, blocks_of(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
-    first = len(base.get_submodule(layout.blocks)) - trunk.num_value_layers
+    first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):
-        renamed[f"value_branch.blocks.{index}."] = f"{prefix}.{layout.blocks}.{first + index}."
-    tail = [name for name in layout.tail if _part(base, name) is not None]
+        renamed[f"value_branch.blocks.{index}."] = f"{prefix}.{blocks}.{first + index}."
     for index, name in enumerate(tail):
         renamed[f"value_branch.tail.{index}."] = f"{prefix}.{name}."
-    # In this order the critic's own blocks take the place of the actor's.
+    # In this order the critic's own blocks replace the actor's blocks.
     return {
         name.replace(old, new, 1): tensor
         for old, new in renamed.items()
@@ -202,7 +184,7 @@ def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tens
 
 
 def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The class and config of the critic as an ordinary model, without memory for its weights."""
+    """Return the critic as an ordinary model on the meta device: class and config only."""
     from transformers import AutoModelForSequenceClassification
 
     config = deepcopy(trunk.pretrained.config)
@@ -212,24 +194,26 @@ def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreT
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def layout_of(model: PreTrainedModel) -> Layout:
-    """Where the model's family keeps its blocks.
+def blocks_of(model: PreTrainedModel) -> tuple[str, list[str]]:
+    """Return the names of the list of blocks and of the modules after the blocks of ``model``.
 
     Raises:
-        CapabilityError: nobody has said.
+        CapabilityError: if the table of families has no ``blocks`` for its model_type.
     """
-    model_type = model.config.model_type
-    if model_type not in LAYOUTS:
+    family = family_of(model)
+    if family.blocks is None:
+        known = (name for name, each in FAMILIES.items() if each.blocks is not None)
         raise CapabilityError(
-            f"ppo.shared_trunk=true: a model of model_type={model_type} cannot be branched here, "
-            f"only {', '.join(LAYOUTS)}; set ppo.shared_trunk=false"
+            f"ppo.shared_trunk=true: a model of model_type={model.config.model_type} cannot be "
+            f"branched here, only {', '.join(known)}; set ppo.shared_trunk=false"
         )
-    return LAYOUTS[model_type]
+    tail = [name for name in family.tail if part_of(model.base_model, name) is not None]
+    return family.blocks, tail
 
 
 @contextmanager
 def _recorded(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
-    """The calls of ``blocks`` within the context, in the order in which they are made."""
+    """Yield a list that records the calls of ``blocks`` within the context, in order."""
     calls: list[BlockCall] = []
 
     def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -241,13 +225,6 @@ def _recorded(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _part(base: nn.Module, name: str) -> nn.Module | None:
-    """A part that some models of a family are without."""
-    parent, _, child = name.rpartition(".")
-    part: nn.Module | None = getattr(base.get_submodule(parent), child)
-    return part
 
 
 def _check_layers(num_layers: int, num_layers_unfrozen: int, num_value_layers: int) -> None:

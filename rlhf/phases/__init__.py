@@ -1,1 +1,1 @@
-"""The three phases, each a loop that reads like its paper."""
+"""The phases of training (SFT, reward model, PPO, DPO), each a loop that follows its paper."""

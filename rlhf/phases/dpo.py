@@ -1,11 +1,10 @@
-"""DPO: the SFT model learns from preferences directly, without reward model and rollouts.
+"""DPO: the SFT model learns from preferences directly, without a reward model or rollouts.
 
 Shapes: B = pairs, S = tokens of whole sequences.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, NamedTuple
 
@@ -13,46 +12,40 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
-from rlhf.algorithms.logprobs import Picks, Reading
 from rlhf.algorithms.reward import wilson_interval
-from rlhf.algorithms.streams import Shuffle
-from rlhf.config.checks import phase_plans
+from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_pairs
 from rlhf.data.tokens import TokenData
-from rlhf.engine.build import AnyEngine, build_engine
-from rlhf.engine.partitioning import partitioner
+from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.engine.zero3_partition import partitioner
 from rlhf.metrics import Mean, Metrics, merge_metrics
-from rlhf.models.building import require_positions
-from rlhf.phases.adapters import adapter_lr
-from rlhf.phases.context import (
+from rlhf.models.build import require_positions
+from rlhf.models.language_model import kept_logprobs
+from rlhf.phases.shared.adapters import adapter_lr
+from rlhf.phases.shared.context import (
     RunContext,
     eval_batches,
     optimizer_settings,
     optimizer_step,
     peak_memory_gib,
 )
-from rlhf.phases.exporting import exported
-from rlhf.phases.policies import build_policy, build_reference, rollout_backend
-from rlhf.phases.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
-from rlhf.phases.ppo_models import AdapterOff
-from rlhf.phases.sources import policy_source
-from rlhf.rollout.experience import (
-    Opinions,
-    WholeSequences,
-    language_logprobs,
-    response_logprobs,
-)
-from rlhf.types import Model, PreferenceBatch
+from rlhf.phases.shared.exporting import exported
+from rlhf.phases.shared.model_sources import policy_source
+from rlhf.phases.shared.policies import AdapterOff, build_policy, build_reference, rollout_backend
+from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
+from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences, response_logprobs
+from rlhf.random_streams import Shuffle
+from rlhf.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositions
 
 
 def run_dpo(context: RunContext) -> dict[str, Any]:
-    """Train, evaluate and save the policy; returns the phase's result."""
+    """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config, started = context.config.dpo, time.monotonic()
     data = context.tokens(Phase.dpo, batch_size=config.batch_size, key="dpo.batch_size")
     held_out = held_out_prompts(context)
-    total_steps = math.ceil(len(data.train) * config.epochs / config.batch_size)
+    total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     result = _answers(context, trainer, held_out, "before")
 
@@ -85,7 +78,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
 
 
 def held_out_prompts(context: RunContext) -> HeldOutPrompts:
-    """Held-out prompts of PPO's part, or of the pairs where PPO has no part."""
+    """Return held-out prompts of PPO's records, or of the pairs if PPO has no records."""
     phase = Phase.ppo if context.parts[Phase.ppo].eval else Phase.reward
     data: TokenData = context.prompts(phase)
     return HeldOutPrompts(data.eval, context.parts[phase].eval)
@@ -98,23 +91,23 @@ def _printed(accuracy: Mean, loss: Mean) -> dict[str, float]:
 def _answers(
     context: RunContext, trainer: DpoTrainer, held_out: HeldOutPrompts, when: str
 ) -> dict[str, Any]:
-    """Return how the policy answers, as entries of result.json."""
+    """Return entries of result.json about the policy's answers; their names end in ``when``."""
     num_prompts = context.config.dpo.eval_prompts
     answers = evaluate_policy(context, trainer.answering, held_out, num_prompts=num_prompts)
     result = answers.result(when)
-    del result[f"score_{when}"]  # no reward model
+    del result[f"score_{when}"]  # always 0: DPO has no reward model
     return result
 
 
 class PairLogprobs(NamedTuple):
-    """Log-probabilities (B,) of both responses of pairs."""
+    """Log-probabilities (B,) of the chosen and rejected responses of pairs."""
 
     chosen_B: Tensor
     rejected_B: Tensor
 
 
 class DpoTrainer:
-    """One optimiser step at a time on pairs of one rank."""
+    """A trainer that takes one optimizer step at a time on preference pairs."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer
@@ -129,7 +122,7 @@ class DpoTrainer:
         lr = adapter_lr(config.lora, LoraRole.actor)
         settings = optimizer_settings(config.dpo, total_steps=total_steps, adapter_lr=lr)
         self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
-        self._reference: Model = AdapterOff(self.policy)
+        self._reference: TokenModel = AdapterOff(self.policy)
         self._copy: AnyEngine | None = None
         copy = build_reference(config, tokenizer, shard=partitioner(Role.reference, **shared))
         if copy is not None:
@@ -150,13 +143,11 @@ class DpoTrainer:
 
     @property
     def answering(self) -> AnsweringPolicy:
-        """The policy as evaluations see it."""
-        return AnsweringPolicy(
-            self.policy, self._sampling, self._greedy, self._opinions, self._plan.micro
-        )
+        """Return the policy with all that an evaluation needs."""
+        return AnsweringPolicy(self.policy, self._sampling, self._greedy, self, self._plan.micro)
 
     def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
-        """Learn from this rank's share of one global batch; returns the step's metrics."""
+        """Take one step on the global batch ``rows``, split over the ranks; return the metrics."""
         started, context = time.monotonic(), self._context
         num_pairs, micro = len(rows["chosen_ids"]), self._plan.micro
         mine = context.share(range(num_pairs), rows["length"], micro=micro)
@@ -176,7 +167,7 @@ class DpoTrainer:
         }
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
-        """Accuracy of the implicit rewards, and loss, on held-out pairs."""
+        """Return the accuracy of the implicit rewards, and the loss, on held-out pairs."""
         config, ranks = self._context.config.dpo, self._context.ranks
         total = min(len(examples), config.eval_examples)
         metrics: Metrics = {}
@@ -198,7 +189,7 @@ class DpoTrainer:
         return accuracy, loss
 
     def close(self) -> None:
-        """Free what DeepSpeed holds."""
+        """Close the engines and free their memory."""
         self.policy.close()
         if self._copy is not None:
             self._copy.close()
@@ -227,21 +218,23 @@ class DpoTrainer:
             loss=config.loss.value,
         )
 
-    def _opinions(self, sequences: WholeSequences) -> Opinions:
-        """Policy and reference; DPO has no critic and no reward model."""
-        reading = Reading(self._context.config.rollout.temperature, with_entropy=False)
-        with self.policy.evaluating():
-            policy = response_logprobs(self.policy, sequences, reading)
+    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+        """Run policy and reference; DPO has no critic and no reward model."""
+        options = LogprobOptions(self._context.config.rollout.temperature, with_entropy=False)
+        policy_BT = None
+        if with_policy:
+            with self.policy.evaluating():
+                policy_BT = response_logprobs(self.policy, sequences, options).logprobs_BT
         with self._reference.evaluating():
-            reference = response_logprobs(self._reference, sequences, reading)
-        nothing_BT = torch.zeros_like(policy.logprobs_BT)
-        return Opinions(policy.logprobs_BT, reference.logprobs_BT, nothing_BT, nothing_BT[:, 0])
+            reference_BT = response_logprobs(self._reference, sequences, options).logprobs_BT
+        nothing_BT = torch.zeros_like(reference_BT)
+        return ModelOutputs(policy_BT, reference_BT, nothing_BT, nothing_BT[:, 0])
 
 
-def _pair_logprobs(model: Model, batch: PreferenceBatch) -> PairLogprobs:
-    """One pass over both sides."""
+def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> PairLogprobs:
+    """Return log-probabilities of both sides, from one forward pass over both."""
     both = batch.both()
-    logprobs_N, rows_N = language_logprobs(model, both), Picks.of(both).rows_N
+    logprobs_N, rows_N = kept_logprobs(model, both), TokenPositions.of(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return PairLogprobs(*logprobs_B.chunk(2))
 

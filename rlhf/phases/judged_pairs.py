@@ -1,4 +1,4 @@
-"""What a judge adds to the evaluation of a reward model."""
+"""The part of a reward model's evaluation that requires a judge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
 from rlhf.data.tokens import Encoder, Limit, pair_columns
-from rlhf.phases.context import RunContext
+from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def judge_reward_model(
     context: RunContext, examples: Dataset, accuracy_of: Callable[[Dataset], float]
 ) -> dict[str, Any]:
-    """Return the entries of result.json that need a judge; none without a judge.
+    """Return the entries of result.json that require a judge; an empty dict without a judge.
 
-    ``best_possible_accuracy`` is the expected accuracy on the held-out pairs of a reward model that
-    knows the gold scores. ``minimal_pairs`` is, by kind, the share of right responses that score
-    above their copy with one flaw: average accuracy hides it, since most pairs differ in more.
+    ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
+    scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
+    responses that score above a copy with this one flaw: most pairs differ in more than one.
     """
     if context.judge is None:
         return {}

@@ -1,4 +1,4 @@
-"""Step 2, the reward model: it learns to score the response that was preferred higher."""
+"""Step 2 of InstructGPT, the reward model: it learns to score preferred responses higher."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from rlhf.algorithms.reward import (
     wilson_interval,
 )
 from rlhf.config import choices
-from rlhf.config.checks import phase_plans
+from rlhf.config.batches import phase_plans
 from rlhf.config.choices import LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
-from rlhf.engine.build import build_engine
-from rlhf.engine.partitioning import partitioner
+from rlhf.engine.select import build_engine
+from rlhf.engine.zero3_partition import partitioner
 from rlhf.metrics import Mean, Metrics, merge_metrics
-from rlhf.models.building import ModelSource, build_scorer, require_positions
-from rlhf.phases.adapters import adapter_lr, lora_spec
-from rlhf.phases.context import (
+from rlhf.models.build import ModelSource, build_scorer, require_positions
+from rlhf.phases.judged_pairs import judge_reward_model
+from rlhf.phases.shared.adapters import adapter_lr, lora_spec
+from rlhf.phases.shared.context import (
     RunContext,
     eval_batches,
     optimizer_settings,
     optimizer_step,
 )
-from rlhf.phases.exporting import exported
-from rlhf.phases.judged_pairs import judge_reward_model
+from rlhf.phases.shared.exporting import exported
 from rlhf.types import PreferenceBatch
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:
-    """Train, evaluate and save the reward model; returns the phase's result."""
+    """Train, evaluate and save the reward model; return the phase's entries of result.json."""
     config, started = context.config.reward, time.monotonic()
     data = context.tokens(Phase.reward, batch_size=config.batch_size, key="reward.batch_size")
     lengths = data.train["length"][:]
@@ -95,7 +95,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
 
 
 def reward_model_source(context: RunContext) -> ModelSource:
-    """What the reward model starts from: this run's SFT model, the base model, or its own group."""
+    """Return what the reward model starts from: this run's SFT model, or a model of the config."""
     config = context.config
     if config.reward_model.init is not ModelInit.sft:
         source = ModelSource.of(config.reward_model, key="reward_model")
@@ -111,7 +111,7 @@ def reward_model_source(context: RunContext) -> ModelSource:
 
 
 class WeightedPairs(NamedTuple):
-    """Pairs, each with its weight in the sum of the losses; of weight 0 where it only fills up."""
+    """Pairs, each with its weight in the sum of the losses; repeated pairs that pad weigh 0."""
 
     pairs: PreferenceBatch
     weights_B: Tensor
@@ -126,12 +126,12 @@ class RewardEvaluation(NamedTuple):
     rejected_score: Mean
 
     def values(self) -> dict[str, float]:
-        """The metrics to log."""
+        """Return the metrics to log."""
         return {f"reward/eval_{name}": mean.value() for name, mean in self._asdict().items()}
 
 
 class RewardTrainer:
-    """One optimiser step at a time on pairs of one rank."""
+    """A trainer that takes one optimizer step at a time on preference pairs."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, self._context = context.config, context
@@ -169,7 +169,7 @@ class RewardTrainer:
     def train_step(
         self, rows: dict[str, list[Any]], weights: list[float], *, num_prompts: int
     ) -> dict[str, float]:
-        """Learn from this rank's share of one global batch; returns the step's metrics.
+        """Take one step on this rank's share of a global batch, ``rows``; return the metrics.
 
         The loss is the weighted sum over the pairs of all ranks, divided by ``num_prompts``.
         """
@@ -197,7 +197,7 @@ class RewardTrainer:
         }
 
     def evaluate(self, examples: Any) -> RewardEvaluation:
-        """Accuracy, loss and scores on held-out pairs."""
+        """Return the mean accuracy, loss and scores on held-out pairs."""
         total = min(len(examples), self._context.config.reward.eval_examples)
         parts: Metrics = {}
         with self.engine.evaluating():
@@ -233,13 +233,13 @@ class RewardTrainer:
         return torch.tensor(part, device=self._context.ranks.device)
 
     def _scores(self, batch: PreferenceBatch) -> PairScores:
-        """End scores and losses of the pairs, from one pass over both sides."""
+        """Return end scores and losses of the pairs, from one forward pass over both sides."""
         both = batch.both()
         values_BS = self.engine(both.ids_BS)
         chosen_BS, rejected_BS = values_BS.chunk(2)
         chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
         rejected_B = end_scores(rejected_BS, batch.rejected.attend_BS)
-        if self._loss_name is choices.RewardLoss.end:
+        if self._loss_name is choices.RewardLossName.end:
             losses_B = end_loss(chosen_B, rejected_B)
         else:
             losses_B = divergence_loss(chosen_BS, rejected_BS, batch)
@@ -247,7 +247,7 @@ class RewardTrainer:
 
 
 class PairScores(NamedTuple):
-    """What a reward model thinks of pairs."""
+    """A reward model's end scores and losses (B,) of pairs."""
 
     chosen_B: Tensor
     rejected_B: Tensor

@@ -1,4 +1,4 @@
-"""Step 1, supervised fine-tuning: the model learns to answer as the demonstrations do."""
+"""Step 1 of InstructGPT, supervised fine-tuning: the model learns to answer like demonstrations."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from typing import Any
 import torch
 
 from rlhf.algorithms.sft import SftLoss, sft_loss
-from rlhf.algorithms.streams import Shuffle
-from rlhf.config.checks import phase_plans
+from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
-from rlhf.engine.build import build_engine
-from rlhf.engine.partitioning import partitioner
+from rlhf.engine.select import build_engine
+from rlhf.engine.zero3_partition import partitioner
 from rlhf.metrics import Metrics, merge_metrics
-from rlhf.models.building import ModelSource, build_actor, require_positions
-from rlhf.models.policy import Policy
-from rlhf.phases.adapters import adapter_lr, lora_spec
-from rlhf.phases.context import (
+from rlhf.models.build import ModelSource, build_actor, require_positions
+from rlhf.models.language_model import LanguageModel, kept_logprobs
+from rlhf.phases.shared.adapters import adapter_lr, lora_spec
+from rlhf.phases.shared.context import (
     RunContext,
     eval_batches,
     optimizer_settings,
     optimizer_step,
 )
-from rlhf.phases.exporting import exported
-from rlhf.rollout.experience import language_logprobs
+from rlhf.phases.shared.exporting import exported
+from rlhf.random_streams import Shuffle
 from rlhf.types import SequenceBatch
 
 
 def run_sft(context: RunContext) -> dict[str, Any]:
-    """Train, evaluate and save the SFT model; returns the phase's result."""
+    """Train, evaluate and save the SFT model; return the phase's entries of result.json."""
     config, started = context.config.sft, time.monotonic()
     data = context.tokens(Phase.sft, batch_size=config.batch_size, key="sft.batch_size")
-    total_steps = math.ceil(len(data.train) * config.epochs / config.batch_size)
+    total_steps = phase_steps(context.config, Phase.sft, examples=len(data.train))
     trainer = SftTrainer(context, total_steps=total_steps)
     before = trainer.evaluate(data.eval)
     context.tracker.log("sft", 0, before)
@@ -70,7 +69,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
 
 
 class SftTrainer:
-    """One optimiser step at a time on sequences of one rank."""
+    """A trainer that takes one optimizer step at a time on whole sequences."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config = context.config
@@ -88,7 +87,7 @@ class SftTrainer:
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
-            Policy(model),
+            LanguageModel(model),
             role=Role.sft,
             settings=context.settings,
             plan=self.plan,
@@ -101,7 +100,7 @@ class SftTrainer:
         )
 
     def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
-        """Learn from this rank's share of one global batch; returns the step's metrics."""
+        """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
         started = time.monotonic()
         batches = [
             self._collate(rows, start) for start in range(0, len(rows["ids"]), self.plan.micro)
@@ -125,7 +124,7 @@ class SftTrainer:
         }
 
     def evaluate(self, examples: Any) -> dict[str, float]:
-        """Loss and perplexity per held-out response token."""
+        """Return loss and perplexity per kept token of held-out examples."""
         total = min(len(examples), self._context.config.sft.eval_examples)
         losses: Metrics = {}
         with self.engine.evaluating():
@@ -153,4 +152,4 @@ class SftTrainer:
         )
 
     def _loss(self, batch: SequenceBatch) -> SftLoss:
-        return sft_loss(language_logprobs(self.engine, batch))
+        return sft_loss(kept_logprobs(self.engine, batch))

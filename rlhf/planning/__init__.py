@@ -1,1 +1,1 @@
-"""Memory, time and cost of a configuration, before anything starts; pure arithmetic."""
+"""Estimate memory, time and cost of a configuration before a run starts; pure arithmetic."""

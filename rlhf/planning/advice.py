@@ -1,45 +1,51 @@
-"""What would make a run fit that does not."""
+"""Suggest configuration overrides that make a run fit into memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rlhf.config.choices import Device, LoraRole, Phase
-from rlhf.config.feature_checks import check_lora
-from rlhf.config.roles import Role
-from rlhf.config.schema import RunConfig
+from rlhf.config.rules.lora import check_lora
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.planning.machine import GIB
-from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.workload import Loads
+from rlhf.planning.hardware import GIB
+
+if TYPE_CHECKING:
+    from rlhf.planning.plan import Plan
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
-ADAPTER_RANK = 16  # of lora=default and lora=all
-ROLES = {  # models that learn
+ADAPTER_RANK = 16  # LoRA rank of lora=default and lora=all
+ROLES = {  # the trained models of each phase
     Phase.sft: [LoraRole.sft],
     Phase.reward: [LoraRole.reward],
     Phase.dpo: [LoraRole.actor],
     Phase.ppo: [LoraRole.actor, LoraRole.critic],
 }
-MOST_NODES = 128  # beyond, more nodes are not proposed
+MOST_NODES = 128  # largest hardware.nodes that is proposed
 
-Change = tuple[str, RunConfig]  # overrides, and the configuration with them
-
-
-def advice(plan: Plan) -> list[str]:
-    """Overrides that would make the run fit, with what it then takes; the smallest change first."""
-    found = _fitting(_changes(plan.asked, plan.loads), plan.loads)
-    return found or _fitting(_together(plan.asked), plan.loads)
+Change = tuple[str, RunConfig]  # overrides as text, and the resulting configuration
+Planner = Callable[[RunConfig], "Plan"]
 
 
-def _fitting(changes: Iterable[Change], loads: Loads | None) -> list[str]:
-    """Those of ``changes`` that fit, in words."""
-    return [text for words, config in changes if (text := _fits(words, config, loads))]
+def advice(asked: RunConfig, planner: Planner) -> list[str]:
+    """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
+
+    ``planner`` returns the plan of a configuration. Single changes come first, from small to large;
+    they are combined only if no single change fits.
+    """
+    found = _fitting(_changes(asked, planner), planner)
+    return found or _fitting(_together(asked), planner)
 
 
-def _changes(config: RunConfig, loads: Loads | None) -> Iterator[Change]:
-    """One change after another."""
+def _fitting(changes: Iterable[Change], planner: Planner) -> list[str]:
+    """Return the text of every change in ``changes`` that fits."""
+    return [text for words, config in changes if (text := _fits(words, config, planner))]
+
+
+def _changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
+    """Yield one change at a time, from small to large."""
     auto = _auto(config)
     prefix = "" if config.zero.auto else "zero=auto "
     if prefix:
@@ -54,11 +60,11 @@ def _changes(config: RunConfig, loads: Loads | None) -> Iterator[Change]:
     if _may_take_adapters(config):
         yield f"{prefix}{_lora(config)}", _adapters(auto)
     if config.hardware.device is Device.cuda:
-        yield from _more_nodes(auto, prefix, loads)
+        yield from _more_nodes(auto, prefix, planner)
 
 
 def _together(config: RunConfig) -> Iterator[Change]:
-    """All that one machine can do."""
+    """Yield zero=auto, checkpointing and adapters combined, if adapters can be added."""
     if _may_take_adapters(config):
         words = f"zero=auto {CHECKPOINTING} {_lora(config)}"
         yield words, _adapters(_checkpointing(_auto(config)))
@@ -73,14 +79,14 @@ def _checkpointing(config: RunConfig) -> RunConfig:
 
 
 def _may_take_adapters(config: RunConfig) -> bool:
-    """Return whether a model that learns has no adapters yet."""
+    """Return True if a trained model lacks adapters; False for a shared trunk."""
     wanted = {role for phase in config.phase.order for role in ROLES[phase]}
     there = set(config.lora.roles) if config.lora.rank else set()
     return not wanted <= there and not config.ppo.shared_trunk
 
 
 def _lora(config: RunConfig) -> str:
-    """Return the override that puts adapters into every phase that runs."""
+    """Return the override that adds adapters in every phase that runs."""
     lora = config.lora
     is_default = lora.rank == ADAPTER_RANK and lora.roles == ROLES[Phase.ppo]
     if lora.rank and not is_default:
@@ -94,43 +100,26 @@ def _adapters(config: RunConfig) -> RunConfig:
     return replace(config, lora=replace(config.lora, rank=rank, roles=roles))
 
 
-def _more_nodes(config: RunConfig, prefix: str, loads: Loads | None) -> Iterator[Change]:
-    """Twice as many nodes, and again, up to the first that fits."""
+def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
+    """Double the number of nodes until the run fits, and yield that change."""
     nodes = 2 * config.hardware.nodes
     while nodes <= MOST_NODES:
         larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
         words = f"{prefix}hardware.nodes={nodes}"
-        if _fits(words, larger, loads):
+        if _fits(words, larger, planner):
             yield words, larger
             return
         nodes *= 2
 
 
-def _fits(words: str, config: RunConfig, loads: Loads | None) -> str | None:
-    """``words`` with what it takes; None where it does not fit or is not admitted."""
+def _fits(words: str, config: RunConfig, planner: Planner) -> str | None:
+    """Return ``words`` with ZeRO setting and GiB per rank; None if invalid or too large."""
     try:
         check_lora(config)
-        plan = plan_run(config, loads)
+        plan = planner(config)
     except ConfigError:
         return None
     if not plan.fits:
         return None
     most = max(phase.bytes for phase in plan.phases)
-    return f"{words} ({describe(plan)}, {most / GIB:.1f} GiB)"
-
-
-def describe(plan: Plan) -> str:
-    """The ZeRO setting of a plan in words."""
-    zero = plan.zero
-    own = plan.stages.get(Role.critic, zero.stage) != zero.stage
-    critic = f" (critic: stage {zero.critic_stage})" if own else ""
-    offloaded = {
-        "optimiser": zero.offload_optimizer,
-        "weights": zero.offload_parameters,
-        "reference": zero.offload_reference and Role.reference in plan.roles,
-        "reward model": zero.offload_reward and Role.reward in plan.roles,
-        "moving average": zero.offload_ema,
-    }
-    names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
-    offloads = f", {' and '.join(names)} offloaded" if names else ""
-    return f"ZeRO stage {zero.stage}{critic}{offloads}"
+    return f"{words} ({plan.setting}, {most / GIB:.1f} GiB)"

@@ -1,37 +1,39 @@
-"""The rates of this machine's CPU: measured once (rlhf/runtime/cpu_rates.py), else estimated."""
+"""Read, write or estimate the rates of this CPU; rlhf/runtime/measure_cpu.py measures them once."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rlhf.atomic import replacing
 from rlhf.config.choices import Device, Dtype
-from rlhf.config.machine_schema import HardwareConfig
 from rlhf.config.precision import cpu_dtype
+from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.cpu import ONEDNN_MAX_ISA, Isa, cache_folder, cores, read_cpu, usable_isa
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRates:
-    """What all cores that this process may use do together."""
+    """The combined rates of all CPU cores that this process may use."""
 
     bf16_tflops: float
-    """Products of large matrices; 0 if bf16 is not native and was not measured."""
+    """Tflop/s of large matrix products; 0 if bf16 is not native and so was not measured."""
     fp32_tflops: float
     bandwidth_gb: float
     """Gigabytes per second (1e9) read from memory."""
     call_microseconds: float
-    """One call of a small torch operation."""
+    """Microseconds per call of a small torch operation."""
     is_measured: bool = True
     was_busy: bool = False
-    """Something else used the machine while it was measured; the next run measures again."""
+    """True if other programs used the CPU during the measurement; the next run measures again."""
 
 
-# Of one core: Tflop/s in bf16 and fp32. Measured on a Xeon with AMX and an EPYC with AVX512-BF16,
-# and guessed for older ones.
+# Tflop/s of one core in bf16 and fp32: measured on a Xeon with AMX and an EPYC with AVX512-BF16,
+# and guessed for older CPUs.
 ESTIMATES = {
     Isa.amx: (0.8, 0.17),
     Isa.avx512_bf16: (0.4, 0.1),
@@ -41,15 +43,15 @@ ESTIMATES = {
 
 
 def cpu_rates() -> CpuRates:
-    """Return the rates that were measured on this machine, or else typical ones."""
+    """Return the rates measured on this machine, or typical rates if there are none."""
     try:
         return CpuRates(**json.loads(rates_file().read_text()))
-    except (OSError, ValueError, TypeError):  # there is none, or another version wrote it
+    except (OSError, ValueError, TypeError):  # the file is missing or from another version
         return typical_rates()
 
 
 def typical_rates() -> CpuRates:
-    """Return the rates of a CPU with the instruction set and the cores of this one."""
+    """Return estimated rates of a CPU with the instruction set and number of cores of this CPU."""
     bf16, fp32 = ESTIMATES[usable_isa()]
     return CpuRates(
         bf16_tflops=bf16 * cores(),
@@ -61,26 +63,23 @@ def typical_rates() -> CpuRates:
 
 
 def keep_rates(rates: CpuRates) -> None:
-    """Write ``rates`` where ``cpu_rates`` finds them; without a writable cache nothing is kept."""
+    """Write ``rates`` to the file that ``cpu_rates`` reads; do nothing if it cannot be written."""
     path = rates_file()
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(asdict(rates), indent=1))
-        unfinished.replace(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
+        with replacing(path, shared=True) as building:
+            building.write_text(json.dumps(asdict(rates), indent=1))
 
 
 def rates_file() -> Path:
-    """Return the file of this CPU, with these cores and caps."""
+    """Return the path of the rates file of this CPU, number of cores and instruction set caps."""
     caps = [usable_isa().name, os.environ.get(ONEDNN_MAX_ISA, "")]
     words = [read_cpu().name, f"{cores()} cores", *filter(None, caps)]
     return cache_folder() / f"rates-{re.sub('[^a-zA-Z0-9]+', '-', ' '.join(words))}.json"
 
 
 def lacks_rates(hardware: HardwareConfig) -> bool:
-    """Return True if a plan for ``hardware`` has to estimate this CPU's rates."""
+    """Return True if a plan for ``hardware`` needs CPU rates not yet measured on an idle CPU."""
     return (
         hardware.device is Device.cpu
         and None in (peak_of(hardware), hardware.memory_bandwidth_gb)
@@ -89,6 +88,6 @@ def lacks_rates(hardware: HardwareConfig) -> bool:
 
 
 def peak_of(hardware: HardwareConfig) -> float | None:
-    """Return the Tflop/s that ``hardware`` names for a CPU in the precision of the run, if any."""
+    """Return the CPU peak in Tflop/s that ``hardware`` sets for the run's precision, or None."""
     is_fp32 = cpu_dtype(hardware.dtype) is Dtype.fp32
     return hardware.fp32_tflops if is_fp32 else hardware.peak_tflops

@@ -1,22 +1,22 @@
-"""From a composed configuration to the one that runs, and the plan that it follows."""
+"""Plan a composed configuration, and write the choices of the plan into it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import NamedTuple
 
-from rlhf.config.checks import validate
 from rlhf.config.choices import Backend, Phase, PlanMode, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.schema import RunConfig
+from rlhf.config.rules.run import validate
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.planning.models import UnknownModelError
+from rlhf.planning.model_uses import UnknownModelError
 from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.workload import Loads
+from rlhf.planning.steps import Loads
 
 
 class Decision(NamedTuple):
-    """The configuration to run, and its plan; ``note`` says why there is none."""
+    """The configuration to run and its plan; ``note`` is the reason if planning failed."""
 
     config: RunConfig
     plan: Plan | None
@@ -24,10 +24,11 @@ class Decision(NamedTuple):
 
 
 def decide(config: RunConfig, loads: Loads | None = None) -> Decision:
-    """Plan a run and write into its configuration what the plan has chosen.
+    """Plan a run, and write the choices of the plan into its configuration.
 
     Raises:
-        ConfigError: with plan=check nothing fits; with plan=only there is nothing to tell.
+        ConfigError: if plan=check and the run does not fit, if plan=only and a model has an unknown
+            shape, or if the resulting configuration is invalid.
     """
     if config.plan is PlanMode.off:
         return Decision(config, None)
@@ -52,7 +53,7 @@ def decide(config: RunConfig, loads: Loads | None = None) -> Decision:
 
 
 def chosen(plan: Plan) -> RunConfig:
-    """The plan's configuration with its micro-batches, rows and way to gather weights."""
+    """Return the plan's configuration with its micro-batches, max_rows and gather_weights set."""
     config = plan.config
     for phase in plan.phases:
         name = phase.phase.value

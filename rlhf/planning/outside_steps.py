@@ -1,4 +1,4 @@
-"""What a phase does outside its steps: evaluations, building its models, saving them."""
+"""Estimate the time of a phase outside its steps: evaluations, building and saving models."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import math
 from dataclasses import replace
 
 from rlhf.config.choices import Backend, Phase
-from rlhf.planning import timing
-from rlhf.planning.scene import Scene
+from rlhf.planning import time_model
+from rlhf.planning.phase_memory import PhaseMemory
 
-HF_LAYER_FACTOR = 6.0  # generate launches its operations one by one
+HF_LAYER_FACTOR = 6.0  # relative to the fast loop: generate() launches operations one by one
 
 
-def tensor_parallel(scene: Scene) -> int:
-    """Ranks that share one copy of the weights while they generate."""
+def tensor_parallel(scene: PhaseMemory) -> int:
+    """Return the number of ranks that share one copy of the weights while they generate."""
     rollout = scene.config.rollout
     is_hybrid = rollout.backend is Backend.hybrid_engine
     return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
 
 
 def how_sampled(
-    scene: Scene, *, responses: int, rows: int, gathers: bool = False
-) -> timing.Sampling:
-    """Responses of full length to prompts of mean length."""
+    scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
+) -> time_model.Sampling:
+    """Describe the sampling of responses of full length to prompts of mean length."""
     rollout = scene.config.rollout
-    return timing.Sampling(
+    return time_model.Sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.tokens,
@@ -35,8 +35,8 @@ def how_sampled(
     )
 
 
-def around_training(scene: Scene, micro: int) -> dict[str, float]:
-    """Seconds of a supervised phase outside its steps; none are planned if its data is unknown."""
+def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
+    """Return the seconds of a supervised phase outside its steps; empty if its data is unknown."""
     if not scene.load.held_out:
         return {}
     config, phase = scene.config, scene.phase
@@ -47,7 +47,7 @@ def around_training(scene: Scene, micro: int) -> dict[str, float]:
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every
     reading = sum(
-        timing.reading_seconds(
+        time_model.reading_seconds(
             scene.at,
             model,
             scene.work(model, sequences=evaluated, micro=micro),
@@ -57,8 +57,11 @@ def around_training(scene: Scene, micro: int) -> dict[str, float]:
     return {"evaluate": times * reading, "prepare": scene.preparing}
 
 
-def around_ppo(scene: Scene, micro: int) -> dict[str, float]:
-    """The same for PPO, whose evaluations answer prompts before and after it, and between."""
+def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
+    """Return the seconds of PPO outside its steps, by purpose; empty if its data is unknown.
+
+    Evaluations answer held-out prompts before, after and, with ppo.eval_every, during training.
+    """
     config, load = scene.config, scene.load
     if not load.held_out:
         return {}
@@ -69,15 +72,15 @@ def around_ppo(scene: Scene, micro: int) -> dict[str, float]:
     answering = 0.0
     if prompts:
         how = how_sampled(scene, responses=prompts, rows=min(micro, prompts))
-        answering = timing.sampling_seconds(scene.at, scene.models[0], how)
+        answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
     response = config.rollout.max_response_tokens
     for model in scene.models:
         work = scene.work(model, sequences=prompts, micro=micro, answer=scene.answer)
-        answering += timing.reading_seconds(scene.at, model, work)
+        answering += time_model.reading_seconds(scene.at, model, work)
     actor = scene.models[0]
     block = config.rollout.max_prompt_tokens + response
     blocks = replace(scene, load=replace(load, lengths=(block,)))
     num_blocks = config.ppo.ptx_eval_blocks if config.data.ptx_path is not None else 0
     corpus = blocks.work(actor, sequences=num_blocks, micro=micro)
-    reading = timing.reading_seconds(scene.at, actor, corpus)
+    reading = time_model.reading_seconds(scene.at, actor, corpus)
     return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}

@@ -1,31 +1,33 @@
-"""A plan of a whole run: what each phase takes, whether it fits, how long and for how much."""
+"""Plan a whole run: the memory of each phase, whether the run fits, its duration and price."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 from rlhf.config.choices import Device, Dtype, Phase
-from rlhf.config.feature_checks import check_engine, check_rollout, check_zero
-from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.schema import RunConfig
+from rlhf.config.rules.rollout import check_rollout
+from rlhf.config.rules.zero import check_engine, check_zero
+from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.zero import ZeroConfig
 from rlhf.cpu import Isa, usable_isa
 from rlhf.errors import ConfigError
+from rlhf.planning.advice import advice
 from rlhf.planning.cpu_rates import typical_rates
-from rlhf.planning.machine import GIB, Machine, machine_of
-from rlhf.planning.memory import weight_bytes
-from rlhf.planning.models import ModelUse, models_of
-from rlhf.planning.phases import PhasePlan, plan_phase
-from rlhf.planning.scene import Scene
-from rlhf.planning.timing import Efficiency, Setting
-from rlhf.planning.workload import Loads, assumed_loads
+from rlhf.planning.hardware import GIB, Machine, machine_of
+from rlhf.planning.memory_model import weight_bytes
+from rlhf.planning.model_uses import ModelUse, models_of
+from rlhf.planning.phase_costs import PhasePlan, plan_phase
+from rlhf.planning.phase_memory import PhaseMemory
+from rlhf.planning.steps import Loads, assumed_loads
+from rlhf.planning.time_model import CostModel, Efficiency
 
-# Shares of the peaks. On GPUs fitted to table 1 of DeepSpeed-Chat's announcement, on CPUs to runs
-# of this project on an EPYC with AVX512-BF16 (docs/planner.md).
+# Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
+# runs of this project on an EPYC with AVX512-BF16 (docs/planner.md).
 EFFICIENCY = {
     Device.cuda: Efficiency(
         matmul=0.23,
@@ -49,21 +51,21 @@ EFFICIENCY = {
         decode_calls=80.0,
     ),
 }
-START_SECONDS = 11.0  # until libraries are imported, data is read, and all has run once
-AMX_ATTENTION = 0.35  # the share of the bandwidth that the kernel's attention reaches
-HOST_RESERVED = 0.1  # of the host's memory: the system, data, files that are being read
+START_SECONDS = 11.0  # seconds to import libraries, read the data and run everything once
+AMX_ATTENTION = 0.35  # share of the bandwidth that the AMX attention kernel reaches
+HOST_RESERVED = 0.1  # share of the host's memory for the system, data and files being read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run under one ZeRO setting."""
+    """A plan of a run under one ZeRO setting."""
 
     asked: RunConfig
-    """The configuration as it was composed."""
+    """The configuration as composed, before planning."""
     loads: Loads | None
-    """Its data as it was read; None if it was not."""
+    """The steps and lengths of the data that was read; None if it was not read."""
     config: RunConfig
-    """The same with the ZeRO setting of the plan."""
+    """The composed configuration with the ZeRO setting of this plan."""
     machine: Machine
     models: dict[Phase, tuple[ModelUse, ...]]
     phases: tuple[PhasePlan, ...]
@@ -72,12 +74,12 @@ class Plan:
 
     @property
     def zero(self) -> ZeroConfig:
-        """The ZeRO setting."""
+        """Return the ZeRO setting."""
         return self.config.zero
 
     @cached_property
     def reason(self) -> str | None:
-        """Why it does not fit; None where it does."""
+        """Return the reason why the run does not fit, or None if it fits."""
         for phase in self.phases:
             if phase.bytes > self.limit:
                 return (
@@ -95,48 +97,63 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every phase fits into every rank and its host."""
+        """Return True if every phase fits into the memory of every rank and its host."""
         return self.reason is None
 
     @property
     def seconds(self) -> float:
-        """Seconds of all phases and of the start; without known steps a phase counts with one."""
+        """Return the seconds of start and phases; a phase of unknown length counts as one step."""
         start = 0.0 if self.machine.is_gpu else START_SECONDS
         return start + sum(phase.seconds for phase in self.phases)
 
     @property
     def hours(self) -> float | None:
-        """Hours of all phases; None where the steps of one are not known."""
+        """Return the hours of the run, or None if the steps of a phase are unknown."""
         if any(phase.steps is None for phase in self.phases):
             return None
         return self.seconds / 3600
 
     @property
     def price(self) -> float | None:
-        """US dollars; None where time or price is not known."""
+        """Return the price in US dollars, or None if the time or hourly price is unknown."""
         hours, per_hour = self.hours, self.machine.price_per_hour
         return None if hours is None or per_hour is None else hours * per_hour
 
     @cached_property
     def ways(self) -> list[str]:
-        """What would make it fit (rlhf/planning/advice.py), found once: it plans many times."""
-        from rlhf.planning.advice import advice  # which plans, and so needs this module
+        """Return overrides that make the run fit; cached, because every change is planned."""
+        return [] if self.fits else advice(self.asked, partial(plan_run, loads=self.loads))
 
-        return [] if self.fits else advice(self)
+    @property
+    def setting(self) -> str:
+        """Return the ZeRO setting as text."""
+        zero = self.zero
+        own = self.stages.get(Role.critic, zero.stage) != zero.stage
+        critic = f" (critic: stage {zero.critic_stage})" if own else ""
+        offloaded = {
+            "optimiser": zero.offload_optimizer,
+            "weights": zero.offload_parameters,
+            "reference": zero.offload_reference and Role.reference in self.roles,
+            "reward model": zero.offload_reward and Role.reward in self.roles,
+            "moving average": zero.offload_ema,
+        }
+        names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
+        offloads = f", {' and '.join(names)} offloaded" if names else ""
+        return f"ZeRO stage {zero.stage}{critic}{offloads}"
 
     @property
     def stages(self) -> dict[str, int]:
-        """ZeRO stage of every model of the last phase that has it."""
+        """Return the ZeRO stage of every model role in the run."""
         return {role.value: stage_of(role, self.zero) for role in Role if role in self.roles}
 
     @property
     def roles(self) -> set[Role]:
-        """What the models of all phases do."""
+        """Return the roles of the models of all phases."""
         return {model.role for models in self.models.values() for model in models}
 
     @property
     def disk(self) -> int:
-        """Bytes of the models that the run leaves."""
+        """Return the bytes of the models that the run saves."""
         total = 0
         for models in self.models.values():
             for model in models:
@@ -149,27 +166,28 @@ class Plan:
 def plan_run(
     config: RunConfig, loads: Loads | None = None, efficiency: Efficiency | None = None
 ) -> Plan:
-    """The plan of a configuration; with zero.auto the fastest that fits, else least memory.
+    """Return the plan of a run.
 
-    ``loads`` describe the data as it was read; without them its sequences count as long as they
-    may be.
+    With zero.auto it is the fastest plan that fits, or the plan with least memory if none fits.
+    ``loads`` describe the data that was read; without them every sequence has its maximum length.
+    ``efficiency`` replaces the shares of peak rates in ``EFFICIENCY``.
 
     Raises:
-        UnknownModelError: the shape of a model is not known.
+        UnknownModelError: if the shape of a model is not known.
     """
-    # Typical rates choose and measured ones predict: measurements differ from day to day, and other
-    # micro-batches sum in another order, so that a seed would not give the same run again.
+    # Choose with typical rates and predict with measured rates: measurements vary from day to day,
+    # and other micro-batches sum in another order, so the same seed would give another run.
     typical = machine_of(config.hardware, typical_rates())
     machine = machine_of(config.hardware)
     found = assumed_loads(config) if loads is None else loads
-    # Once for all candidates: no ZeRO setting changes them, and their shapes may come from files.
+    # Built once for all candidates: no ZeRO setting changes them, and shapes may come from files.
     models = {phase: models_of(config, phase) for phase in config.phase.order}
 
     def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency or efficiency_of(machine)
-        at = Setting(machine=machine, zero=candidate.zero, efficiency=shares)
+        at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares)
         scenes = [
-            Scene.of(candidate, at, phase, found[phase], models[phase])
+            PhaseMemory.of(candidate, at, phase, found[phase], models[phase])
             for phase in config.phase.order
         ]
         choices = like.phases if like else [None] * len(scenes)
@@ -188,7 +206,7 @@ def plan_run(
 
 
 def efficiency_of(machine: Machine) -> Efficiency:
-    """The shares of its peaks that ``machine`` reaches."""
+    """Return the shares of its peak rates that ``machine`` reaches."""
     found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
     if not machine.is_gpu and machine.dtype is Dtype.bf16 and usable_isa() is Isa.amx:
         return replace(found, attention=AMX_ATTENTION)
@@ -196,7 +214,7 @@ def efficiency_of(machine: Machine) -> Efficiency:
 
 
 def best_of(plans: Sequence[Plan]) -> Plan:
-    """The fastest that fits, the earlier where two are as fast; where none fits, the smallest."""
+    """Return the fastest plan that fits (the first on a tie), else the plan with least memory."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
         return min(fitting, key=lambda plan: plan.seconds)
@@ -204,7 +222,7 @@ def best_of(plans: Sequence[Plan]) -> Plan:
 
 
 def _candidates(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
-    """The configuration under every ZeRO setting that zero.auto may take; else as it is."""
+    """Yield ``config`` under every valid ZeRO setting, or unchanged without zero.auto."""
     if not config.zero.auto:
         yield config
         return
@@ -223,11 +241,11 @@ def _candidates(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
 
 
 def _settings(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Stages and offloading, what is simplest first."""
+    """Yield ZeRO stages and offloading options, the simplest first."""
     has_ppo = Phase.ppo in config.phase.order
     has_ema = has_ppo and bool(config.ppo.ema_beta)
     no = (False,)
-    # On a CPU the memory of the ranks is the host's: nothing to offload to.
+    # On a CPU the ranks' memory is the host's memory: there is nothing to offload to.
     either = (False, True) if config.hardware.device is Device.cuda else no
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:

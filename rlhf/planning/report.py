@@ -1,15 +1,14 @@
-"""A plan as a table for people and as plan.json for programs."""
+"""Format a plan as a table for people and as plan.json for programs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase
-from rlhf.planning.advice import describe
-from rlhf.planning.machine import GB, GIB
-from rlhf.planning.phases import PhasePlan
+from rlhf.planning.hardware import GB, GIB
+from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import Plan
-from rlhf.planning.workload import in_words
+from rlhf.planning.steps import in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +29,7 @@ PARTS = (
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The content of plan.json: memory in GiB (2^30 bytes) of one rank, time in hours."""
+    """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
     zero, machine = plan.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
     if plan.reason is not None:
@@ -67,17 +66,17 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
 
 
 def _host(plan: Plan) -> int:
-    """Bytes that are offloaded in one node."""
+    """Return the bytes offloaded per node."""
     return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
 
 
 def summary(plan: Plan) -> str:
-    """Return one line: setting, memory, time, price, and the steps that these count."""
+    """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
     return f"{_setting(plan)} for {counts(plan)}" if plan.fits else f"does not fit: {plan.reason}"
 
 
 def counts(plan: Plan) -> str:
-    """Return the steps that time and price count, and the examples."""
+    """Return as text the steps and examples that time and price are based on."""
     config = plan.config
     batches = {
         Phase.sft: f"{config.sft.batch_size} examples",
@@ -98,7 +97,7 @@ def _setting(plan: Plan) -> str:
     number = plan.machine.ranks
     ranks = "one rank" if number == 1 else f"each of {number} ranks"
     words = [
-        describe(plan),
+        plan.setting,
         f"{most / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
         _time(plan.hours),
     ]
@@ -108,12 +107,12 @@ def _setting(plan: Plan) -> str:
 
 
 def tables(plan: Plan) -> list[RenderableType]:
-    """What each phase takes, part by part, and the answer."""
+    """Return a table of the memory and time of each phase, the verdict and notes."""
     from rich.table import Table
 
     hardware = plan.config.hardware
     nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
-    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, {describe(plan)}"
+    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, {plan.setting}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
     for phase in plan.phases:

@@ -1,4 +1,4 @@
-"""The numbers of weights of a model, from the fields of its Hugging Face config."""
+"""Count the weights of a model from the fields of its Hugging Face config."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.choices import ModelInit
-from rlhf.config.schema import ModelConfig
+from rlhf.config.schema.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder. ``matrices`` are the (inputs, outputs) of one layer's linear layers."""
+    """The shape of a decoder; ``matrices`` are (inputs, outputs) of one layer's linear layers."""
 
     layers: int
     hidden: int
@@ -25,68 +25,68 @@ class ModelShape:
     ffn: int
     is_gated: bool
     wide_copies: int
-    """What of each number of the wide part is kept for the backward pass."""
+    """Values per feed-forward unit that are saved for the backward pass."""
     vocab: int
     matrices: tuple[tuple[int, int], ...]
     layer_vectors: int
-    """Biases and norms of one layer."""
+    """Weights of the biases and norms of one layer."""
     outside: int
-    """Weights outside the layers: embeddings, final norm, projections; not an untied head."""
+    """Weights outside the layers: embeddings, final norm, projections; without an untied head."""
     tail: int
-    """Of these between the last layer and the head: norm, projection."""
+    """Weights of ``outside`` between the last layer and the head: norm, projection."""
     head: int
     """Weights of a head that is not tied to the embedding."""
     embedding: int
-    """Width of the embedding, and of what the head reads."""
+    """Width of the embedding, and of the input of the head."""
     norms: int = 2
-    """Norms of one layer over the hidden state."""
+    """Number of norms over the hidden state in one layer."""
     has_rms_norms: bool = False
-    """RMSNorm instead of LayerNorm."""
+    """True if norms are RMSNorm, False if LayerNorm."""
     norms_heads: bool = False
-    """Norms on queries and keys."""
+    """True if queries and keys have norms."""
     keeps_scores: bool = False
-    """Attention only by transformers' plain code, which keeps its (tokens, tokens) shares."""
+    """True if only eager attention works, which saves (tokens, tokens) probabilities."""
 
     @property
     def layer(self) -> int:
-        """Weights of one layer."""
+        """Return the number of weights of one layer."""
         return sum(i * o for i, o in self.matrices) + self.layer_vectors
 
     @property
     def weights(self) -> int:
-        """Weights of the language model."""
+        """Return the number of weights of the language model."""
         return self.layers * self.layer + self.outside + self.head
 
     @property
     def scorer_weights(self) -> int:
-        """Weights of the same with a head of one output: a reward model or critic."""
+        """Return the number of weights of a reward model or critic, whose head has one output."""
         return self.layers * self.layer + self.outside + self.embedding
 
     @property
     def multiplied(self) -> int:
-        """Weights of the linear layers but the output's, which every token is multiplied with."""
+        """Return the number of weights that multiply every token: linear layers except the head."""
         inner = self.layers * sum(i * o for i, o in self.matrices)
         return inner + sum(i * o for i, o in self.projections)
 
     @property
     def projections(self) -> tuple[tuple[int, int], ...]:
-        """(inputs, outputs) of what stands between a narrower embedding and the layers."""
+        """Return (inputs, outputs) of the projections from and to a narrower embedding."""
         narrow, wide = self.embedding, self.hidden
         return () if narrow == wide else ((narrow, wide), (wide, narrow))
 
     def adapter_weights(self, rank: int) -> int:
-        """Weights of LoRA adapters of this rank on every linear layer but the output's."""
+        """Return the weights of LoRA adapters of ``rank`` on all linear layers except the head."""
         sides = self.layers * sum(i + o for i, o in self.matrices)
         return rank * (sides + sum(i + o for i, o in self.projections))
 
     @property
     def kv_per_token(self) -> int:
-        """Numbers that one token leaves in the key-value memory."""
+        """Return the number of KV cache elements per token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 def shape_of(model: ModelConfig) -> ModelShape | None:
-    """Return the shape of a model, or None where it is not known."""
+    """Return the shape of a model, or None if it is not known."""
     fields = config_fields(model)
     if not fields.get("model_type"):
         return None
@@ -94,15 +94,15 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
     family = FAMILIES.get(fields["model_type"])
     try:
         return None if family is None else family(fields)
-    except KeyError:  # a field that its numbers depend on
+    except KeyError:  # a required field is missing
         return None
 
 
 def config_fields(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of a model's HF config, as far as they are known.
+    """Return the known fields of a model's HF config; empty if none are known.
 
-    Random weights are made from ``architecture``. Pretrained weights have their folder's
-    config.json; those of a hub id a published ``architecture``, or config.json in the hub's cache.
+    Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
+    a hub id, the published fields in ``architecture`` or config.json in the hub cache.
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)
@@ -115,18 +115,18 @@ def config_fields(model: ModelConfig) -> dict[str, Any]:
 
 
 def _cached(model: ModelConfig) -> dict[str, Any]:
-    """Read config.json of a hub id in the hub's cache."""
+    """Read config.json of a hub id from the hub cache; return {} if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
         found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
-    except ValueError:  # not the form of a hub id
+    except ValueError:  # the path is not a hub id
         return {}
     return _read(Path(found)) if isinstance(found, str) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a JSON file; empty where it holds none."""
+    """Read a mapping from a JSON file; return {} if the file holds none."""
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -163,7 +163,7 @@ def _opt(c: Mapping[str, Any]) -> ModelShape:
 
 
 def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False) -> ModelShape:
-    """Llama, Mistral; Qwen2 has ``biases`` on queries, keys and values, Qwen3 norms on heads."""
+    """Return the shape of Llama or Mistral; Qwen2 has ``biases`` on QKV, Qwen3 norms on heads."""
     hidden, ffn = c["hidden_size"], c["intermediate_size"]
     heads = c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
@@ -204,7 +204,7 @@ def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False)
 def _fused(
     *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, outside: int, head: int
 ) -> ModelShape:
-    """GPT-2, GPT-NeoX and BLOOM: one matrix for queries, keys and values; biases everywhere."""
+    """Return the shape of GPT-2, GPT-NeoX or BLOOM: one QKV matrix, biases everywhere."""
     return ModelShape(
         layers=layers,
         hidden=hidden,
@@ -262,26 +262,26 @@ def _gpt2(c: Mapping[str, Any]) -> ModelShape:
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
         head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
     )
-    # GPT-2's own activation is some products and a tanh, each of which keeps what it reads.
+    # GPT-2's own activation is several products and a tanh; autograd saves the input of each.
     return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 
 def _olmo2(c: Mapping[str, Any]) -> ModelShape:
-    """Norms behind attention and feed-forward part, and over all queries and all keys at once."""
+    """Return OLMo 2's shape: norms after attention and feed-forward, and over whole Q and K."""
     shape = _llama(c)
     whole = (shape.heads + shape.kv_heads) * shape.head_dim
     return replace(shape, layer_vectors=shape.layer_vectors + whole, norms_heads=True)
 
 
 def _gemma3(c: Mapping[str, Any]) -> ModelShape:
-    """Norms before and behind attention and feed-forward part; tied unless its config denies it."""
+    """Return Gemma 3's shape: Llama with four norms per layer; embeddings tied by default."""
     shape = _llama({"tie_word_embeddings": True, "head_dim": 256} | dict(c), normed_heads=True)
     return replace(shape, layer_vectors=shape.layer_vectors + 2 * shape.hidden, norms=4)
 
 
-OWN = ("gelu_new", "gelu_fast")  # activations that transformers writes out in Python
+OWN = ("gelu_new", "gelu_fast")  # activations that transformers computes step by step in Python
 
-# model_type of the HF config -> how its fields are read
+# model_type of the HF config -> function that reads its fields
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
     "opt": _opt,
     "llama": _llama,

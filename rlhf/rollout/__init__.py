@@ -1,1 +1,1 @@
-"""From prompts to responses, and from responses to what PPO learns from."""
+"""Rollouts: sample responses to prompts with the actor's current weights."""

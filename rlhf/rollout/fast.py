@@ -1,25 +1,24 @@
-"""Responses from this project's own decode loop, on the weights that are being trained."""
+"""Rollouts with this project's own decode loop, on the weights that are being trained."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.config.choices import When
+from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder
-from rlhf.rollout.decoders.families import Parts, parts_of
-from rlhf.rollout.decoders.family import FamilyDecoder
-from rlhf.rollout.decoders.general import GeneralDecoder
-from rlhf.rollout.decoders.graphs import GraphedDecoder
+from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
+from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import Engine, PromptBatch, Ranks, Responses
+from rlhf.types import DecoderParts, Engine, PromptBatch, Ranks, Responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FastSettings:
-    """How the decode loop runs; the meanings are those of the config group ``rollout``."""
+    """Options of the decode loop; the config group ``rollout`` documents their meaning."""
 
     dtype: torch.dtype
     max_rows: int | None
@@ -35,10 +34,18 @@ class FastSettings:
     cuda_graphs: bool
 
 
-class FastRollout:
-    """Prefill and decode on preallocated memory with continuous batching; a ``RolloutBackend``.
+class PartsOf(Protocol):
+    """Finds the parts of a model for fused decoding."""
 
-    ``weight_of`` gives a linear layer's weight with its adapters merged in.
+    def __call__(self, model: PreTrainedModel, /, *, tokens: int) -> DecoderParts | None:
+        """Return the parts for sequences of up to ``tokens`` tokens, or None."""
+
+
+class FastRollout:
+    """A ``RolloutBackend`` with a preallocated KV cache and continuous batching.
+
+    ``weight_of`` returns a linear layer's weight with its adapters merged in. ``parts_of`` returns
+    the parts of a model for fused decoding, or None if its own KV cache is to be used.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class FastRollout:
         pad_id: int,
         stop: StopTexts,
         weight_of: Callable[[nn.Module], Tensor],
+        parts_of: PartsOf,
         ranks: Ranks,
     ) -> None:
         self._sampling = sampling
@@ -58,18 +66,21 @@ class FastRollout:
         self._pad_id = pad_id
         self._stop = stop
         self._weight_of = weight_of
+        self._parts_of = parts_of
         self._ranks = ranks
 
     def generate(
         self, actor: Engine, prompts: PromptBatch, *, limits: list[int] | None = None
     ) -> Responses:
-        """One response per prompt, of at most ``limits`` tokens each (None: max_tokens)."""
+        """Return one response per prompt, of at most limits[i] tokens (None: max_tokens)."""
         requests = self._requests(prompts, limits)
         tokens = max(len(request.prompt) + request.limit for request in requests)
         rows = min(self._settings.max_rows or len(requests), len(requests))
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
-            parts = parts_of(model, tokens=tokens)
+            parts = self._parts_of(model, tokens=tokens)
+            if parts is not None and not can_fuse(parts):
+                parts = None
             gathers = parts is not None and self._gathers(actor, model)
             is_layerwise = actor.is_sharded and not gathers
             with actor.gathered(model) if gathers else nullcontext():
@@ -97,18 +108,18 @@ class FastRollout:
         ]
 
     def _decoder(
-        self, model: PreTrainedModel, parts: Parts | None, rows: int, tokens: int
+        self, model: PreTrainedModel, parts: DecoderParts | None, rows: int, tokens: int
     ) -> Decoder:
         dtype, device = self._settings.dtype, self._ranks.device
         if parts is None:
-            return GeneralDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
-        decoder = FamilyDecoder(parts, self._weight_of, rows=rows, tokens=tokens, dtype=dtype)
+            return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
+        decoder = FusedDecoder(parts, self._weight_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
             return GraphedDecoder(decoder, rows=rows, tokens=tokens)
         return decoder
 
     def _gathers(self, actor: Engine, model: nn.Module) -> bool:
-        """Whether sharded weights are made whole for the rollout; the same on every rank."""
+        """Return True, on every rank, if sharded weights are gathered for the whole rollout."""
         match self._settings.gather_weights:
             case _ if not actor.is_sharded:
                 return False
@@ -137,7 +148,7 @@ class FastRollout:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device, or on the host."""
+    """Return the free memory of the GPU, or of the host if ``device`` is a CPU, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import os

@@ -1,4 +1,4 @@
-"""Responses from Hugging Face's generate: works with every causal model, and is not the fastest."""
+"""Rollouts with Hugging Face's generate, which works with every causal model but is slower."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HfRollout:
-    """Samples with ``generate``, from the weights that are being trained; a ``RolloutBackend``."""
+    """A ``RolloutBackend`` that samples with ``generate`` from the weights being trained."""
 
     def __init__(
         self, sampling: SamplingSettings, *, end_id: int, pad_id: int, stop: StopTexts
@@ -29,9 +29,9 @@ class HfRollout:
         self._stop = stop
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """One response per prompt, each decided by its own row of draws."""
+        """Return one response per prompt; its tokens depend on its own row of draws only."""
         with actor.evaluating() as module:
-            policy: Any = getattr(module, "pretrained", module)  # what wraps a model has it in it
+            policy: Any = getattr(module, "pretrained", module)  # unwrap the Hugging Face model
             return self.sampled(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
 
     def sampled(
@@ -43,16 +43,16 @@ class HfRollout:
         ends_early: bool = True,
         **options: Any,
     ) -> Responses:
-        """Responses of ``policy`` by its own ``generate``, or by what stands in for that.
+        """Sample responses from ``policy`` with ``generate``, its own or a replacement.
 
-        Without ``ends_early`` all of max_tokens are drawn, and cut at the end token afterwards: the
-        responses are the same. ``options`` go to ``generate``.
+        Without ``ends_early`` all max_tokens are drawn, then cut at the end token: the responses
+        are equal. ``options`` are passed to ``generate``.
         """
         from transformers import GenerationConfig
 
         settings = GenerationConfig(
             max_new_tokens=self._sampling.max_tokens,
-            do_sample=False,  # the last logits processor has drawn already
+            do_sample=False,  # the logits processor draws the token
             eos_token_id=self._end_id if ends_early else None,
             pad_token_id=self._pad_id,
         )
@@ -79,7 +79,7 @@ class HfRollout:
             step = ids_BS.shape[1] - prompt_tokens
             drawn = draw_tokens(
                 logits_BV,
-                # A rank that waits for others under ZeRO-3 goes on beyond its last draw, in vain.
+                # Under ZeRO-3 a finished rank keeps stepping with the others, past its last draw.
                 prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
                 self._sampling,
                 barred_B=everyone_B if step < self._sampling.min_tokens else None,
@@ -93,7 +93,7 @@ class HfRollout:
     def _criteria(
         self, prompt_tokens: int, stopped_at: list[int | None]
     ) -> StoppingCriteriaList | None:
-        """What ends rows at stop texts, and writes down at which of their tokens it did."""
+        """Return criteria that end rows at stop texts and record the token index of each end."""
         from transformers import StoppingCriteriaList
 
         def has_stopped(ids_BS: Tensor, *_: object, **__: object) -> Tensor:
@@ -118,10 +118,10 @@ class HfRollout:
 
 @contextmanager
 def only(settings: GenerationConfig, policy: Any) -> Iterator[None]:
-    """The policy with ``settings`` alone, for as long as the context lasts.
+    """Replace the policy's generation config with ``settings`` within the context.
 
-    transformers fills every field that is left open from the checkpoint's own generation config: a
-    repetition penalty from there would sample from another policy than the one that is trained.
+    transformers fills unset fields from the checkpoint's own generation config: a repetition
+    penalty from there would sample from a policy other than the trained policy.
     """
     own = policy.generation_config
     policy.generation_config = settings

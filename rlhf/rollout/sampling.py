@@ -1,4 +1,4 @@
-"""Drawing tokens from logits. Shapes: B = sequences, V = vocabulary, C = chunks of it."""
+"""Sample tokens from logits. Shapes: B = sequences, V = vocabulary, C = vocabulary chunks."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
 
-CHUNK = 64  # tokens of the vocabulary whose probabilities are first summed in fp32
-NUCLEUS = 256  # tokens that hold the share of top-p nearly always, so that not all need sorting
+CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
+NUCLEUS = 256  # likeliest tokens that top-p tries first: nearly always enough, so no full sort
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How responses are sampled; the meanings are those of the config group ``rollout``."""
+    """Options for sampling responses; the config group ``rollout`` documents their meaning."""
 
     max_tokens: int
     temperature: float
     top_k: int
     top_p: float
-    min_tokens: int = 0  # the end token cannot come before
+    min_tokens: int = 0  # the end token cannot be drawn before this many tokens
 
 
 class Drawn(NamedTuple):
-    """Tokens that were drawn, and what the policy thought of them."""
+    """Drawn tokens and their log-probabilities under the policy."""
 
     tokens_B: Tensor
     logprobs_B: Tensor  # nats, under softmax(logits / temperature), in fp32
@@ -40,11 +40,11 @@ def draw_tokens(
     barred_B: Tensor | None = None,
     end_id: int | None = None,
 ) -> Drawn:
-    """Tokens whose slice of the cumulative distribution holds the uniform ``draws``.
+    """Draw one token per row by inverse CDF and return it with its log-probability.
 
-    One number in [0, 1) per row decides (inverse CDF), so the same draw gives the same token
-    whatever else is in the batch. Rows that are ``barred`` cannot draw ``end_id``. The log-probs
-    are those of ``token_logprobs``: before top-k, top-p and the bar.
+    ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
+    whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_id``. The
+    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar.
     """
     kernel = _kernel_for(logits_BV, sampling)
     if kernel is not None:
@@ -65,17 +65,18 @@ def draw_tokens(
     else:
         tokens_B1 = _inverse_cdf(truncated(probabilities_BV, sampling), draws_B.double()[:, None])
     logprobs_B1 = probabilities_BV.gather(1, tokens_B1).log()
-    if end_B1 is not None:  # it counts again: log(sum of all) from log(sum of the others)
+    if end_B1 is not None:  # include the end token in the normalising sum again
         drawn_B1 = logits_BV.gather(1, tokens_B1)
         logprobs_B1 = drawn_B1 - torch.logaddexp(drawn_B1 - logprobs_B1, end_B1)
     return Drawn(tokens_B1.squeeze(1), logprobs_B1.squeeze(1))
 
 
 def truncated(probabilities_BV: Tensor, sampling: SamplingSettings) -> Tensor:
-    """Probabilities of what top-k, then top-p, leave, others 0; they sum to what is left.
+    """Return the probabilities with tokens outside top-k, then top-p, set to 0; not renormalised.
 
-    top-k keeps the k likeliest tokens. top-p keeps the likeliest until they hold its share of what
-    top-k left, the one that crosses it included. Tokens as likely as the last one stay too.
+    top-k keeps the k likeliest tokens. top-p keeps the likeliest tokens until they hold a share
+    ``top_p`` of what top-k kept, including the token that crosses it. Ties with the last kept token
+    are kept too.
     """
     if 0 < sampling.top_k < probabilities_BV.shape[1]:
         smallest_B1 = probabilities_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
@@ -87,9 +88,9 @@ def truncated(probabilities_BV: Tensor, sampling: SamplingSettings) -> Tensor:
 
 
 def _last_of_share(probabilities_BV: Tensor, share: float) -> Tensor:
-    """Probability (B, 1) of the token with which the likeliest reach ``share`` of all."""
+    """Return the probability (B, 1) of the token at which the likeliest reach ``share`` of all."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    wanted_B1 = (share - 1e-7) * total_B1  # as far off can fp32 probabilities be
+    wanted_B1 = (share - 1e-7) * total_B1  # tolerance: fp32 sums are off by about 1e-7
     num_tokens = probabilities_BV.shape[1]
     size = min(NUCLEUS, num_tokens)
     while True:
@@ -102,11 +103,11 @@ def _last_of_share(probabilities_BV: Tensor, share: float) -> Tensor:
 
 
 def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
-    """Tokens (B, 1) at which the cumulative weights pass the share ``draws`` of their sum.
+    """Return the tokens (B, 1) at which the cumulative weights pass ``draws`` times their sum.
 
-    In two levels, since a sum in fp64 over the vocabulary takes longer than all else here: sums of
-    chunks in fp32, then one chunk token by token. Sums over chunks are in fp64: in fp32 a large
-    vocabulary would shift them.
+    The search has two levels, because an fp64 cumulative sum over the vocabulary would take longer
+    than everything else here: first over chunks, each summed in fp32, then over the tokens of one
+    chunk. The sum over chunks is in fp64: in fp32 a large vocabulary would shift it.
     """
     num_rows, num_tokens = weights_BV.shape
     whole = num_tokens // CHUNK * CHUNK
@@ -115,7 +116,7 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
         rest_B1 = weights_BV[:, whole:].sum(dim=-1, keepdim=True)
         sums_BC = torch.cat([sums_BC, rest_B1], dim=1)
     ends_BC = sums_BC.cumsum(dim=-1, dtype=torch.float64)
-    # Against the actual total: rounding leaves it a little off 1, and the draw must stay inside.
+    # Scale by the actual total: rounding moves it slightly off 1, and the draw must stay inside.
     targets_B1 = draws_B1 * ends_BC[:, -1:]
     chunk_B1 = _slice_of(targets_B1, ends_BC)
     within_B1 = 1.0 - (ends_BC.gather(1, chunk_B1) - targets_B1) / sums_BC.gather(1, chunk_B1)
@@ -130,13 +131,13 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
 
 
 def _slice_of(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
-    """Which slice, of those that end at ``ends``, holds the target; never beyond the last."""
+    """Return the index (B, 1) of the slice that holds the target; ``ends`` are the slices' ends."""
     places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
-    return places_B1.clamp(max=ends_BN.shape[1] - 1)  # not a number is nowhere
+    return places_B1.clamp(max=ends_BN.shape[1] - 1)  # searchsorted puts NaN past the end
 
 
 def _kernel_for(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
-    """What draws from the whole distribution in one pass; None where it cannot, or is not asked."""
+    """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
     is_half_on_cpu = logits_BV.is_cpu and logits_BV.dtype is torch.bfloat16
     return logprob_kernel() if is_plain and is_half_on_cpu else None

@@ -1,7 +1,7 @@
-"""Continuous batching: rows that ended leave, and waiting prompts take their place.
+"""Continuous batching: finished rows are removed, and waiting prompts take their place.
 
-Shapes: B = rows in use, J = prompts that join, N = responses to make, P = prompt tokens,
-V = vocabulary.
+Shapes: B = rows in use, J = distinct prompts that join, N = responses to generate, P = prompt
+tokens, T = response tokens, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
 
-PREFILL_TOKENS = 8192  # prompt tokens taken in at once: bounds the memory of a prefill
-JOINING_SHARE = 8  # where joining takes a pass of its own, 1 of so many rows must be free
+PREFILL_TOKENS = 8192  # prompt tokens per prefill, at most: bounds its memory
+JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
 
 
 @dataclass
 class Request:
-    """A response in the making."""
+    """A response that is being generated."""
 
-    index: int  # of the response among all
+    index: int  # row of the response in the batch
     prompt: tuple[int, ...]
-    limit: int  # tokens, at most
+    limit: int  # maximum number of response tokens
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     has_ended: bool = False
 
     @property
     def position(self) -> int:
-        """Where its newest token stands."""
+        """Return the position of the newest token."""
         return len(self.prompt) + len(self.ids) - 1
 
     @property
     def is_answered(self) -> bool:
-        """Whether nothing follows."""
+        """Return True if no further token follows."""
         return self.has_ended or len(self.ids) == self.limit
 
 
 class Scheduler:
-    """Drives a decoder until every request is answered.
+    """A loop that drives a decoder until every request is answered.
 
-    The requests in work are the decoder's first rows, in this order: one that ends is replaced by
-    the last. ``anyone_works`` says whether any rank is still at work, given whether this one is:
-    where a forward pass needs all ranks, one that has finished goes on in vain.
+    Active request i is row i of the decoder; when it ends, the last active request takes its row.
+    ``anyone_works`` takes whether this rank has work left and returns whether any rank has: if a
+    forward pass needs all ranks, a rank that has finished runs dummy passes for the others.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Scheduler:
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
-        # By length, so that prompts of a prefill are alike; equal prompts become neighbours.
+        # Longest first: a prefill gets prompts of similar length, and equal prompts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.prompt), r.prompt), reverse=True)
         while self._anyone_works(bool(waiting or self._active)):
             joining = self._next_joining(waiting)
@@ -89,7 +89,7 @@ class Scheduler:
             self._leave()
 
     def _next_joining(self, waiting: Sequence[Request]) -> list[Request]:
-        """The first of ``waiting`` that fit into the free rows and one prefill; none: not yet."""
+        """Return the first of ``waiting`` that fit into free rows and one prefill; [] to wait."""
         free = self._max_rows - len(self._active)
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
@@ -99,14 +99,15 @@ class Scheduler:
         return list(waiting[: min(free, fitting)])
 
     def _newest(self, device: torch.device) -> tuple[Tensor, list[int]]:
-        """The newest token (B,) of each request in work, and where it stands."""
+        """Return the newest token (B,) of each active request, and its position."""
         newest = [request.ids[-1] for request in self._active]
         return torch.tensor(newest, device=device), [r.position for r in self._active]
 
     def _join(self, joining: list[Request], device: torch.device) -> tuple[list[Request], Tensor]:
-        """Requests that get a token now, and their logits (B, V): ``joining``, and maybe all.
+        """Prefill ``joining``; return the requests that get a token now and their logits (B, V).
 
-        Equal prompts, which are neighbours, are run once and copied.
+        These are ``joining``, or all active requests if the same pass decodes. Equal prompts, which
+        are adjacent, are prefilled once and copied.
         """
         groups = [list(group) for _, group in groupby(joining, key=lambda r: r.prompt)]
         prompts = [torch.tensor(group[0].prompt) for group in groups]
@@ -131,7 +132,7 @@ class Scheduler:
         return self._active[first:], logits_BV
 
     def _extend(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> None:
-        """One more token for each of ``requests``."""
+        """Draw one more token for each of ``requests``."""
         indices = torch.tensor([r.index for r in requests], device=draws_NT.device)
         steps = torch.tensor([len(r.ids) for r in requests], device=draws_NT.device)
         fewest = min(len(request.ids) for request in requests)
@@ -150,7 +151,7 @@ class Scheduler:
             request.has_ended = token == self._end_id or self._stop.ends(request.ids)
 
     def _leave(self) -> None:
-        """Take out requests that are answered; the last row moves into the gap."""
+        """Remove answered requests; the last row moves into each gap."""
         for row in range(len(self._active)):
             while self._active and self._active[-1].is_answered:
                 self._active.pop()

@@ -1,1 +1,1 @@
-"""Starting the ranks, and what each of them does."""
+"""Start the ranks of a run, and run the phases on each rank."""

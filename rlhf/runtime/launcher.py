@@ -1,4 +1,4 @@
-"""From a frozen configuration to running ranks."""
+"""Start the ranks of a run from its frozen configuration."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
 from rlhf.runtime import worker
-from rlhf.runtime.commands import (
+from rlhf.runtime.launch_mode import (
+    LaunchMode,
     Program,
-    Way,
     in_shell,
     launch_commands,
-    launch_way,
-    meeting_point,
+    launch_mode,
+    rendezvous_address,
     slurm_task,
 )
-from rlhf.runtime.distributed import (
-    Meeting,
+from rlhf.runtime.rank import Failure, FailureKind, read_failure, run_rank
+from rlhf.runtime.rendezvous import (
+    Rendezvous,
     cores_of_rank,
     ignores_job_signals,
     started_rank,
 )
-from rlhf.runtime.rank import Failure, Kind, be_rank, read_failure
 from rlhf.tracking.console import build_console
 
-JOIN_MINUTES = 15  # in which the nodes of a SLURM job must meet
+JOIN_MINUTES = 15  # time limit for the nodes of a SLURM job to connect
 
 
 def start(config: RunConfig, run_dir: Path | None, script: str) -> float | None:
-    """Run all phases of the run frozen in ``run_dir``; returns its objective.
+    """Run all phases of the run frozen in ``run_dir``; return its objective.
 
-    A process that was itself started as a rank joins the others. ``script`` is launch.py, for those
-    that are started through it. Without ``run_dir`` this node only takes part, and its ranks are
-    told; then there is no objective.
+    A process that was itself started as a rank joins the other ranks. ``script`` is the path of
+    launch.py, which the DeepSpeed launcher runs on every node. Without ``run_dir`` another node
+    leads the run: this node's ranks get the directory from rank 0, and None is returned.
 
     Raises:
-        RlhfError: whatever a rank refused, with its message, or which rank was lost.
+        RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
-    way = launch_way(config, os.environ) if started_rank() is None else None
-    if way is Way.process:
+    way = launch_mode(config, os.environ) if started_rank() is None else None
+    if way is LaunchMode.process:
         assert run_dir is not None
         return worker.run(run_dir)
     if way is None:
-        be_rank(run_dir, complainer())
+        run_rank(run_dir, stderr_reporter())
     else:
         program = Program(sys.executable, script, [f"resume={run_dir}"])
         (command,) = launch_commands(config, program, os.environ)
         console = build_console(is_main=run_dir is not None, log_every=1)
         console.say(f"starting: {in_shell(command)}")
-        if way is Way.hostfile:
+        if way is LaunchMode.hostfile:
             _call(command)
         else:
             _spawn(config, run_dir, way)
@@ -69,56 +69,56 @@ def start(config: RunConfig, run_dir: Path | None, script: str) -> float | None:
 
 
 def join() -> None:
-    """Be one of the started ranks, of the run that rank 0 tells of."""
-    be_rank(None, complainer())
+    """Join as a started rank; rank 0 publishes the run directory."""
+    run_rank(None, stderr_reporter())
 
 
 def refuse(reason: str) -> None:
-    """Be the first of the started ranks, and tell the others why there is no run."""
-    Meeting(_ignore).refuse(reason)
+    """Publish to the other started ranks, as rank 0, why there is no run."""
+    Rendezvous(_ignore).refuse(reason)
 
 
 def _ignore(loss: str) -> None:
-    """Ranks watch one another from when they agree on a run."""
+    """Do nothing: ranks monitor each other only after they have agreed on a run."""
 
 
-def complainer() -> Callable[[Failure], None]:
-    """What says on the terminal why this rank ends."""
-    terminal = os.dup(2)  # DeepSpeed turns stderr away for seconds, while it tries compilers
+def stderr_reporter() -> Callable[[Failure], None]:
+    """Return a function that prints on the terminal why this rank ends."""
+    terminal = os.dup(2)  # a copy: DeepSpeed redirects stderr for seconds while it tries compilers
 
     def complain(failure: Failure) -> None:
-        if failure.kind is not Kind.crashed:
+        if failure.kind is not FailureKind.crashed:
             os.write(terminal, f"error: {failure.message}\n".encode())
 
     return complain
 
 
 def _call(command: list[str]) -> None:
-    """Run another launcher to its end; its exit code is ours."""
+    """Run another launcher to its end, and exit with its code if it fails."""
     process = subprocess.Popen(command)
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        process.wait()  # it was interrupted, too, and ends what it has started elsewhere
+        process.wait()  # Ctrl-C reached it too, and it ends its ranks on other nodes
         raise
     if code:
         raise SystemExit(code)
 
 
-def _spawn(config: RunConfig, run_dir: Path | None, way: Way) -> None:
+def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     """Start the ranks of this node with torchrun's agent and wait for them."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # Threads of a rank are fixed before its libraries load, and inherited through the environment.
+    # A rank's libraries read the number of threads from the environment when they load.
     os.environ["OMP_NUM_THREADS"] = str(cores_of_rank(config))
-    # The agent reports a failed rank in a page of its own; the rank's own words are enough.
+    # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = _slurm_options(config) if way is Way.slurm else _node_options()
+    options = _slurm_options(config) if way is LaunchMode.slurm else _node_options()
     if ignores_job_signals():
-        # submitit requeues the job at a later signal than SIGTERM, which the ranks ignore, too.
+        # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
         options["signals_to_handle"] = "SIGINT"
         os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")
     launch = elastic_launch(
@@ -142,7 +142,7 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: Way) -> None:
         except ChildFailedError as error:
             _explain(read_failure(failure_file), error.failures, run_dir)
         except DistError as error:
-            address, port = meeting_point(config, os.environ)
+            address, port = rendezvous_address(config, os.environ)
             raise RlhfError(
                 f"hardware.nodes={config.hardware.nodes}: the job's tasks did not meet at "
                 f"{address}:{port} in {JOIN_MINUTES} minutes; srun must start one on each node, "
@@ -151,15 +151,15 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: Way) -> None:
 
 
 def _node_options() -> dict[str, Any]:
-    """Where the ranks of a single node meet: on any free port."""
+    """Return the rendezvous options of a single node: any free port."""
     return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
 
 
 def _slurm_options(config: RunConfig) -> dict[str, Any]:
-    """Where the tasks of a SLURM job meet: on its first node."""
+    """Return the rendezvous options of a SLURM job's tasks: its first node."""
     task = slurm_task(os.environ)
     assert task is not None
-    address, port = meeting_point(config, os.environ)
+    address, port = rendezvous_address(config, os.environ)
     return {
         "run_id": f"slurm-{os.environ.get('SLURM_JOB_ID')}",
         "rdzv_backend": "static",
@@ -169,24 +169,24 @@ def _slurm_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _explain(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | None) -> None:
-    """Raise why the ranks of this node ended: what the first of them said, or how they died.
+    """Raise an error that explains why the ranks of this node ended.
 
     Raises:
-        RlhfError: it can be said in a line.
-        RuntimeError: the rank has printed a traceback.
+        RlhfError: if one line explains it: a rank's message, or the signal that ended a rank.
+        RuntimeError: if the rank has printed a traceback.
     """
-    if failure is not None and failure.kind is Kind.refused:
+    if failure is not None and failure.kind is FailureKind.refused:
         raise RlhfError(failure.message)
     signals = {rank: end.signal_name() for rank, end in ends.items() if end.exitcode < 0}
-    # The agent ends the others with SIGTERM.
+    # If a rank fails, the agent ends the other ranks with SIGTERM.
     killed = {rank: name for rank, name in signals.items() if name != "SIGTERM"} or signals
-    if killed and (failure is None or failure.kind is Kind.lost):
+    if killed and (failure is None or failure.kind is FailureKind.lost):
         way_out = f"; python launch.py resume={run_dir} goes on with the run" if run_dir else ""
         raise RlhfError(
             f"rank {_listed(killed)} on {socket.gethostname()} was ended by "
             f"{_listed(set(killed.values()))}{way_out}"
         )
-    if failure is not None and failure.kind is Kind.lost:
+    if failure is not None and failure.kind is FailureKind.lost:
         raise RlhfError(failure.message)
     raise RuntimeError(f"rank {_listed(ends)} failed; its error stands above")
 

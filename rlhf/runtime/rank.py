@@ -1,4 +1,4 @@
-"""One of several ranks: it joins the others, runs the worker, and ends together with them."""
+"""One of several ranks: it joins the other ranks, runs the worker, and ends together with them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from typing import NamedTuple
 
 from rlhf.errors import RlhfError
 from rlhf.runtime import worker
-from rlhf.runtime.distributed import Meeting, ignores_job_signals
+from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
 USER_ERROR = 2
-LOST_ANOTHER = 1  # exit code of a rank that ends because another has
+LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
 
 
-class Kind(StrEnum):
-    """What can end a rank before its time."""
+class FailureKind(StrEnum):
+    """Reasons for which a rank ends early."""
 
     refused = "refused"
-    """It cannot do what was asked, and says why."""
+    """The rank cannot run the configuration; the message is for the user."""
     crashed = "crashed"
-    """An error, whose traceback it has printed."""
+    """An exception, whose traceback the rank has printed."""
     lost = "lost"
     """Another rank has ended."""
 
 
 class Failure(NamedTuple):
-    """Why a rank ends before its time."""
+    """The reason for which a rank ends early."""
 
-    kind: Kind
+    kind: FailureKind
     message: str
 
 
 def write_failure(path: Path, failure: Failure) -> None:
-    """Keep why a rank ends; what was first stays."""
+    """Write ``failure`` to ``path``, unless another rank has written a failure there before."""
     unfinished = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     unfinished.write_text(json.dumps(failure))
     with suppress(FileExistsError):
@@ -50,56 +50,56 @@ def write_failure(path: Path, failure: Failure) -> None:
 
 
 def read_failure(path: Path) -> Failure | None:
-    """Why the first rank ended; None when none could say."""
+    """Return the failure of the first rank that ended; None if no rank wrote a failure."""
     if not path.exists():
         return None
     kind, message = json.loads(path.read_text())
-    return Failure(Kind(kind), message)
+    return Failure(FailureKind(kind), message)
 
 
-def be_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
-    """Be one of several started ranks, of the run that rank 0 knows the directory of.
+def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
+    """Run as one of several started ranks; rank 0 publishes the run directory.
 
     ``tell`` is called once if this rank or another fails; then the process ends.
     """
 
     def follow(loss: str) -> None:
-        tell(Failure(Kind.lost, loss))
+        tell(Failure(FailureKind.lost, loss))
         sys.stderr.flush()
-        os._exit(LOST_ANOTHER)  # the main thread may wait in a collective, for hours
+        os._exit(LOST_ANOTHER)  # the main thread may wait in a collective for hours
 
     try:
-        meeting = Meeting(follow)
+        meeting = Rendezvous(follow)
         run_dir = meeting.agree(run_dir)
     except RlhfError as error:
-        tell(Failure(Kind.refused, str(error)))
+        tell(Failure(FailureKind.refused, str(error)))
         raise SystemExit(USER_ERROR) from error
     try:
         worker.run(run_dir, meeting)
     except RlhfError as error:
-        tell(Failure(Kind.refused, str(error)))
+        tell(Failure(FailureKind.refused, str(error)))
         meeting.fail(str(error))
         raise SystemExit(USER_ERROR) from error
     except Exception as error:
         meeting.await_cause()
         traceback.print_exc()
         what = traceback.format_exception_only(error)[-1].strip()
-        tell(Failure(Kind.crashed, what))
+        tell(Failure(FailureKind.crashed, what))
         meeting.fail(what)
         raise SystemExit(1) from error
     meeting.done()
 
 
 def main() -> None:
-    """Be one spawned rank: FAILURE_FILE [RUN_DIR], the latter where the run was frozen here."""
+    """Run a spawned rank: FAILURE_FILE [RUN_DIR]; RUN_DIR is given if this node froze the run."""
     failure_file, *run_dir = map(Path, sys.argv[1:])
-    # Ctrl-C ends a rank at once, whatever it waits for: unwinding would let the other ranks notice
-    # first and complain. What is on disk is whole at any moment.
+    # Ctrl-C ends a rank at once, whatever it waits for: while it unwound, other ranks would notice
+    # and report a lost rank. Files on disk are complete at any moment.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if ignores_job_signals():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    be_rank(run_dir[0] if run_dir else None, lambda failure: write_failure(failure_file, failure))
+    run_rank(run_dir[0] if run_dir else None, lambda failure: write_failure(failure_file, failure))
 
 
 if __name__ == "__main__":

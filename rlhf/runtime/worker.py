@@ -1,4 +1,4 @@
-"""One rank of a run: phases in order, each skipped when its result is already there."""
+"""One rank of a run: it runs the phases in order, and skips phases that have a result."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from filelock import FileLock
 from rlhf.checkpoint.folders import phase_result, phase_result_path, whole_folder, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
-from rlhf.config.schema import RunConfig
-from rlhf.data.sources import describe, load_datasets
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.engine.machine import current_ranks, resolve_dtype
+from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
-from rlhf.phases.context import RunContext, peak_memory_gib
 from rlhf.phases.dpo import run_dpo
-from rlhf.phases.ppo import run_ppo
+from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
-from rlhf.phases.rollout_checks import require_rollouts
 from rlhf.phases.sft import run_sft
+from rlhf.phases.shared.context import RunContext, peak_memory_gib
+from rlhf.phases.shared.preflight import require_rollouts
 from rlhf.planning.report import PLAN
-from rlhf.runtime.distributed import Meeting, cores_of_rank
-from rlhf.runtime.memory import keep_freed_memory
+from rlhf.runtime.malloc import keep_freed_memory
+from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import drop_phases
 from rlhf.tracking.summary import show_summary
@@ -52,10 +52,10 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
 }
 
 
-def run(run_dir: Path, meeting: Meeting | None = None) -> float:
-    """Run the phases that ``run_dir`` has no result of; returns the objective.
+def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
+    """Run the phases of ``run_dir`` that have no result yet; return the run's objective.
 
-    ``meeting`` joins this process to the other ranks; without it there is one rank.
+    ``meeting`` connects this process to the other ranks; without it there is one rank.
     """
     config = load_run(run_dir)
     quieten_libraries()
@@ -91,12 +91,12 @@ def run(run_dir: Path, meeting: Meeting | None = None) -> float:
 def beside_the_plan(
     run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
 ) -> dict[str, dict[str, float]]:
-    """Return the phase's time, and the most memory up to its end: measured, and as planned.
+    """Return the phase's time, and the peak memory up to its end: measured and planned.
 
-    A process on a CPU keeps what it has held, so that the memory of earlier phases counts too.
+    Peak memory is counted from the start of the process, so it includes earlier phases.
     """
     measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
-    if not (run_dir / PLAN).exists():  # plan=off, or the shape of a model is not known
+    if not (run_dir / PLAN).exists():  # plan=off, or a model with an unknown shape
         return {"measured": measured}
     phases = json.loads((run_dir / PLAN).read_text())["phases"]
     so_far = list(phases)[: list(phases).index(phase) + 1]
@@ -110,9 +110,10 @@ def beside_the_plan(
 def whole_beside_the_plan(
     run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
 ) -> dict[str, dict[str, float]]:
-    """Return the same of the whole run; measured since the process started, which loads libraries.
+    """Return the time and peak memory of the whole run: measured and planned.
 
-    Phases that an earlier attempt has finished count with their own time.
+    The time counts from the start of the process, so it includes loading libraries. The time of
+    phases that an earlier attempt finished is added.
     """
     earlier = sum(phases[name]["seconds"] for name in phases if name not in unfinished)
     measured = {
@@ -127,7 +128,7 @@ def whole_beside_the_plan(
 
 
 def seconds_of_process() -> float:
-    """Return the age of this process, as Linux counts it."""
+    """Return the seconds since this process started, as Linux counts them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
     return float(Path("/proc/uptime").read_text().split()[0]) - started
@@ -136,9 +137,9 @@ def seconds_of_process() -> float:
 def build_context(
     config: RunConfig, run_dir: Path, ranks: Ranks, console: Console, unfinished: list[Phase]
 ) -> RunContext:
-    """Data, tokenizer and trackers of one rank for the phases still to run; says what it found.
+    """Build one rank's data, tokenizer and trackers for the phases still to run; print a summary.
 
-    What a stopped attempt has told of these phases is dropped, since they run anew.
+    Metrics and samples that a stopped attempt wrote for these phases are dropped: they run again.
     """
     require_rollouts(config)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
@@ -168,7 +169,7 @@ def build_context(
 
 
 def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
-    """The records of each phase, all data sets blended."""
+    """Load the records of each phase, blended from all data sets."""
     data = config.data
     datasets = load_datasets(data, seed=config.seed)
     for dataset in datasets:
@@ -188,12 +189,12 @@ def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
 def run_tokenizer(
     config: RunConfig, run_dir: Path, parts: dict[Phase, Part]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the run, made once and kept in the run directory.
+    """Return the tokenizer of the run, which is made once and stored in the run directory.
 
-    It is that of ``model``, or of ``reward_model`` where the run trains nothing but that.
+    It is the tokenizer of ``model``, or of ``reward_model`` if the run trains only a reward model.
 
     Raises:
-        ConfigError: the reward model that was named reads other tokens than the actor writes.
+        ConfigError: if a pretrained reward model reads other tokens than the actor writes.
     """
     folder, reward_model = run_dir / "tokenizer", config.reward_model
     is_reward_alone = config.phase.order == [Phase.reward]
@@ -215,7 +216,7 @@ def run_tokenizer(
 
 
 def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
-    """The content of result.json, from the results of the phases."""
+    """Return the content of result.json, from the results of the phases."""
     phases = {p.value: phase_result(run_dir, p) or {} for p in config.phase.order}
     name, last = list(phases.items())[-1]
     match name:
@@ -237,7 +238,7 @@ def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
 
 
 def quieten_libraries() -> None:
-    """Keep the libraries' bars and notices off the terminal; their errors still come through."""
+    """Keep the libraries' progress bars and notices off the terminal; errors are still shown."""
     import datasets
     import transformers
 
@@ -245,8 +246,8 @@ def quieten_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # setuptools tells the root logger of every compiler that DeepSpeed tries; Hydra's own lines
-    # stay.
+    # setuptools logs every compiler that DeepSpeed tries to the root logger; Hydra's own messages
+    # are kept.
     logging.getLogger("hydra").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)
     # deepspeed 0.19.8 under torch 2.13 uses the older names of two collectives.

@@ -1,1 +1,1 @@
-"""What a run tells: metrics, samples, progress and its summary."""
+"""Output of a run: metrics, samples, progress and the final summary."""

@@ -1,7 +1,7 @@
-"""Reasons to doubt a run, found in what its phases measured.
+"""Warnings about the results of a run, from the measurements of its phases.
 
-A rising score alone looks like success. These rules name runs that are not: a reward model that
-guesses, responses that collapse, a policy that left its reference or exploits its reward model.
+A rising score can look like success when it is not. These rules detect a reward model that guesses,
+responses that collapse, and a policy that left its reference or exploits its reward model.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
-WIDE = 0.2  # width of an accuracy's 95 % interval; about 100 pairs
-LENGTH_FACTOR = 2.0  # by which the mean length of responses may shrink or grow
-MOST_KL = 0.3  # nats per response token, as docs/metrics.md has it
-FEW_ENDED = 0.5  # share of responses
+WIDE = 0.2  # width of the 95 % interval of an accuracy that is measured on about 100 pairs
+LENGTH_FACTOR = 2.0  # the mean length of responses may change by this factor at most
+MOST_KL = 0.3  # nats per response token; docs/metrics.md gives the same limit
+FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
 
 
 def alarms_of(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line for each reason to doubt the results of ``phases``, with a way out."""
+    """Return one line, with a suggestion, for each reason to doubt the results of ``phases``."""
     lines: list[str] = []
     for name in ("reward", "dpo"):
         if name in phases:
@@ -67,6 +67,6 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rises(measures: Mapping[str, Any], name: str) -> bool | None:
-    """Return whether a measure is larger after the phase; None if it was not measured."""
+    """Return True if a measure is larger after the phase; None if it was not measured."""
     before, after = measures.get(f"{name}_before"), measures.get(f"{name}_after")
     return None if before is None or after is None else bool(after > before)

@@ -1,6 +1,6 @@
-"""The terminal: the only place that prints.
+"""Terminal output: the only module that prints.
 
-rich is imported when a console is made, so that importing this module costs nothing.
+rich is imported when a console is created, so that importing this module is fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class KeyMetric(NamedTuple):
-    """A metric that is worth its place on the progress line."""
+    """A metric to show on the progress line, with its label and number format."""
 
     name: str
     label: str
@@ -55,14 +55,14 @@ KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {
 
 
 class Progress(Protocol):
-    """Shows how far a phase has come."""
+    """Interface of a progress display for one phase."""
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Tell that ``step`` steps are done, the last with these metrics."""
+        """Show that ``step`` steps are done, and the metrics ``values`` of the last step."""
 
 
 class Console:
-    """Prints lines, tables and progress: a bar on a terminal, now and then a line elsewhere."""
+    """A console that prints lines, tables and progress (a bar on a terminal, otherwise lines)."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class Console:
         )
 
     def say(self, text: str) -> None:
-        """Print one plain line, however long, so that it can be copied whole."""
+        """Print one plain line without wrapping it, so that it can be copied."""
         self._rich.print(_plain(text), soft_wrap=True)
 
     def show(self, *renderables: RenderableType) -> None:
-        """Print tables or other things that rich can render."""
+        """Print tables or other objects that rich can render."""
         for renderable in renderables:
             self._rich.print(renderable)
 
     def table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Print rows under the keys that all have; columns of numbers stand at the right."""
+        """Print rows, all with the keys of the first; columns of numbers are right-aligned."""
         from rich import box
         from rich.table import Table
 
@@ -107,7 +107,7 @@ class Console:
 
     @contextmanager
     def progress(self, phase: str, total: int) -> Generator[Progress]:
-        """Show the progress of a phase of ``total`` steps for as long as the context lasts."""
+        """Show the progress of a phase of ``total`` steps within the context."""
         if self._rich.is_terminal:
             with _rich_progress(self._rich) as bars:
                 yield _BarProgress(bars, phase, total)
@@ -120,10 +120,10 @@ class Console:
 
 
 class NullConsole(Console):
-    """Prints nothing: the console of every rank but the first."""
+    """A console that prints nothing, for every rank except rank 0."""
 
     def __init__(self) -> None:
-        """Make no terminal."""
+        """Create no terminal."""
 
     def say(self, text: str) -> None:
         """Print nothing."""
@@ -135,18 +135,18 @@ class NullConsole(Console):
         """Print nothing."""
 
     @contextmanager
-    def progress(self, phase: str, total: int) -> Generator[Progress]:  # noqa: ARG002 - Console's arguments
+    def progress(self, phase: str, total: int) -> Generator[Progress]:  # noqa: ARG002 - inherited
         """Show nothing."""
         yield _NullProgress()
 
 
 def build_console(*, is_main: bool, log_every: int) -> Console:
-    """The console of this rank: only the main one prints."""
+    """Return the console of this rank; only the main rank prints."""
     return Console(log_every=log_every) if is_main else NullConsole()
 
 
 class _BarProgress:
-    """One line on a terminal that is drawn anew."""
+    """A progress bar: one line on a terminal that is redrawn."""
 
     def __init__(self, bars: progress.Progress, phase: str, total: int) -> None:
         self._bars = bars
@@ -160,7 +160,7 @@ class _BarProgress:
 
 
 class _LineProgress:
-    """A line every few steps, and one for the last, for logs."""
+    """Progress for logs: a line every few steps, and a line for the last step."""
 
     def __init__(self, console: Console, phase: str, total: int, *, log_every: int) -> None:
         self._console = console
@@ -172,7 +172,7 @@ class _LineProgress:
         self._is_told = True
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Print a line if it is time."""
+        """Print a line every ``log_every`` steps."""
         self._board.update(values)
         self._step = step
         self._is_told = False
@@ -180,7 +180,7 @@ class _LineProgress:
             self._tell()
 
     def close(self) -> None:
-        """Print the last step, unless it was printed."""
+        """Print a line for the last step if it has none yet."""
         if not self._is_told:
             self._tell()
 
@@ -196,7 +196,7 @@ class _NullProgress:
 
 
 class _Board:
-    """The newest values of a phase's key metrics; one that is not measured each step stays."""
+    """The latest values of a phase's key metrics, kept until they are measured again."""
 
     def __init__(self, phase: str) -> None:
         self._metrics = KEY_METRICS[phase]
@@ -218,16 +218,16 @@ def _rich_progress(console: RichConsole) -> progress.Progress:
 
     return progress.Progress(
         progress.TextColumn("[bold]{task.description}"),
-        # As wide as the others leave it: the metrics matter more than the bar.
+        # The bar fills the width that the other columns leave: metrics matter more.
         progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[metrics]}", markup=False),
         progress.TimeRemainingColumn(compact=True),
         console=console,
         expand=True,
-        # Each frame takes the interpreter from the training loop: two a second are enough.
+        # Drawing a frame blocks the training loop: two frames per second are enough.
         refresh_per_second=2,
-        # By default the time left is known only while a step takes less than 30 seconds.
+        # By default the time left is shown only if a step takes less than 30 seconds.
         speed_estimate_period=math.inf,
     )
 
@@ -243,7 +243,7 @@ def _cell(value: object) -> str:
 
 
 def _plain(text: str) -> Text:
-    """Text shown as it is: no rich markup, and no control characters that move the cursor."""
+    """Return ``text`` to be shown literally: no rich markup, and no control characters."""
     from rich.text import Text
 
     return Text("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text))

@@ -1,4 +1,4 @@
-"""What is printed at the end of a run: what came out, where it lies, what to type next."""
+"""The summary at the end of a run: its results, their files, and commands to continue with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rlhf.tracking.console import Console
 
-# What a run may have left in its directory, in the order in which it came to be.
+# Files and folders that a run may have in its directory, in the order of their creation.
 ARTIFACTS: Mapping[str, str] = {
     "SFT model": "sft/model",
     "reward model": "reward/model",
@@ -32,8 +32,8 @@ ARTIFACTS: Mapping[str, str] = {
 }
 
 
-class Row(NamedTuple):
-    """One measure of a phase; empty where there is nothing to say."""
+class SummaryRow(NamedTuple):
+    """One measure of a phase; a cell without a value is empty."""
 
     measure: str
     before: str = ""
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
-    """Print the summary of a run from what ``result.json`` holds."""
+    """Print the summary of a run from ``result``, the content of result.json."""
     console.say("")
     console.show(summary_table(result))
     sections = (
@@ -56,7 +56,7 @@ def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> 
 
 
 def summary_table(result: Mapping[str, Any]) -> Table:
-    """Measures of each phase before and after it; a phase that did not run has no rows."""
+    """Return a table of measures before and after each phase that ran."""
     from rich import box
     from rich.table import Table
 
@@ -88,7 +88,7 @@ def summary_table(result: Mapping[str, Any]) -> Table:
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what the objective is: the result of the last phase (see runtime/worker.py)."""
+    """Return a description of the objective: a result of the last phase (see runtime/worker.py)."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
@@ -102,7 +102,7 @@ def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
-    """Return the first sampled answers beside the last ones, to the same held-out prompts."""
+    """Return the first and the last sampled answers to the same held-out prompts."""
     file = run_dir / "samples.jsonl"
     samples = list(map(json.loads, file.read_text().splitlines())) if file.is_file() else []
     if not samples:
@@ -129,19 +129,19 @@ def _titled(title: str, lines: list[str]) -> list[str]:
 
 def _rows_of_run(
     measured: Mapping[str, float], planned: Mapping[str, float | None] | None
-) -> Iterator[Row]:
-    """Time and memory beside what the plan said of them."""
+) -> Iterator[SummaryRow]:
+    """Yield time and memory of the run, with the planned values if there is a plan."""
     time = memory = ""
     if planned is not None:
         hours, gib = planned["hours"], planned["memory_gib"]
         time = "" if hours is None else f", planned {_duration(hours)}"
         memory = "" if gib is None else f", planned {_number(gib)}"
-    yield Row(f"time{time}")
-    yield Row(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
+    yield SummaryRow(f"time{time}")
+    yield SummaryRow(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
 
 
 def where_it_lies(run_dir: Path) -> list[str]:
-    """A line for everything that a user may open and that is there."""
+    """Return a line for each file or folder of ``ARTIFACTS`` that exists."""
     lines = [
         f"  {name:<16} {_short(run_dir / path)}"
         for name, path in ARTIFACTS.items()
@@ -151,7 +151,7 @@ def where_it_lies(run_dir: Path) -> list[str]:
 
 
 def what_to_type_next(run_dir: Path) -> list[str]:
-    """Commands to copy: use the model, go on, change a number, bring your own data."""
+    """Return commands to copy: use the model, resume, change a number, train on your own data."""
     run = shlex.quote(str(_short(run_dir)))
     folders = ("ppo/actor", "dpo/actor", "sft/model")
     models = [run_dir / path for path in folders if (run_dir / path).exists()]
@@ -178,32 +178,32 @@ def what_to_type_next(run_dir: Path) -> list[str]:
     ]
 
 
-def _sft_rows(sft: Mapping[str, Any]) -> Iterator[Row]:
-    yield Row(
+def _sft_rows(sft: Mapping[str, Any]) -> Iterator[SummaryRow]:
+    yield SummaryRow(
         "held-out perplexity", _number(sft["perplexity_before"]), _number(sft["perplexity_after"])
     )
 
 
-def _reward_rows(reward: Mapping[str, Any]) -> Iterator[Row]:
+def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _accuracy_rows(reward)
     if "best_possible_accuracy" in reward:
-        yield Row("  best possible", after=_number(reward["best_possible_accuracy"]))
+        yield SummaryRow("  best possible", after=_number(reward["best_possible_accuracy"]))
     for kind, share in reward.get("minimal_pairs", {}).items():
-        yield Row(f"  {kind.replace('_', ' ')}", after=_number(share))
+        yield SummaryRow(f"  {kind.replace('_', ' ')}", after=_number(share))
 
 
-def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
+def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     low, high = measures["accuracy_ci"]
-    yield Row("held-out accuracy", after=_number(measures["accuracy"]))
-    yield Row("  95 % interval", after=f"{low:.3f}-{high:.3f}")
+    yield SummaryRow("held-out accuracy", after=_number(measures["accuracy"]))
+    yield SummaryRow("  95 % interval", after=f"{low:.3f}-{high:.3f}")
 
 
-def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[Row]:
+def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
-    yield Row("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
+    yield SummaryRow("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
 
 
-def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[Row]:
+def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _accuracy_rows(dpo)
     yield from _policy_rows(dpo)
 
@@ -218,19 +218,21 @@ POLICY_ROWS = {
 }
 
 
-def _policy_rows(measures: Mapping[str, Any]) -> Iterator[Row]:
+def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     for name, key in POLICY_ROWS.items():
         if f"{key}_before" in measures:
             before, after = measures[f"{key}_before"], measures[f"{key}_after"]
-            yield Row(name, _number(before), _number(after))
+            yield SummaryRow(name, _number(before), _number(after))
         if f"{key}_after_ema" in measures:
-            yield Row("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
+            yield SummaryRow("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
         for part, before in measures.get(f"{key}_parts_before", {}).items():
-            yield Row(f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part]))
-    yield Row("KL to reference, nats", after=_number(measures["kl_to_reference"]))
+            yield SummaryRow(
+                f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part])
+            )
+    yield SummaryRow("KL to reference, nats", after=_number(measures["kl_to_reference"]))
 
 
-PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
+PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = {
     "sft": _sft_rows,
     "reward": _reward_rows,
     "ppo": _ppo_rows,
@@ -247,6 +249,6 @@ def _number(value: float) -> str:
 
 
 def _short(path: Path) -> Path:
-    """The path as one would type it here."""
+    """Return ``path`` relative to the current folder if it is inside it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

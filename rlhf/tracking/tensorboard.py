@@ -1,4 +1,4 @@
-"""TensorBoard's event files, one directory per run."""
+"""Metrics in TensorBoard event files, one directory per run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rlhf.errors import CapabilityError
 
 
 class TensorBoardTracker:
-    """Writes metrics as scalars, each on the steps of its own phase."""
+    """A tracker that writes metrics as scalars, under tags that start with the phase."""
 
     def __init__(self, folder: Path) -> None:
         """Open the event file.
 
         Raises:
-            CapabilityError: the package is not installed.
+            CapabilityError: if the package tensorboard is not installed.
         """
         try:
             from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""Who is told the metrics and samples of a run."""
+"""Trackers: writers of the metrics and samples of a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.tracking.jsonl import JsonlWriter
-from rlhf.tracking.metrics import check_name
+from rlhf.tracking.registry import check_name
 
 if TYPE_CHECKING:
-    # rlhf.types imports torch, which whoever only reads metrics does not need.
+    # Type checking only: importing rlhf.types would import torch.
     from rlhf.types import Tracker
 
 
 class Trackers:
-    """Tells several trackers the same."""
+    """A tracker that forwards metrics to several trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
@@ -27,7 +27,7 @@ class Trackers:
         """Record the metrics of one step.
 
         Raises:
-            KeyError: a metric is not documented.
+            KeyError: if a metric is not documented.
         """
         for name in values:
             check_name(name)
@@ -35,13 +35,13 @@ class Trackers:
             tracker.log(phase, step, values)
 
     def finish(self) -> None:
-        """Flush and close all."""
+        """Flush and close all trackers."""
         for tracker in self._trackers:
             tracker.finish()
 
 
 class NullTracker:
-    """Records nothing: the tracker of every rank but the first."""
+    """A tracker that records nothing, for every rank except rank 0."""
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Record nothing."""
@@ -51,7 +51,7 @@ class NullTracker:
 
 
 class JsonlTracker:
-    """Writes metrics to a file, one line per step and phase."""
+    """A tracker that writes metrics to a file, one line per step and phase."""
 
     def __init__(self, path: Path) -> None:
         self._writer = JsonlWriter(path)
@@ -66,7 +66,7 @@ class JsonlTracker:
 
 
 class SampleWriter:
-    """Writes sampled responses to a file, one line each."""
+    """A writer of sampled responses to a file, one line per response."""
 
     def __init__(self, path: Path) -> None:
         self._writer = JsonlWriter(path)
@@ -96,10 +96,10 @@ class SampleWriter:
 
 
 def build_tracker(config: RunConfig, run_dir: Path, *, is_main: bool) -> Tracker:
-    """The tracker of this rank: only the main one records.
+    """Return the tracker of this rank; only the main rank records metrics.
 
     Raises:
-        CapabilityError: Weights & Biases or TensorBoard was asked for and is out of reach.
+        CapabilityError: if Weights & Biases or TensorBoard is configured but not available.
     """
     if not is_main:
         return NullTracker()

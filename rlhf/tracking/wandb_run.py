@@ -1,4 +1,4 @@
-"""Weights & Biases: one run per run directory."""
+"""Metrics in Weights & Biases: one run per run directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase, WandbMode
-from rlhf.config.schema import TrackingConfig
+from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import CapabilityError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INIT_TIMEOUT_SECONDS = 30.0
 
-# PPO is the one phase that logs metrics outside its own prefix.
+# Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
 PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: ("sft",),
     Phase.reward: ("reward",),
@@ -27,10 +27,10 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
 
 
 class WandbTracker:
-    """Sends metrics to Weights & Biases, or with mode offline into ``run_dir/wandb``.
+    """A tracker that sends metrics to Weights & Biases, or stores them in ``run_dir/wandb``.
 
-    Each phase has its own x axis, ``<phase>/step``: a resumed run then draws over the steps that it
-    repeats, where W&B's own step could only go up.
+    Each phase has its own x axis, ``<phase>/step``, so that a resumed run can log repeated steps
+    again: W&B's own step can only increase.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WandbTracker:
         """Start or resume the run.
 
         Raises:
-            CapabilityError: mode online without credentials, or the server cannot be reached.
+            CapabilityError: if mode online lacks credentials, or the server cannot be reached.
         """
         from wandb.errors import Error
 
@@ -67,12 +67,12 @@ class WandbTracker:
         self._run.log({**values, f"{phase}/step": step})
 
     def finish(self) -> None:
-        """Upload what is left and end the run."""
+        """Upload the remaining metrics and end the run."""
         self._run.finish()
 
 
 def _require_login(mode: WandbMode) -> None:
-    """Refuse mode online without credentials: ``wandb.init`` would ask for them and wait."""
+    """Check that mode online has credentials: ``wandb.init`` would otherwise prompt for them."""
     import wandb
 
     if mode is WandbMode.online and not wandb.login(prompt=False, verify=False):
@@ -90,9 +90,9 @@ def _init(
 
     settings = wandb.Settings(
         init_timeout=INIT_TIMEOUT_SECONDS,
-        # It would record every frame of the progress bar.
+        # Console capture would record every frame of the progress bar.
         console="off",
-        # Online, quiet still prints the address of the run; offline, there is nothing to tell.
+        # quiet still prints the address of an online run; an offline run prints nothing.
         quiet=True,
         silent=config.wandb is WandbMode.offline,
     )
@@ -112,7 +112,7 @@ def _init(
 
 
 def _run_id(path: Path) -> str:
-    """The id that a W&B sweep agent prescribes, else that of this directory, made on first use."""
+    """Return the id that a W&B sweep agent sets, or the id in ``path``, created on first use."""
     prescribed = os.environ.get("WANDB_RUN_ID")
     if prescribed is None and path.exists():
         return path.read_text(encoding="utf-8").strip()

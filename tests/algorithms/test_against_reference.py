@@ -21,10 +21,11 @@ from rlhf.algorithms.advantages import (
     token_rewards,
 )
 from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
-from rlhf.algorithms.logprobs import Reading, token_logprobs
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.metrics import Moments
+from rlhf.models.output_layer import token_logprobs
+from rlhf.types import LogprobOptions
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
 from tests.algorithms.ragged import assert_close, keeps, normal, quick, seeds, spoiled
@@ -78,7 +79,7 @@ shares = st.floats(0.1, 1.0)
 def test_logprobs_and_entropy(seed: int, temperature: float) -> None:
     logits_BTV = normal(3, 4, 7, seed=seed)
     ids_BT = normal(3, 4, 7, seed=seed + 1).argmax(dim=-1)
-    result = token_logprobs(logits_BTV, ids_BT, Reading(temperature))
+    result = token_logprobs(logits_BTV, ids_BT, LogprobOptions(temperature))
     for b in range(3):
         for t in range(4):
             logits = logits_BTV[b, t].tolist()

@@ -4,7 +4,7 @@ A test is named after the number of the flaw in our list of them. The flawed rul
 here, small, so that the difference can be seen. Some of it is tested where it belongs instead:
 8 (the reference of a trunk that is trained throughout) in ``tests/models/test_trunk.py``, 10 (data
 that is too small, in two sets at once, or cached) in ``tests/data``, 11 (a reward model without a
-trained head) in ``tests/models/test_building.py``, 17 (resuming) in ``tests/runtime``.
+trained head) in ``tests/models/test_build.py``, 17 (resuming) in ``tests/runtime``.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.utils.data import DistributedSampler
 
 from rlhf.algorithms.advantages import clip_scores, gae, token_rewards
 from rlhf.algorithms.kl import KlController, kl_estimate
-from rlhf.algorithms.logprobs import token_logprobs
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss
 from rlhf.algorithms.schedule import lr_schedule
-from rlhf.algorithms.streams import Shuffle
-from rlhf.config.checks import exact_div
+from rlhf.config.batches import exact_div
 from rlhf.data.collate import collate_prompts
 from rlhf.data.splits import largest_remainder
 from rlhf.data.tokens import Encoder
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.errors import ConfigError
 from rlhf.metrics import Moments
-from rlhf.models.building import build_actor, build_scorer, require_positions
-from rlhf.models.policy import Policy
-from rlhf.rollout.experience import WholeSequences
+from rlhf.models.build import build_actor, build_scorer, require_positions
+from rlhf.models.language_model import LanguageModel
+from rlhf.models.output_layer import token_logprobs
+from rlhf.phases.shared.scoring import WholeSequences
+from rlhf.random_streams import Shuffle
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.types import Responses
 from tests.algorithms import seed_reading as seeds
@@ -136,7 +136,9 @@ def test_bug_04_left_padding_moves_no_position() -> None:
         expected = [alone_SV[0, 6].item(), alone_SV[1, 7].item()]
         inputs = {"input_ids": left_BS, "attention_mask": attend_BS.long()}
         theirs_BSV = model(**inputs, position_ids=torch.arange(6)[None]).logits.log_softmax(-1)
-        ours_BT = sequences.told(Policy(model)(sequences.ids_BS, sequences.picks)).logprobs_BT
+        ours_BT = sequences.scatter_logprobs(
+            LanguageModel(model)(sequences.ids_BS, sequences.positions)
+        ).logprobs_BT
     assert_close(ours_BT[0], expected, atol=1e-5)
     assert abs(theirs_BSV[0, 3, 6].item() - expected[0]) > 0.01
     row = theirs_BSV[1, [3, 4], [7, 8]]

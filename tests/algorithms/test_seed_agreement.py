@@ -16,11 +16,11 @@ from torch import Tensor
 from rlhf.algorithms.advantages import Advantages, clip_scores, gae, token_rewards
 from rlhf.algorithms.dpo import dpo_loss
 from rlhf.algorithms.kl import kl_estimate
-from rlhf.algorithms.logprobs import token_logprobs
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.algorithms.reward import divergence_loss, end_scores
 from rlhf.data.collate import collate_pairs, collate_sequences
 from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.models.output_layer import token_logprobs
 from tests.algorithms import seed_reading as seeds
 from tests.algorithms.loop_reference import Rows, gradient
 from tests.algorithms.ragged import assert_close, keep_of, normal

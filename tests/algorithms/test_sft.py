@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.logprobs import token_logprobs
 from rlhf.algorithms.sft import SftLoss
+from rlhf.models.output_layer import token_logprobs
 from tests.algorithms.ragged import (
     assert_close,
     f64,

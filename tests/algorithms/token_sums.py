@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from rlhf.algorithms import dpo
-from rlhf.algorithms.logprobs import Picks, token_logprobs
 from rlhf.algorithms.sft import SftLoss, sft_loss
-from rlhf.types import SequenceBatch
+from rlhf.models.output_layer import token_logprobs
+from rlhf.types import SequenceBatch, TokenPositions
 
 
 def kept_logprobs(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N,) of the kept tokens that are predicted, and their rows."""
-    picks = Picks.of(SequenceBatch(ids_BS, keep_BS, keep_BS))
+    picks = TokenPositions.of(SequenceBatch(ids_BS, keep_BS, keep_BS))
     logits_NV = logits_BSV[picks.rows_N, picks.columns_N]
     return token_logprobs(logits_NV, picks.ids_N).logprobs_N, picks.rows_N
 

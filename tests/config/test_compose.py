@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.config import machine_schema, ppo_schema, schema, training_schema
 from rlhf.config.freeze import freeze, load_frozen, to_run_config
-from rlhf.config.names import REWARD_MODEL_GROUP, schema_types
+from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
+from rlhf.config.schema.run import RunConfig
+from tools.docs.pages import read_header
 
 CONF = Path(__file__).parents[2] / "conf"
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
@@ -26,46 +27,28 @@ Compose = Callable[[list[str]], DictConfig]
 
 
 def options_of(group: str) -> list[str]:
-    """Names of the files in a group's folder."""
-    return [path.stem for path in FILES if path.parent == CONF / group]
+    """Names of the options of a group, those in its folders included."""
+    below = CONF / group
+    return [p.relative_to(below).with_suffix("").as_posix() for p in FILES if below in p.parents]
 
 
 def defaults() -> dict[str, str | None]:
     """Group -> option, as conf/config.yaml chooses them; Hydra's own groups left out."""
     entries = OmegaConf.load(CONF / "config.yaml")["defaults"]
     pairs = (pair for entry in entries if entry != "_self_" for pair in entry.items())
-    return {group: option for group, option in pairs if "hydra/" not in group}
+    return {group: option for group, option in pairs if not group.startswith(("override", "opt"))}
 
 
 def choices() -> Iterator[list[str]]:
-    """Overrides that choose each option of each group, with what a rule demands besides."""
-    demanded = {
-        "phase=ppo": [f"{key}.{rest}" for key in ("model", "reward_model") for rest in PRETRAINED],
-        "phase=dpo": [f"model.{rest}" for rest in PRETRAINED],
-        "lora=all": [f"model.{rest}" for rest in PRETRAINED],
-        "lora=deepspeed_chat": [f"model.{rest}" for rest in PRETRAINED],
-        "data=local": ["data.path=pairs.jsonl"],
-        "experiment=smollm2_hh": ["data.path=pairs.jsonl"],
-        "data=hub": ["data.path=owner/name"],
-        "hardware=64xa100_80g": ["sft.batch_size=64", "reward.batch_size=64"],
-        "rollout=hybrid_engine": ["hardware=a100_80g"],
-        "zero=stage3_zeropp": ["hardware=8xa100_80g"],
-        "zero=stage3_mixzpp": ["hardware=8xa100_80g", "hardware.dtype=fp16", "lora=default"],
-        "model=pretrained": ["model.path=folder"],
-        f"{REWARD_MODEL_GROUP}=pretrained": ["reward_model.path=folder"],
-        f"{REWARD_MODEL_GROUP}=gold": ["phase=pipeline_rule"],
-        "phase=pipeline_rule": [f"{REWARD_MODEL_GROUP}=gold"],
-        "model=opt_175b": ["model.path=folder"],
-        f"{REWARD_MODEL_GROUP}=opt_175b": ["reward_model.path=folder"],
-        "sft=llama2_chat": ["model=opt_125m"],  # it has longer sequences than the tiny model
-        "sft=qwen_chat": ["model=opt_125m"],
-        "reward=qwen_chat": ["model=opt_125m"],
-    }
+    """The commands at the top of all files in conf/; of models, for the reward model too."""
     for group in defaults():
         for option in options_of(group.split("@")[0]):
-            choice = f"{group}={option}"
-            if choice not in {f"model={name}" for name in SCORERS}:
-                yield [choice, *demanded.get(choice, [])]
+            file = CONF / group.split("@")[0] / f"{option}.yaml"
+            words = read_header(file).command.split()[2:]
+            if group == REWARD_MODEL_GROUP and option not in SCORERS:
+                words = [word.replace("model", "reward_model", 1) for word in words]
+                words[0] = f"{group}={option}"
+            yield [word for word in words if word not in {"-m", "plan=only"} and "," not in word]
 
 
 @pytest.mark.slow
@@ -81,13 +64,15 @@ def test_every_option_composes_with_the_defaults(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", options_of("experiment"))
 def test_experiment_names_itself_and_its_command(name: str, compose: Compose) -> None:
-    package, command = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()[:2]
+    path = CONF / "experiment" / f"{name}.yaml"
+    command = read_header(path).command
     file = ["data.path=pairs.jsonl"] if "data.path=FILE" in command else []
     config = to_run_config(compose([f"experiment={name}", *file]))
-    assert (config.name, config.experiment) == (name, name)
-    assert package == "# @package _global_"
-    assert re.match(
-        rf"# python launch.py (-m )?(plan=only )?experiment={re.escape(name)}[ :]", command
+    assert config.experiment == name
+    assert config.name == name.removeprefix("tables/").replace("/", "_")
+    assert path.read_text().startswith("# @package _global_\n")
+    assert re.fullmatch(
+        rf"python launch.py (-m )?(plan=only )?experiment={re.escape(name)}( .*)?", command
     )
 
 
@@ -98,9 +83,8 @@ def test_experiment_gives_way_to_the_command_line(compose: Compose) -> None:
 
 
 def test_every_group_is_chosen_in_the_defaults_list() -> None:
-    folders = {path.parent.relative_to(CONF).as_posix() for path in FILES}
-    of_hydra = {"hydra/help", "hydra/launcher"}
-    assert {group.split("@")[0] for group in defaults()} == folders - of_hydra
+    folders = {path.relative_to(CONF).parts[0] for path in FILES}
+    assert {group.split("@")[0] for group in defaults()} == folders - {"hydra", "base"}
 
 
 def keys_of(node: Any, prefix: str = "") -> set[str]:
@@ -119,8 +103,8 @@ def test_schema_and_yaml_have_the_same_keys(compose: Compose) -> None:
 
 def documented_fields() -> set[str]:
     """Fields with a docstring in any class, for one word has one meaning, or with a type's."""
-    modules = (schema, machine_schema, ppo_schema, training_schema)
-    bodies = [ast.parse(inspect.getsource(module)).body for module in modules]
+    sources = Path(inspect.getfile(RunConfig)).parent.glob("*.py")
+    bodies = [ast.parse(source.read_text()).body for source in sources]
     classes = [c for body in bodies for c in body if isinstance(c, ast.ClassDef)]
     enums = {c.name for c in classes if ast.unparse(c.bases[0] if c.bases else c) == "StrEnum"}
     return {
@@ -138,7 +122,9 @@ def undocumented(text: str, documented: set[str]) -> list[str]:
     return [k for k, rest in keys if k not in documented | {"defaults"} and " # " not in rest]
 
 
-GROUP_FILES = [path for path in FILES if path.parent.name not in {"experiment", "help"}]
+GROUP_FILES = [
+    p for p in FILES if p.parent != HELP.parent and "@package _global_" not in p.read_text()
+]
 
 
 @pytest.mark.slow
@@ -158,8 +144,14 @@ def test_a_key_without_explanation_is_found() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_file_says_what_it_is_for(path: Path) -> None:
-    lines = re.sub(r"^# @package \S+\n", "", path.read_text()).splitlines()
-    assert re.match(r"# \S.*[.:;]", lines[0])
+    if path.relative_to(CONF).parts[0] in {"base", "hydra"}:
+        lines = re.sub(r"^# @package \S+\n", "", path.read_text()).splitlines()
+        assert re.match(r"# \S.*[.:;]", lines[0])
+        return
+    header = read_header(path)
+    assert header.title.endswith(".")
+    assert len(header.title) <= 120
+    assert header.source is None or "http" in header.source
 
 
 def helped() -> dict[str, list[str]]:

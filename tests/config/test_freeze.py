@@ -20,7 +20,7 @@ from rlhf.config.freeze import (
     to_run_config,
     with_free_keys,
 )
-from rlhf.config.schema import ModelConfig
+from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
@@ -70,7 +70,7 @@ def test_cache_directory_comes_from_the_environment(
         (["data=local"], "data.path is missing: add data.path=VALUE to the command"),
         (["~zero"], "zero is missing"),
         (["+ppo.cliprang=0.1"], "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
-        (["ppo.gamma=2"], "ppo.gamma=2.0: it must be above 0 and at most 1"),
+        (["ppo.gamma=2"], "ppo.gamma=2.0: must be above 0 and at most 1"),
     ],
 )
 def test_wrong_value_is_refused(overrides: list[str], message: str, compose: Compose) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.checks import phase_plans, rollout_plan
+from rlhf.config.batches import phase_plans, rollout_plan
 from rlhf.config.freeze import to_run_config
+from tools.docs.pages import read_header
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -157,8 +158,10 @@ def test_published_reward_models_learn_from_end_scores(preset: str, compose: Com
     ],
 )
 def test_preset_names_its_source(group: str, name: str) -> None:
-    lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
-    assert "https://" in lines[0]
-    assert "defaults: [default, _self_]" in lines
+    path = CONF / group / f"{name}.yaml"
+    lines, source = path.read_text().splitlines(), read_header(path).source
+    assert source is not None
+    assert "https://" in source
+    assert f"defaults: [/base/{group}@_here_, _self_]" in lines
     if group == "ppo":
-        assert lines[1].startswith("# Reported: ")
+        assert lines[3].startswith("# Reported: ")

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import freeze, to_run_config
 from rlhf.config.run_dir import make_run_dir
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 
 pytestmark = pytest.mark.slow

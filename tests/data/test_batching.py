@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.algorithms.streams import Shuffle
 from rlhf.data.batching import deal, pair_steps
 from rlhf.errors import DataError
+from rlhf.random_streams import Shuffle
 
 sizes = st.integers(1, 4)
 

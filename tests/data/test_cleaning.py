@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.config.choices import Source, Template
-from rlhf.config.schema import DataConfig
+from rlhf.config.schema.data import DataConfig
 from rlhf.data.cleaning import clean, clean_text, fingerprint, leave_out_repeated
+from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.sources import load_datasets
 from rlhf.data.synthetic_pairs import generate_records
 
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema import DataConfig
+from rlhf.config.schema.data import DataConfig
 from rlhf.data.corpus import corpus_blocks, cut_blocks, ptx_blocks, ptx_texts
 from rlhf.data.records import Record
 from rlhf.data.splits import Part

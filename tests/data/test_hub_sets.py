@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import freeze, load_frozen, to_run_config
-from rlhf.config.schema import RunConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.sources import load_datasets
 from rlhf.data.splits import blend, check_usable, divide
 from rlhf.errors import DataError
 

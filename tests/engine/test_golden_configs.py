@@ -16,11 +16,11 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
-from rlhf.config.checks import BatchPlan
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.engine.ds_config import deepspeed_config
+from rlhf.engine.deepspeed_config import deepspeed_config
 from tests.runs import ROOT
 
 Json = dict[str, Any]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.checks import BatchPlan
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.engine.ds_config import deepspeed_config
+from rlhf.engine.deepspeed_config import deepspeed_config
 
 Generate = Callable[..., dict[str, Any]]
 

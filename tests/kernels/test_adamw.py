@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.kernels.adamw import AdamwKernel, SplitState, Step, adamw_kernel
+from rlhf.kernels.adamw import AdamwKernel, AdamwScalars, SplitState, adamw_kernel
 
 KERNEL = adamw_kernel()
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="no C compiler")
-STILL = Step(
+STILL = AdamwScalars(
     scale=1.0, lr=0.0, beta1=0.5, beta2=0.75, eps=1.0, decay=0.0, correction1=1.0, correction2=1.0
 )
 
@@ -40,7 +40,7 @@ def numbers(size: int, seed: int = 0) -> Tensor:
 
 def test_one_step_by_hand(kernel: AdamwKernel) -> None:
     """Gradient 4 * 0.5 = 2: moments 1 and 1, corrected 2 and 4; 3 * 0.5 - 0.5 * 2 / (2 + 2)."""
-    step = Step(
+    step = AdamwScalars(
         scale=0.5,
         lr=0.5,
         beta1=0.5,

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf.algorithms.logprobs import Reading, picked_logprobs
 from rlhf.config.choices import Dtype
 from rlhf.cpu import MAX_ISA, Isa, read_cpu, usable_isa
-from rlhf.engine.lean_adamw import LeanAdamW
+from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.kernels.amx import AmxProjection
 from rlhf.kernels.compiling import KERNELS, kernel
+from rlhf.models.output_layer import fused_logprobs
 from rlhf.rollout.decoders.projections import projection
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
+from rlhf.types import LogprobOptions
 
 HALF = {"atol": 1e-2, "rtol": 1e-2}  # bf16 keeps 8 bits
 
@@ -60,7 +61,7 @@ def test_logprobs_and_their_gradient(temperature: float) -> None:
     hidden_NH, weight_VH = numbers(9, 32, seed=1).bfloat16(), numbers(61, 32, seed=2).bfloat16()
     ids_N = torch.arange(9) * 7 % 61
     half_NH = hidden_NH.clone().requires_grad_()
-    found = picked_logprobs(half_NH, weight_VH, None, ids_N, Reading(temperature=temperature))
+    found = fused_logprobs(half_NH, weight_VH, None, ids_N, LogprobOptions(temperature=temperature))
     found.logprobs_N.sum().backward()
     exact_NH = hidden_NH.double().requires_grad_()
     logits_NV = (exact_NH @ weight_VH.double().T).bfloat16().double() / temperature
@@ -95,7 +96,7 @@ def test_adamw(moments: Dtype) -> None:
     lean, plain = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     kept = torch.float32 if moments is Dtype.fp32 else torch.bfloat16
     groups = [{"params": [lean], "lr": 1e-2, "weight_decay": 0.1}]
-    ours = LeanAdamW(groups, betas=(0.9, 0.95), eps=1e-8, moments=kept)
+    ours = SplitAdamW(groups, betas=(0.9, 0.95), eps=1e-8, moments=kept)
     theirs = torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1, betas=(0.9, 0.95))
     for seed in range(3):
         gradient = numbers(50, 7, seed=seed).bfloat16()

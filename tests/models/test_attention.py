@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlhf.models import attention
 from rlhf.models.attention import LONGEST, MATMUL, matmul_attention
-from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.build import ModelSource, build_actor, build_scorer
 from tests.models_on_disk import FAMILIES, SMALL, disturb, small_tokenizer, some_ids, source_of
 
 CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from rlhf.errors import CapabilityError
-from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
 from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
 
@@ -103,7 +103,7 @@ def test_sampling_still_uses_the_cache(family, tokenizer, no_noise) -> None:
 
 def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
     from rlhf.config.choices import ModelInit
-    from rlhf.config.schema import LearningRates, ModelConfig
+    from rlhf.config.schema.model import LearningRates, ModelConfig
 
     config = ModelConfig(
         init=ModelInit.pretrained,

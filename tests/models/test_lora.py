@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.building import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.build import ModelSource, build_actor, build_scorer, require_trained_head
 from rlhf.models.lora import (
     LoraSpec,
     adapters_off,

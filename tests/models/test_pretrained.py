@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
-from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import tokenizer_for
 from tests.models_on_disk import save_base, small_tokenizer
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf.models.building import build_actor
+from rlhf.models.build import build_actor
 from rlhf.models.saving import save_streamed, saved_tensors
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema import ModelConfig
+from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, tokenizer_for, train_tokenizer
 
 SHAPE = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.algorithms.logprobs import Picks, Reading, TokenLogprobs
 from rlhf.errors import CapabilityError, ConfigError
-from rlhf.models.building import ModelSource, build_actor, build_scorer, require_trained_head
-from rlhf.models.policy import Policy
+from rlhf.models.build import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.language_model import LanguageModel
 from rlhf.models.trunk import SharedTrunk, build_trunk, critic_model, critic_state
+from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 from tests.models_on_disk import (
     FAMILIES,
     disturb,
@@ -25,8 +25,8 @@ IDS = some_ids(tokens=6)
 LENGTHS = torch.tensor([[6], [4]])
 ATTEND = torch.arange(6) < LENGTHS
 KEPT = torch.arange(5) < LENGTHS - 1  # the positions that predict a token
-PICKS = Picks(*KEPT.nonzero(as_tuple=True), IDS[:, 1:][KEPT])
-READING = Reading(0.8, entropy_gradient=True)
+PICKS = TokenPositions(*KEPT.nonzero(as_tuple=True), IDS[:, 1:][KEPT])
+READING = LogprobOptions(0.8, entropy_gradient=True)
 HEADS = {"num_key_value_heads": 1}
 SLIDING = ["full_attention", "sliding_attention"] * 2
 # Families and variants: name -> (family, what is changed in its config).
@@ -76,7 +76,7 @@ def outputs(trunk: SharedTrunk, *, with_reference: bool = True):
 def told_by(model) -> TokenLogprobs:
     """What the model says of the picked tokens."""
     with torch.no_grad():
-        return Policy(model)(IDS, PICKS, READING)
+        return LanguageModel(model)(IDS, PICKS, READING)
 
 
 def train(trunk: SharedTrunk, steps: int = 5) -> None:

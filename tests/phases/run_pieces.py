@@ -17,13 +17,14 @@ from rlhf.config.freeze import to_run_config
 from rlhf.data.splits import Part
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.phases import dpo, rlhf_engine
-from rlhf.phases.context import RunContext
+from rlhf.phases import dpo
+from rlhf.phases.ppo import rlhf_engine
+from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import build_console
-from rlhf.tracking.metrics import check_name
+from rlhf.tracking.registry import check_name
 from rlhf.types import Ranks
 from tests.models_on_disk import save_models
-from tests.phases.test_fixed_examples import EVAL, TRAIN
+from tests.phases.ppo.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine
 
 Compose = Callable[[list[str]], DictConfig]

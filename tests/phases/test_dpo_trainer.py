@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.config.choices import Phase
-from rlhf.models.building import build_actor
-from rlhf.models.policy import Policy
-from rlhf.phases.context import RunContext
+from rlhf.models.build import build_actor
+from rlhf.models.language_model import LanguageModel
 from rlhf.phases.dpo import DpoTrainer, held_out_prompts, run_dpo
-from rlhf.phases.policies import policy_source
-from rlhf.phases.ppo_models import AdapterOff
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.policies import AdapterOff, policy_source
 from tests.algorithms import loop_reference as reference
 from tests.models_on_disk import disturb
-from tests.phases.ppo_pieces import assert_gradient
+from tests.phases.ppo.ppo_pieces import assert_gradient
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 
 SHORT = ["phase=dpo", "dpo.batch_size=6", "dpo.micro_batch_size=2", "dpo.epochs=1"]
@@ -57,7 +56,9 @@ def pair_rows(context: RunContext) -> Any:
 
 
 def base_of(context: RunContext) -> nn.Module:
-    return Policy(build_actor(policy_source(context.config), context.tokenizer, seed=1)).eval()
+    return LanguageModel(
+        build_actor(policy_source(context.config), context.tokenizer, seed=1)
+    ).eval()
 
 
 @pytest.mark.slow

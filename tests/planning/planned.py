@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.config.schema import RunConfig
-from rlhf.planning.machine import Machine
-from rlhf.planning.models import ModelUse
+from rlhf.config.schema.run import RunConfig
+from rlhf.planning.hardware import Machine
+from rlhf.planning.model_uses import ModelUse
 from rlhf.planning.shapes import FAMILIES, ModelShape
 
 Compose = Callable[[list[str]], DictConfig]

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.schedule import lr_schedule
-from rlhf.config.checks import BatchPlan
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
-from rlhf.config.machine_schema import ZeroConfig
 from rlhf.config.roles import Role
-from rlhf.engine.build import build_engine
-from rlhf.engine.machine import current_ranks
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.engine.devices import current_ranks
+from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.types import Ranks
-from tests.engine.test_ds_config import zero
+from tests.engine.test_deepspeed_config import zero
 
 RANKS = 2
 LORA_RANK = 16
@@ -138,9 +138,10 @@ def measured(
     )
     ids_BS = torch.arange(16)[None] + 10 * ranks.rank
     seen: list[Bytes] = []
-    for _ in range(4):  # two steps; from the second on there are moments
-        engine.backward(engine(input_ids=ids_BS).logits.float().square().mean())
-        seen.append(model_state_bytes(engine))
+    for _ in range(2):  # from the second step on there are moments
+        for _ in range(2):
+            engine.backward(engine(input_ids=ids_BS).logits.float().square().mean())
+            seen.append(model_state_bytes(engine))
         engine.step()
     engine.close()
     return {

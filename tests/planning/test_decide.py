@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.checks import phase_plans, validate
+from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase, When
+from rlhf.config.rules.run import validate
 from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen, decide
 from rlhf.planning.plan import plan_run

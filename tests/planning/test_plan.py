@@ -10,16 +10,15 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from rlhf.config.checks import validate
 from rlhf.config.choices import Backend, Device, Dtype, LoraRole, Phase, When
 from rlhf.config.freeze import to_run_config
-from rlhf.config.machine_schema import HardwareConfig
-from rlhf.config.schema import RunConfig
+from rlhf.config.rules.run import validate
+from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen
-from rlhf.planning.machine import GIB
+from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import Plan, best_of, plan_run
 from tests.conftest import CONF
 from tests.planning.planned import SPECK, Compose, changed, run_of
@@ -33,9 +32,8 @@ def profiles() -> list[HardwareConfig]:
     """All of conf/hardware; the CPU with 16 GiB, whatever this machine has."""
     found = []
     for path in sorted((CONF / "hardware").glob("*.yaml")):
-        merged = OmegaConf.merge(OmegaConf.structured(HardwareConfig), OmegaConf.load(path))
-        profile = OmegaConf.to_object(merged)
-        assert isinstance(profile, HardwareConfig)
+        sizes = ["sft.batch_size=64", "reward.batch_size=64"]
+        profile = to_run_config(hydra_compose("config", [f"hardware={path.stem}", *sizes])).hardware
         if profile.device is Device.cpu:
             profile = replace(profile, memory_gib=16, host_memory_gib=16, dtype=Dtype.bf16)
         found.append(profile)
@@ -44,7 +42,7 @@ def profiles() -> list[HardwareConfig]:
 
 with initialize_config_dir(str(CONF), version_base="1.3"):
     BASE = to_run_config(hydra_compose("config", ["model=opt_125m"]))
-PROFILES = profiles()
+    PROFILES = profiles()
 
 
 def opt(hidden: int, layers: int) -> dict[str, Any]:

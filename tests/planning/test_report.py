@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlhf.checkpoint.folders import write_json
 from rlhf.config.choices import Source
-from rlhf.planning.machine import GIB
+from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.report import PARTS, PLAN, as_json, summary, tables
 from tests.planning.planned import Compose, changed, run_of
@@ -143,7 +143,7 @@ def test_one_line(compose: Compose) -> None:
     minutes = f"{60 * plan.hours:.1f} min"
     assert summary(plan) == (
         f"ZeRO stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
-        "for sft 689 steps of 32 examples, reward 2,756 steps of 32 pairs, ppo 56 steps of 128 "
+        "for sft 690 steps of 32 examples, reward 2,757 steps of 32 pairs, ppo 56 steps of 128 "
         "responses, from 129,500 generated examples (data=synthetic)"
     )
     no = refused(compose)

@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from rlhf.config.choices import ModelInit
-from rlhf.config.schema import ModelConfig
-from rlhf.models.building import ModelSource, build_actor
+from rlhf.config.schema.model import ModelConfig
+from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec, is_adapter_name
 from rlhf.planning.shapes import FAMILIES, shape_of
 from tests.conftest import CONF
@@ -61,7 +61,7 @@ def published() -> dict[str, dict[str, Any]]:
     for path in sorted((CONF / "model").glob("*.yaml")):
         fields = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(fields, dict)
-        if fields["architecture"]:
+        if "architecture" in fields:
             found[path.stem] = {"vocab_size": fields["vocab_size"]} | fields["architecture"]
     return found
 
@@ -71,8 +71,10 @@ ARCHITECTURES = MADE | published()
 
 def model(architecture: dict[str, Any], **changes: Any) -> ModelConfig:
     """The speck of conf/model/tiny.yaml with another architecture."""
-    fields = OmegaConf.to_container(OmegaConf.load(CONF / "model/tiny.yaml"))
+    files = [CONF / "base/model.yaml", CONF / "model/tiny.yaml"]
+    fields = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
     assert isinstance(fields, dict)
+    del fields["defaults"]
     fields |= {"init": ModelInit.random, "architecture": architecture, "vocab_size": 96}
     return ModelConfig(**fields | changes)
 

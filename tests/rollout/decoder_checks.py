@@ -34,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": SMALL | {"num_key_value_heads": 2},
     "qwen2": SMALL | {"num_key_value_heads": 2},
     "qwen3": SMALL | {"num_key_value_heads": 2, "head_dim": 8},
+    "starcoder2": SMALL | {"num_key_value_heads": 2},
     "mistral": SMALL | {"num_key_value_heads": 2},
     "gpt_neox": SMALL,
     "gpt2": SMALL | GPT2,

@@ -10,9 +10,10 @@ from torch import nn
 
 from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
-from rlhf.models.building import ModelSource, build_actor
+from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.families import decoder_parts
+from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, effective_weight
-from rlhf.models.policy import Policy
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
@@ -39,7 +40,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "initiali
 
 def actor_of(architecture: dict[str, Any], lora: LoraSpec | None = None) -> PlainEngine:
     source = ModelSource(key="model", path=None, architecture=architecture)
-    return PlainEngine(Policy(build_actor(source, TOKENIZER, seed=1, lora=lora)))
+    return PlainEngine(LanguageModel(build_actor(source, TOKENIZER, seed=1, lora=lora)))
 
 
 def prompts_of(lengths: list[int], *, seed: int = 0) -> PromptBatch:
@@ -67,6 +68,7 @@ def fast(
         end_id=END,
         pad_id=0,
         stop=StopTexts(TOKENIZER, stop or []),
+        parts_of=decoder_parts,
         weight_of=effective_weight,
         ranks=Ranks(),
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from rlhf.runtime import launcher, worker
-from rlhf.runtime.distributed import Meeting
+from rlhf.runtime.rendezvous import Rendezvous
 
 
-def broken_run(run_dir: Path, meeting: Meeting) -> float:
+def broken_run(run_dir: Path, meeting: Rendezvous) -> float:
     """In the place of worker.run."""
     torch.distributed.init_process_group("gloo")
     if os.environ["RANK"] == "1":
@@ -25,6 +25,6 @@ def broken_run(run_dir: Path, meeting: Meeting) -> float:
 
 worker.run = broken_run  # type: ignore[assignment]
 if os.environ["RANK"] == "0":
-    launcher.be_rank(Path(sys.argv[1]), launcher.complainer())
+    launcher.run_rank(Path(sys.argv[1]), launcher.stderr_reporter())
 else:
     launcher.join()

@@ -11,20 +11,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf.config.checks import BatchPlan
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
-from rlhf.engine.machine import current_ranks
-from rlhf.engine.partitioning import partitioner
+from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings
-from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.engine.zero3_partition import partitioner
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
-from rlhf.models.policy import Policy
 from rlhf.models.saving import saved_tensors
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.exporting import exported
+from rlhf.phases.shared.exporting import exported
 from rlhf.types import Ranks
 from tests.models_on_disk import (
     disturb,
@@ -62,7 +62,9 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
             parameter.data = parameter.data.bfloat16()
     expected = whole_state(inner(whole))
     is_scorer = isinstance(sharded, Scorer)
-    engine = DeepSpeedEngine(sharded if is_scorer else Policy(sharded), role=Role.reward, **shared)
+    engine = DeepSpeedEngine(
+        sharded if is_scorer else LanguageModel(sharded), role=Role.reward, **shared
+    )
     tensors = saved_tensors(inner(sharded))
     assert list(tensors) == list(expected), name
     for key, tensor in engine.stream_state(tensors):

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from rlhf.config.freeze import to_run_config
 from rlhf.errors import ConfigError
 from rlhf.runtime import launcher
-from rlhf.runtime.rank import Failure, Kind, read_failure, write_failure
+from rlhf.runtime.rank import Failure, FailureKind, read_failure, write_failure
 from tests import runs
 from tests.runs import ROOT, SPECK, TORCHRUN, metrics
 
@@ -74,9 +74,9 @@ def test_nodes_that_nobody_names_are_refused(
 def test_the_first_failure_stays(tmp_path: Path) -> None:
     path = tmp_path / "failure.json"
     assert read_failure(path) is None
-    write_failure(path, Failure(Kind.refused, "first"))
-    write_failure(path, Failure(Kind.lost, "second"))
-    assert read_failure(path) == Failure(Kind.refused, "first")
+    write_failure(path, Failure(FailureKind.refused, "first"))
+    write_failure(path, Failure(FailureKind.lost, "second"))
+    assert read_failure(path) == Failure(FailureKind.refused, "first")
     assert [each.name for each in tmp_path.iterdir()] == ["failure.json"]
 
 

@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rlhf.data.synthetic_pairs import generate_records
-from rlhf.models.building import ModelSource, build_actor, build_scorer
+from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from tests.runs import ROOT, launch, metrics
 

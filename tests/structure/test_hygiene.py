@@ -119,8 +119,8 @@ def test_config_does_without(check: Check) -> None:
 @pytest.mark.parametrize(
     ("check", "path", "source"),
     [
-        (check_print, "rlhf/phases/ppo.py", "def f():\n    print(1)"),
-        (check_print, "rlhf/phases/ppo.py", "print(1, file=sys.stderr)"),
+        (check_print, "rlhf/phases/ppo/loop.py", "def f():\n    print(1)"),
+        (check_print, "rlhf/phases/ppo/loop.py", "print(1, file=sys.stderr)"),
         (check_print, "launch.py", "print(1)"),
         (check_global, "rlhf/a.py", "def f():\n    global x, y"),
         (check_bare_except, "rlhf/a.py", "try: ...\nexcept: ..."),

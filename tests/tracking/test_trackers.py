@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema import RunConfig, TrackingConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.tracking.trackers import JsonlTracker, NullTracker, SampleWriter, Trackers, build_tracker
 
 
@@ -91,7 +92,7 @@ def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    modules = "console jsonl metrics summary tensorboard trackers wandb_run".split()
+    modules = "console jsonl metric_table registry summary tensorboard trackers wandb_run".split()
     imports = "; ".join(f"import rlhf.tracking.{module}" for module in modules)
     heavy = {"rich", "wandb", "torch", "tensorboard"}
     code = f"import sys; {imports}; print({heavy} & set(sys.modules))"

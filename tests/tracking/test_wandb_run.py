@@ -17,7 +17,7 @@ CODE = """
 import sys
 from pathlib import Path
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema import TrackingConfig
+from rlhf.config.schema.run import TrackingConfig
 from rlhf.errors import CapabilityError
 from rlhf.tracking import wandb_run
 

@@ -1,1 +1,1 @@
-"""Models that take one token at a time, with what they remember in preallocated memory."""
+"""Decoders: models that generate token by token with a preallocated KV cache."""

@@ -1,6 +1,6 @@
-"""A known family's decoder as functions: projections, norms and tables, ready to be called.
+"""A known family's decoder as callable functions: projections, norms and rotary tables.
 
-Shapes: O = outputs, I = inputs of a linear layer, D = size of a head.
+Shapes: O = outputs, I = inputs of a linear layer, D = head size.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf.rollout.decoders.families import Block, Parts
 from rlhf.rollout.decoders.projections import Projection, can_pack, projection
+from rlhf.types import BlockParts, DecoderParts
 
-WeightOf = Callable[[nn.Module], Tensor]  # a linear layer's weight, its adapters merged in
+WeightOf = Callable[[nn.Module], Tensor]  # a linear layer's weight with its adapters merged in
 Step = Callable[[Tensor], Tensor]
 
 
 class Layer(NamedTuple):
-    """One block."""
+    """The functions of one transformer block."""
 
     attention_norm: Step
     mlp_norm: Step
@@ -33,22 +33,22 @@ class Layer(NamedTuple):
     down: Projection
 
     def widened(self, x: Tensor) -> Tensor:
-        """The hidden state of the MLP."""
+        """Return the MLP's hidden state."""
         return self.up(x) if self.gate is None else self.up.times(x, self.gate(x))
 
 
 class Rotations(NamedTuple):
-    """Rotary embedding's tables (tokens, D), or rows of them."""
+    """Rotary embedding tables (tokens, D), or some of their rows."""
 
     cos: Tensor
-    sin: Tensor  # the first half negated
+    sin: Tensor  # with its first half negated
 
     def at(self, places: Any) -> Rotations:
-        """The rows at ``places``."""
+        """Return the rows at ``places``."""
         return Rotations(self.cos[places], self.sin[places])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` (..., heads, D) turned: x cos + (the halves of x exchanged) sin."""
+        """Rotate ``x`` (..., heads, D): x * cos + (x with its halves swapped) * sin."""
         size = self.cos.shape[-1]
         turned = x[..., :size]
         turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, dims=-1), self.sin)
@@ -56,19 +56,19 @@ class Rotations(NamedTuple):
 
 
 class LayerBuilder:
-    """Makes the functions of a decoder, all in one precision.
+    """A builder of a decoder's functions, all in one precision.
 
-    On a CPU, where weights are copied anyway, layers with the same inputs become one.
+    On a CPU, where weights are copied anyway, queries, keys and values become one projection.
     """
 
-    def __init__(self, parts: Parts, weight_of: WeightOf, dtype: torch.dtype) -> None:
+    def __init__(self, parts: DecoderParts, weight_of: WeightOf, dtype: torch.dtype) -> None:
         self._weight_of = weight_of
         self._dtype = dtype
         self._activation = parts.activation
         self._joins = can_pack(parts.tokens.weight.device, dtype)
 
-    def layer(self, block: Block) -> Layer:
-        """The functions of one block."""
+    def layer(self, block: BlockParts) -> Layer:
+        """Build the functions of one block."""
         modules = block.query_key_value
         joined = [modules] if self._joins else [(module,) for module in modules]
         activation = self._activation
@@ -86,7 +86,7 @@ class LayerBuilder:
         )
 
     def project(self, *modules: Any, activation: str | None = None) -> Projection:
-        """One projection of linear layers with the same inputs."""
+        """Build one projection from linear layers that share their inputs."""
         weights = [self._weight_of(module).to(self._dtype) for module in modules]
         biases = [module.bias.to(self._dtype) for module in modules if module.bias is not None]
         weight_OI = weights[0] if len(weights) == 1 else torch.cat(weights)
@@ -94,7 +94,7 @@ class LayerBuilder:
         return projection(weight_OI, bias_O, activation)
 
     def norm(self, module: Any) -> Step:
-        """LayerNorm, or the RMS norm that transformers' families share."""
+        """Build a LayerNorm, or the RMS norm that the transformers families share."""
         weight, bias = (
             None if vector is None else vector.to(self._dtype)
             for vector in (module.weight, getattr(module, "bias", None))
@@ -106,11 +106,11 @@ class LayerBuilder:
         return lambda x: functional.rms_norm(x, size, weight, epsilon)
 
     def norm_or_projection(self, module: Any) -> Step:
-        """Whatever stands before the output layer."""
+        """Build the function of a norm or linear layer that precedes the output layer."""
         return self.project(module) if hasattr(module, "in_features") else self.norm(module)
 
     def rotations(self, rotary: Any, tokens: int, device: torch.device) -> Rotations:
-        """The tables of a rotary embedding for positions below ``tokens``."""
+        """Build the tables of a rotary embedding for positions below ``tokens``."""
         like = torch.empty(0, dtype=torch.float32, device=device)
         cos, sin = rotary(like, torch.arange(tokens, device=device)[None])
         sin = sin[0].clone()

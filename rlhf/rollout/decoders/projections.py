@@ -1,4 +1,4 @@
-"""Linear layers for a few rows at a time, with what follows them in the same pass.
+"""Linear layers for a few rows at a time, fused with the operation that follows.
 
 Shapes: ... = any leading dimensions, I = inputs, O = outputs.
 """
@@ -14,24 +14,24 @@ from torch.nn import functional
 
 from rlhf.kernels import amx
 
-ROWS = 16  # oneDNN lays weights out for products of about this many rows
+ROWS = 16  # oneDNN chooses its weight layout for about this many rows
 
 
 class Projection(Protocol):
-    """``x W^T + b``, then an activation."""
+    """A linear layer ``x W^T + b`` followed by an activation."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The projection (..., O) of ``x`` (..., I)."""
+        """Return the projection (..., O) of ``x`` (..., I)."""
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The projection plus ``residual`` (..., O)."""
+        """Return the projection of ``x`` plus ``residual`` (..., O)."""
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """The projection times ``factor`` (..., O)."""
+        """Return the projection of ``x`` times ``factor`` (..., O)."""
 
 
 class PlainProjection:
-    """On the weights as they are: no copy."""
+    """A ``Projection`` that uses the weights as they are, without a copy."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> None:
         self._weight_OI = weight_OI
@@ -39,20 +39,20 @@ class PlainProjection:
         self._activate = ACTIVATIONS[activation].function
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The projection (..., O) of ``x`` (..., I)."""
+        """Return the projection (..., O) of ``x`` (..., I)."""
         return self._activate(functional.linear(x, self._weight_OI, self._bias_O))
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The projection plus ``residual`` (..., O)."""
+        """Return the projection of ``x`` plus ``residual`` (..., O)."""
         return self(x).add_(residual)
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """The projection times ``factor`` (..., O)."""
+        """Return the projection of ``x`` times ``factor`` (..., O)."""
         return self(x).mul_(factor)
 
 
 class PackedProjection:
-    """On a copy in oneDNN's own layout, which a CPU reads about twice as fast."""
+    """A ``Projection`` on a copy in oneDNN's own layout, which a CPU reads about twice as fast."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> None:
         self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), ROWS)
@@ -60,7 +60,7 @@ class PackedProjection:
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The projection (..., O) of ``x`` (..., I)."""
+        """Return the projection (..., O) of ``x`` (..., I)."""
         name, variant = self._activation.onednn
         result: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._packed, self._bias_O, name, [], variant
@@ -68,11 +68,11 @@ class PackedProjection:
         return result
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The projection plus ``residual`` (..., O)."""
+        """Return the projection of ``x`` plus ``residual`` (..., O)."""
         return self._with(x, residual, "add")
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """The projection times ``factor`` (..., O)."""
+        """Return the projection of ``x`` times ``factor`` (..., O)."""
         return self._with(x, factor, "mul")
 
     def _with(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
@@ -87,14 +87,14 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 class Activation(NamedTuple):
-    """One function under the names that its kernels know it by."""
+    """An activation function and its names in oneDNN and amx.c."""
 
     function: Callable[[Tensor], Tensor]
     onednn: tuple[str, str]
     amx: str
 
 
-# transformers' names of activations
+# The keys of ACTIVATIONS are the names that transformers uses.
 GELU_TANH = Activation(_gelu_tanh, ("gelu", "tanh"), "gelu_tanh")
 ACTIVATIONS = {
     None: Activation(lambda x: x, ("none", ""), "none"),
@@ -108,9 +108,9 @@ ACTIVATIONS = {
 
 
 def projection(weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> Projection:
-    """The fastest there is for these weights here; all are in their precision.
+    """Return the fastest projection for these weights on their device, in their precision.
 
-    On a CPU it has a copy of the weights in the order in which they are read.
+    With AMX or oneDNN it holds a copy of the weights in the order in which they are read.
     """
     inputs = weight_OI.shape[1]
     if on_amx(weight_OI.device, weight_OI.dtype) and inputs % amx.DEPTH == 0:
@@ -121,11 +121,14 @@ def projection(weight_OI: Tensor, bias_O: Tensor | None, activation: str | None)
 
 
 def on_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where the kernels of ``amx`` compute this type."""
+    """Return True if the AMX kernels compute this type on this device."""
     return device.type == "cpu" and dtype is torch.bfloat16 and amx.kernels() is not None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where oneDNN multiplies this type on this device."""
-    packs = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return device.type == "cpu" and packs and dtype in (torch.float32, torch.bfloat16)
+    """Return True if oneDNN multiplies this type on this device; it needs AVX-512 for bf16."""
+    if device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32 and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

@@ -1,0 +1,153 @@
+"""Arithmetic of batch sizes: division of steps and rollouts over ranks and micro-batches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+RANKS = "hardware.nodes*hardware.ranks_per_node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The division of one optimizer step, in sequences, or in pairs for reward and dpo."""
+
+    per_rank: int
+    """Items that one rank contributes to a step."""
+    micro: int
+    """Items that one rank runs at once: the size of a micro-batch."""
+    accumulation: int
+    """Micro-batches of one rank per step (gradient accumulation)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """The division of one rollout of PPO."""
+
+    per_rank: int
+    """Responses that one rank samples."""
+    prompts_per_rank: int
+    """Prompts that one rank answers."""
+    mini_batches: int
+    """Optimizer steps in one pass over the rollout."""
+
+
+def num_ranks(config: RunConfig) -> int:
+    """Return the number of ranks (processes) of the whole run."""
+    return config.hardware.nodes * config.hardware.ranks_per_node
+
+
+def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
+    """Return ``total / part``, which must be a whole number.
+
+    Raises:
+        ConfigError: if it is not; the message gives the nearest values that work.
+    """
+    if total % part == 0:
+        return total // part
+    lower = total - total % part
+    totals = [lower, lower + part] if lower else [part]
+    divisors = [d for d in range(1, total + 1) if total % d == 0]
+    parts = [*[d for d in divisors if d < part][-1:], *[d for d in divisors if d > part][:1]]
+    raise ConfigError(
+        f"{total_key}={total} is not a multiple of {part_key}={part}: "
+        f"use {total_key}={' or '.join(map(str, totals))}, "
+        f"or {part_key}={' or '.join(map(str, parts))}"
+    )
+
+
+def batch_plan(
+    batch_size: int, *, key: str, ranks: int, micro_batch_size: int | None, cap: int
+) -> BatchPlan:
+    """Divide ``batch_size``, the value of ``key``, over the ranks.
+
+    If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's part
+    and is at most ``cap``.
+    """
+    per_rank = exact_div(batch_size, ranks, total_key=key, part_key=RANKS)
+    if micro_batch_size is None:
+        micro = max(size for size in range(1, min(cap, per_rank) + 1) if per_rank % size == 0)
+        return BatchPlan(per_rank=per_rank, micro=micro, accumulation=per_rank // micro)
+    accumulation = exact_div(
+        per_rank,
+        micro_batch_size,
+        total_key=f"{key}/ranks",
+        part_key=f"{key.partition('.')[0]}.micro_batch_size",
+    )
+    return BatchPlan(per_rank=per_rank, micro=micro_batch_size, accumulation=accumulation)
+
+
+def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
+    """Return the batch plan of every phase that runs."""
+    cap = config.hardware.max_micro_batch_size
+    pair_cap = max(1, cap // 2)  # a pair is two sequences
+    sft, reward, ppo, dpo = config.sft, config.reward, config.ppo, config.dpo
+    settings = {
+        Phase.sft: ("sft.batch_size", sft.batch_size, sft.micro_batch_size, cap),
+        Phase.reward: ("reward.batch_size", reward.batch_size, reward.micro_batch_size, pair_cap),
+        Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
+        Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
+    }
+    ranks = num_ranks(config)
+    plans = {}
+    for phase in config.phase.order:
+        key, size, micro, phase_cap = settings[phase]
+        plans[phase] = batch_plan(size, key=key, ranks=ranks, micro_batch_size=micro, cap=phase_cap)
+    return plans
+
+
+def rollout_plan(config: RunConfig) -> RolloutPlan:
+    """Return the division of each rollout of PPO."""
+    key, size = "ppo.rollout_batch_size", config.ppo.rollout_batch_size
+    per_rank = exact_div(size, num_ranks(config), total_key=key, part_key=RANKS)
+    return RolloutPlan(
+        per_rank=per_rank,
+        prompts_per_rank=exact_div(
+            per_rank,
+            config.ppo.responses_per_prompt,
+            total_key=f"{key}/ranks",
+            part_key="ppo.responses_per_prompt",
+        ),
+        mini_batches=exact_div(
+            size,
+            config.ppo.mini_batch_size,
+            total_key=key,
+            part_key="ppo.mini_batch_size",
+        ),
+    )
+
+
+def ptx_plan(config: RunConfig) -> BatchPlan:
+    """Return the division of the corpus blocks in each optimizer step of PPO's actor."""
+    ppo = config.ppo
+    return batch_plan(
+        ppo.ptx_batch_size or ppo.mini_batch_size,
+        key="ppo.ptx_batch_size" if ppo.ptx_batch_size else "ppo.mini_batch_size",
+        ranks=num_ranks(config),
+        micro_batch_size=None,
+        cap=ppo.micro_batch_size or config.hardware.max_micro_batch_size,
+    )
+
+
+def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
+    """Return the optimizer steps (PPO: rollouts) of a phase with this many training examples."""
+    ppo = config.ppo
+    if phase is Phase.ppo:
+        per_step = ppo.rollout_batch_size // ppo.responses_per_prompt
+        return num_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
+    settings = getattr(config, phase.value)
+    return math.ceil(examples * float(settings.epochs) / int(settings.batch_size))
+
+
+def num_steps(
+    num_prompts: int, prompts_per_step: int, *, steps: int | None, epochs: float | None
+) -> int:
+    """Return the PPO steps that both caps allow: ``steps``, and ``epochs`` over the prompts."""
+    passes = (
+        math.inf if epochs is None else max(1, math.ceil(num_prompts * epochs / prompts_per_step))
+    )
+    return int(min(math.inf if steps is None else steps, passes))

@@ -1,0 +1,191 @@
+"""Config key names, did-you-mean suggestions, and short messages for Hydra's errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+# The only group whose name on the command line differs from the key that it sets.
+REWARD_MODEL_GROUP = "model@reward_model"
+
+# Names of our keys in other programs, each with its group, or for any group.
+OTHER_NAMES = {
+    "kl_coef": "ppo.kl_ctl",
+    "init_kl_coef": "ppo.kl_ctl",
+    "ppo.beta": "ppo.kl_ctl",
+    "ppo.lr": "ppo.actor_lr or ppo.critic_lr",
+    "ppo.learning_rate": "ppo.actor_lr or ppo.critic_lr",
+    "sft.learning_rate": "sft.lr",
+    "reward.learning_rate": "reward.lr",
+    "dpo.learning_rate": "dpo.lr",
+    "ppo.batch_size": "ppo.mini_batch_size or ppo.rollout_batch_size",
+    "precision": "hardware.dtype",
+    "bf16": "hardware.dtype",
+    "fp16": "hardware.dtype",
+}
+
+IN_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+    NoneType: "null",
+    Any: "any value",
+}
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice that is closest to ``name``, or None if no choice is close."""
+    spelled = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(name.lower(), spelled, n=1)
+    return spelled[close[0]] if close else None
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return "; did you mean ...?" for a wrong ``name``, or "" if no choice is close."""
+    match = nearest(name, choices)
+    return f"; did you mean {match}?" if match else ""
+
+
+def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Return the type of every dotted key, groups included."""
+    found: dict[str, Any] = {}
+    for name, kind in get_type_hints(of).items():
+        found[prefix + name] = kind
+        if isinstance(kind, type) and is_dataclass(kind):
+            found |= schema_types(kind, f"{prefix}{name}.")
+    return found
+
+
+def in_words(kind: Any) -> str:
+    """Return a description of values of type ``kind``, as typed on the command line."""
+    if get_origin(kind) is UnionType:
+        return " or ".join(in_words(one) for one in get_args(kind))
+    if get_origin(kind) is list:
+        return f"a list, each item {in_words(get_args(kind)[0])}"
+    if is_dataclass(kind):
+        return "a group of keys"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(kind.__members__)}"
+    return IN_WORDS[get_origin(kind) or kind]
+
+
+def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
+    """Return the error for a key that does not exist; ``siblings`` are the other keys beside it."""
+    keys = schema_types()
+    if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
+        hint = did_you_mean(key.rpartition(".")[2], siblings)
+        return ConfigError(f"unknown key {key}; a new one is added with +{key}=VALUE{hint}")
+    without_group = [choice for choice in keys if choice.endswith(f".{key}")]
+    known = OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2])
+    if meant := " or ".join(without_group) or known:
+        return ConfigError(f"unknown key {key}; did you mean {meant}?")
+    return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+
+
+def opened(word: str) -> str:
+    """Return the override ``word``, with ++ in front if its value is a mapping.
+
+    Hydra refuses new keys in a mapping otherwise.
+    """
+    key, _, value = word.partition("=")
+    is_mapping = value.startswith("{") and get_origin(schema_types().get(key)) is dict
+    return f"++{word}" if is_mapping else word
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
+    """Return our own error for an error of Hydra; None if ``error`` does not come from Hydra."""
+    if isinstance(error, MissingConfigException):
+        return _unknown_option(error, overrides)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error)
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        return ConfigError(_not_an_option(overrides))
+    if isinstance(error, HydraException):
+        return _not_composed(error)
+    return None
+
+
+def _unreadable(error: OverrideParseException) -> ConfigError:
+    """Return the error for an override that does not match Hydra's grammar."""
+    reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
+    # The lexer only repeats the override; it gives no reason.
+    reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
+    key, has_value, value = error.override.partition("=")
+    way_out = f"""if it is text, write "{key}='{value}'\"""" if has_value else "write key=value"
+    return ConfigError(f"cannot read {error.override}{reason}; {way_out}")
+
+
+def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:
+    """Return the error for an option that its group does not have."""
+    file = error.missing_cfg_file
+    if file is None or not error.options:
+        return ConfigError(_first_line(str(error)))
+    group, _, option = file.rpartition("/")
+    key = group
+    for override in overrides:
+        typed, _, value = override.lstrip("+").partition("=")
+        name = file.removeprefix(f"{typed.split('@')[0]}/")
+        if name in re.split(r"[,\s\[\]]+", value):
+            group, option, key = typed.split("@")[0], name, typed
+    wrong = f"unknown option {key}={option}"
+    if group == "model" and "/" in option:
+        path = f"{key.rpartition('@')[2]}.path={option}"
+        return ConfigError(
+            f"{wrong}; to use a model of the hub or a folder, write {key}=pretrained {path}"
+        )
+    hint = did_you_mean(option, error.options)
+    if group == "hardware":
+        hint += (
+            "; for another machine, copy conf/hardware/template.yaml to "
+            f"conf/hardware/{option}.yaml and fill in its figures"
+        )
+    return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
+
+
+def _not_an_option(overrides: Sequence[str]) -> str:
+    """Return the message for groups set to a number or null; Hydra's error does not name them."""
+    groups = {key for key, kind in schema_types().items() if is_dataclass(kind)} | {"experiment"}
+    given = [o for o in overrides if "=" in o and not o.startswith("-")]
+    wrong = [
+        override.input_line
+        for override in OverridesParser.create().parse_overrides(given)
+        if override.key_or_group in groups and not isinstance(override.value(), str | list)
+    ]
+    return (
+        f"cannot choose {' '.join(map(str, wrong))}: a group takes the name of one of its options, "
+        "see python launch.py --help"
+    )
+
+
+def _not_composed(error: HydraException) -> ConfigError:
+    """Return the error for any other error of Hydra, on one line."""
+    cause = error.__cause__
+    found = re.search(r"Could not override '([^']+)'", str(error))
+    if found:
+        parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
+        siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
+        return unknown_key(found[1], siblings)
+    reason = " ".join(str(error).split())
+    if isinstance(cause, OmegaConfBaseException):
+        reason = f"{reason}: {_first_line(str(cause))}".removeprefix(": ")
+    return ConfigError(reason)
+
+
+def _first_line(text: str) -> str:
+    """Return the first line of ``text`` that is not blank."""
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,63 @@
+"""Rules for the config group ``data``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rlhf.config.choices import SPLIT_PHASES, Phase, Source
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+
+def check_data(config: RunConfig) -> None:
+    """Check that the source can supply examples to every phase that runs."""
+    data = config.data
+    if data.source is Source.synthetic and data.path is not None:
+        raise ConfigError(
+            f"data.path={data.path}: generated data has no path; add data=local, or data=hub"
+        )
+    if data.source is Source.synthetic and not data.size:
+        raise ConfigError("data.size=0: data=synthetic generates as many examples, use 80000")
+    if data.source is not Source.synthetic and not (data.path is None and data.sets):
+        _check_paths("data.path", data.path)
+    _check_sets(data)
+    if data.eval_path is not None:
+        _check_paths("data.eval_path", data.eval_path)
+    if len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split):
+        raise ConfigError(
+            f"data.split={data.split}: it must be three numbers, each 0 or more: "
+            "the proportions of sft, reward and ppo"
+        )
+    shares = dict(zip(SPLIT_PHASES, data.split, strict=True))
+    shares[Phase.dpo] = shares[Phase.reward]  # DPO uses the pairs of the reward phase
+    for phase in config.phase.order:
+        if not shares[phase] and not any(phase in (s.phases or ()) for s in data.sets.values()):
+            raise ConfigError(
+                f"data.split={data.split}: the {phase} phase runs and has no share; "
+                "make its number positive, or leave the phase out"
+            )
+
+
+def _check_sets(data: DataConfig) -> None:
+    """Check each dataset of a blend on its own."""
+    for name, dataset in data.sets.items():
+        key = f"data.sets.{name}"
+        if not (math.isfinite(dataset.weight) and dataset.weight > 0):
+            raise ConfigError(f"{key}.weight={dataset.weight}: it must be above 0")
+        if dataset.phases is not None and not set(dataset.phases) <= set(SPLIT_PHASES):
+            raise ConfigError(
+                f"{key}.phases={[p.value for p in dataset.phases]}: choose among "
+                f"{', '.join(SPLIT_PHASES)}; dpo learns from the pairs of reward"
+            )
+
+
+def _check_paths(key: str, value: Any) -> None:
+    """Check that ``value`` is a path or a list of paths."""
+    paths = value if isinstance(value, list) else [value]
+    if not paths or not all(isinstance(path, str) and path for path in paths):
+        raise ConfigError(
+            f"{key}={'null' if value is None else value}: it must be a file, a folder or a hub id, "
+            "or a list of them"
+        )

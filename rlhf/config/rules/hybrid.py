@@ -1,0 +1,103 @@
+"""Rules for DeepSpeed's Hybrid Engine: options that it cannot be combined with."""
+
+from __future__ import annotations
+
+from rlhf.config.choices import Backend, Device, MomentsDtype, TrainingEngine
+from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+BACKEND = "rollout.backend=hybrid_engine"
+OPTIMIZER_STAGE = 2
+
+
+def check_hybrid_engine(config: RunConfig) -> None:
+    """Check that the other keys allow rollout.backend=hybrid_engine, if it is set."""
+    if config.rollout.backend is not Backend.hybrid_engine:
+        return
+    _check_machine(config)
+    _check_actor(config)
+    _check_tensor_parallelism(config)
+    _check_graphs(config)
+    rollout = config.rollout
+    wanted = rollout.max_prompt_tokens + rollout.max_response_tokens
+    tokens = rollout.hybrid_engine.max_out_tokens
+    if tokens is not None and tokens < wanted:
+        raise ConfigError(
+            f"rollout.hybrid_engine.max_out_tokens={tokens}: its cache must hold "
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens={wanted}; use null, which "
+            f"takes them, or {wanted} or more"
+        )
+
+
+def _check_machine(config: RunConfig) -> None:
+    zero = config.zero
+    if config.hardware.device is not Device.cuda:
+        raise ConfigError(
+            f"{BACKEND} with hardware.device={config.hardware.device}: DeepSpeed has its kernels "
+            "for GPUs only; use rollout=fast, or a GPU profile of hardware"
+        )
+    if zero.engine is TrainingEngine.torch:
+        raise ConfigError(
+            f"{BACKEND} with zero.engine=torch: it is a part of DeepSpeed's engine; "
+            "use zero.engine=auto, which takes that for the actor then, or rollout=fast"
+        )
+    if zero.moments is MomentsDtype.bf16:
+        raise ConfigError(
+            f"{BACKEND} with zero.moments=bf16: only zero.engine=torch keeps such moments, and "
+            "the actor's engine is DeepSpeed's; use zero.moments=fp32, or rollout=fast"
+        )
+    critic_stage = zero.stage if zero.critic_stage is None else zero.critic_stage
+    if zero.offload_optimizer and zero.stage == critic_stage == OPTIMIZER_STAGE:
+        raise ConfigError(
+            f"{BACKEND} with zero.offload_optimizer=true and stage 2 of both actor and critic: "
+            "DeepSpeed-Chat found this training unstable and refuses it; use zero.stage=3, "
+            "zero.critic_stage=3 or zero.offload_optimizer=false"
+        )
+
+
+def _check_actor(config: RunConfig) -> None:
+    if config.ppo.shared_trunk:
+        raise ConfigError(
+            f"{BACKEND} with ppo.shared_trunk=true: it replaces layers of a plain language model, "
+            "and those of the trunk serve the critic and the reference too; use rollout=fast, or "
+            "ppo.shared_trunk=false"
+        )
+
+
+def _check_tensor_parallelism(config: RunConfig) -> None:
+    size = config.rollout.hybrid_engine.inference_tp_size
+    if size == 1:
+        return
+    # With zero.auto the planner checks this for every stage that it considers.
+    if config.zero.stage != SHARDED_WEIGHTS and not config.zero.auto:
+        raise ConfigError(
+            f"rollout.hybrid_engine.inference_tp_size={size} with zero.stage={config.zero.stage}: "
+            "ranks share the weights of generation at zero.stage=3 only; use that, or 1"
+        )
+    if config.hardware.ranks_per_node % size:
+        raise ConfigError(
+            f"rollout.hybrid_engine.inference_tp_size={size} does not divide "
+            f"hardware.ranks_per_node={config.hardware.ranks_per_node}: the ranks that share "
+            "weights are those of one node; use a divisor, or 1"
+        )
+
+
+def _check_graphs(config: RunConfig) -> None:
+    engine = config.rollout.hybrid_engine
+    if not engine.enable_cuda_graph:
+        return
+    obstacles = {
+        f"zero.stage={SHARDED_WEIGHTS}": config.zero.stage == SHARDED_WEIGHTS,
+        "rollout.hybrid_engine.release_inference_cache=true": engine.release_inference_cache,
+        f"rollout.hybrid_engine.inference_tp_size={engine.inference_tp_size}": (
+            engine.inference_tp_size > 1
+        ),
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            raise ConfigError(
+                f"rollout.hybrid_engine.enable_cuda_graph=true with {obstacle}: a graph replays "
+                "on the memory that it was made with, which changes there; set "
+                "rollout.hybrid_engine.enable_cuda_graph=false, or leave the other out"
+            )

@@ -1,0 +1,62 @@
+"""Rules for the config group ``launcher``, and for its hostfile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+LAST_PORT = 65535
+
+
+def check_launcher(config: RunConfig) -> None:
+    """Check the port; the hostfile is checked only on the node that launches the ranks."""
+    port = config.launcher.master_port
+    if port > LAST_PORT:
+        raise ConfigError(f"launcher.master_port={port}: the last port is {LAST_PORT}")
+
+
+def check_hostfile(config: RunConfig) -> None:
+    """Check that the hostfile names hardware.nodes nodes, each with ranks_per_node slots.
+
+    Raises:
+        ConfigError: if it cannot be read, has a malformed line, or has other nodes or slots.
+    """
+    name, hardware = config.launcher.hostfile, config.hardware
+    assert name is not None
+    try:
+        lines = Path(name).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"launcher.hostfile={name} cannot be read ({reason}): "
+            "name a file with one `name slots=N` a line"
+        ) from error
+    hosts: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        host, slots = _entry(line, place=f"{name}:{number}")
+        if host in hosts:
+            raise ConfigError(f"{name}:{number}: {host} stands here twice; give it one line")
+        if slots != hardware.ranks_per_node:
+            raise ConfigError(
+                f"{name}:{number}: {host} has slots={slots}, and "
+                f"hardware.ranks_per_node={hardware.ranks_per_node}; make them equal"
+            )
+        hosts.add(host)
+    if len(hosts) != hardware.nodes:
+        raise ConfigError(
+            f"launcher.hostfile={name} names {len(hosts)} nodes, and hardware.nodes="
+            f"{hardware.nodes}; make them equal"
+        )
+
+
+def _entry(line: str, *, place: str) -> tuple[str, int]:
+    """Return the host name and the slots in one line."""
+    found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
+    if found is None:
+        raise ConfigError(f"{place}: {line.strip()}: a line is `name slots=N`, N the node's ranks")
+    return found[1], int(found[2])

@@ -1,0 +1,114 @@
+"""Rules for the config groups ``model`` and ``reward_model``."""
+
+from __future__ import annotations
+
+import math
+
+from rlhf.config.choices import ModelInit, Phase, Source
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+RESPONSE_TOKENS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
+
+
+def check_models(config: RunConfig) -> None:
+    """Check that each phase can get its models, and that PPO and DPO start from trained ones."""
+    order, model, reward_model = config.phase.order, config.model, config.reward_model
+    if model.init.is_of_sft:
+        raise ConfigError(
+            f"model.init={model.init}: only reward_model.init can be that; "
+            "use model.init=pretrained or model.init=random"
+        )
+    for phase in (Phase.ppo, Phase.dpo):
+        if phase in order and Phase.sft not in order and model.init is not ModelInit.pretrained:
+            raise ConfigError(
+                f"model.init={model.init}: {phase.upper()} starts from an SFT model; "
+                "add model.init=pretrained model.path=FOLDER, or run the sft phase too"
+            )
+    if reward_model.init is ModelInit.gold:
+        check_gold(config)
+    elif (
+        Phase.ppo in order
+        and Phase.reward not in order
+        and reward_model.init is not ModelInit.pretrained
+    ):
+        raise ConfigError(
+            f"reward_model.init={reward_model.init}: PPO needs a trained reward model; "
+            "add reward_model.init=pretrained reward_model.path=FOLDER, run the reward phase too, "
+            "or use model@reward_model=gold, the judge of data=synthetic"
+        )
+    for phase in order:
+        for key, used in _models(config, phase):
+            check_model(key, used)
+
+
+def check_gold(config: RunConfig) -> None:
+    """Check that the judge can replace the reward model in this run."""
+    if config.data.source is not Source.synthetic:
+        raise ConfigError(
+            f"reward_model.init=gold with data.source={config.data.source}: the judge knows the "
+            "prompts of the generated task only; use data=synthetic, or train a reward model with "
+            "model@reward_model=sft_model"
+        )
+    if Phase.reward in config.phase.order:
+        raise ConfigError(
+            "reward_model.init=gold with the reward phase: a judge is not trained; use "
+            "phase=pipeline_rule (SFT, then PPO), or phase=ppo with model.path=FOLDER"
+        )
+
+
+def check_model(key: str, model: ModelConfig) -> None:
+    """Check that ``model``, the value of the key ``key``, can be built or loaded."""
+    if model.init is ModelInit.pretrained and not model.path:
+        raise ConfigError(
+            f"{key}.path={'null' if model.path is None else ''}: {key}.init=pretrained loads it; "
+            f"add {key}.path=FOLDER_OR_HUB_ID, or {key}.init=random to train from scratch"
+        )
+    if model.init is ModelInit.random and "model_type" not in model.architecture:
+        raise ConfigError(
+            f"{key}.architecture has no model_type: {key}.init=random makes the model from it; "
+            f"choose an option of the group {key} that has one, see python launch.py --help"
+        )
+    if model.init is ModelInit.random and not model.tokenizer and not model.vocab_size:
+        raise ConfigError(
+            f"{key}.vocab_size=0: a tokenizer is trained with it; "
+            f"use a number above 0, or {key}.tokenizer=FOLDER_OR_HUB_ID"
+        )
+
+
+def check_lengths(config: RunConfig) -> None:
+    """Check that no sequence is longer than the models that this run builds allow.
+
+    The lengths that pretrained models allow are not known here.
+    """
+    rollout = config.rollout
+    tokens = {
+        Phase.dpo: ("dpo.max_tokens", config.dpo.max_tokens),
+        Phase.sft: ("sft.max_tokens", config.sft.max_tokens),
+        Phase.reward: ("reward.max_tokens", config.reward.max_tokens),
+        Phase.ppo: (RESPONSE_TOKENS, rollout.max_prompt_tokens + rollout.max_response_tokens),
+    }
+    for phase in config.phase.order:
+        name, wanted = tokens[phase]
+        for key, model in _models(config, phase):
+            limit = model.architecture.get("max_position_embeddings", math.inf)
+            if model.init is ModelInit.random and wanted > limit:
+                raise ConfigError(
+                    f"{name}={wanted}: the model has {limit} positions "
+                    f"({key}.architecture.max_position_embeddings); use {limit} or less, "
+                    "or a model with more"
+                )
+
+
+def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
+    """Return key and value of the models whose weights ``phase`` starts from."""
+    model = ("model", config.model)
+    from_model = config.reward_model.init.is_of_sft
+    reward_model = model if from_model else ("reward_model", config.reward_model)
+    return {
+        Phase.sft: [model],
+        Phase.dpo: [model],
+        Phase.reward: [reward_model],
+        Phase.ppo: [model, reward_model],
+    }[phase]

@@ -1,0 +1,87 @@
+"""Rules for the config group ``ppo``."""
+
+from __future__ import annotations
+
+from rlhf.config.choices import (
+    AdvantageEstimator,
+    KlEstimator,
+    KlPlacement,
+)
+from rlhf.config.schema.ppo import COMPARING, PpoConfig
+from rlhf.errors import ConfigError
+
+
+def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
+    """Check options of PPO that require or exclude one another."""
+    if ppo.steps is None and ppo.epochs is None:
+        raise ConfigError("ppo.steps and ppo.epochs are both null: set one, or both, as caps")
+    estimator = ppo.advantage_estimator
+    if estimator in COMPARING and ppo.responses_per_prompt == 1:
+        raise ConfigError(
+            f"ppo.advantage_estimator={estimator} compares the responses of one prompt, and "
+            "ppo.responses_per_prompt=1; use 2 or more"
+        )
+    if estimator in COMPARING and ppo.whiten_rewards:
+        raise ConfigError(
+            f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; "
+            "set ppo.whiten_rewards=false"
+        )
+    if ppo.kl_placement is KlPlacement.loss and ppo.kl_estimator is KlEstimator.k1:
+        raise ConfigError(
+            "ppo.kl_estimator=k1 with ppo.kl_placement=loss: its gradient is 0 on average; "
+            "use ppo.kl_estimator=k3, or k2"
+        )
+    if ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon:
+        raise ConfigError(
+            f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target it must be above a fifth of "
+            f"ppo.rollout_batch_size={ppo.rollout_batch_size}, or ppo.kl_ctl could fall below 0; "
+            f"use {ppo.rollout_batch_size // 5 + 1} or more"
+        )
+    if estimator is not AdvantageEstimator.gae:
+        _refuse_critic_keys(ppo)
+    if ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps:
+        raise ConfigError(
+            f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
+            f"ppo.steps={ppo.steps}; use less"
+        )
+    _check_trunk(ppo, lora_rank=lora_rank)
+
+
+def _refuse_critic_keys(ppo: PpoConfig) -> None:
+    given = {
+        "ppo.actor_freeze_steps": ppo.actor_freeze_steps,
+        "ppo.shared_trunk": ppo.shared_trunk,
+    }
+    for key, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{key}={str(value).lower()}: ppo.advantage_estimator={ppo.advantage_estimator} "
+                "has no critic; leave it out, or use ppo.advantage_estimator=gae"
+            )
+
+
+def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
+    if not ppo.shared_trunk:
+        for key, value in (
+            ("num_layers_unfrozen", ppo.num_layers_unfrozen),
+            ("num_value_layers", ppo.num_value_layers),
+        ):
+            if value:
+                raise ConfigError(f"ppo.{key}={value}: it belongs to ppo.shared_trunk=true")
+        return
+    if ppo.num_layers_unfrozen is None:
+        raise ConfigError(
+            "ppo.num_layers_unfrozen is null: with ppo.shared_trunk=true it says how many top "
+            "layers are trained; 2 is trlx's choice"
+        )
+    if lora_rank:
+        raise ConfigError(
+            "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, "
+            "and adapters below would change it; use lora=none, or ppo.shared_trunk=false (with "
+            "LoRA the reference is the actor itself)"
+        )
+    if ppo.actor_freeze_steps:
+        raise ConfigError(
+            f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk "
+            "take one step together; set it to 0, or ppo.shared_trunk=false"
+        )

@@ -1,0 +1,61 @@
+"""Validation of a whole configuration: all rules, and the arithmetic of batch sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
+from rlhf.config.choices import Phase
+from rlhf.config.rules.data import check_data
+from rlhf.config.rules.hardware import check_hardware
+from rlhf.config.rules.launcher import check_launcher
+from rlhf.config.rules.lora import check_lora
+from rlhf.config.rules.model import check_lengths, check_models
+from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.rules.rollout import check_rollout
+from rlhf.config.rules.zero import check_engine, check_zero
+from rlhf.config.schema.bounds import check_bounds
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+
+def validate(config: RunConfig) -> None:
+    """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
+    check_bounds(config)
+    check_name(config.name)
+    check_order(config.phase.order)
+    check_models(config)
+    check_lengths(config)
+    check_data(config)
+    check_hardware(config.hardware)
+    check_launcher(config)
+    check_zero(config)
+    check_engine(config)
+    check_lora(config)
+    phase_plans(config)
+    if Phase.ppo in config.phase.order:
+        check_ppo(config.ppo, lora_rank=config.lora.rank)
+        check_rollout(config)
+        rollout_plan(config)
+        ptx_plan(config)
+
+
+def check_name(name: str) -> None:
+    """Check that the run name is a single path component, and not the link ``latest``."""
+    if Path(name).name != name or name in {"", "..", "latest"}:
+        raise ConfigError(
+            f"name={name}: it must be the name of a folder in runs/, without slashes and not latest"
+        )
+
+
+def check_order(order: list[Phase]) -> None:
+    """Check that phases appear at most once, in InstructGPT's order, and not PPO with DPO."""
+    if Phase.ppo in order and Phase.dpo in order:
+        raise ConfigError(
+            f"phase.order=[{','.join(order)}]: dpo takes the place of ppo; leave one of them out"
+        )
+    if not order or order != [phase for phase in Phase if phase in order]:
+        raise ConfigError(
+            f"phase.order=[{','.join(order)}]: it must hold one phase or more, each once, "
+            f"in the order {', '.join(Phase)}"
+        )

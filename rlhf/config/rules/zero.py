@@ -1,0 +1,200 @@
+"""Rules for the config group ``zero``: engines, stages, offloading and quantization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlhf.config.choices import (
+    Device,
+    Dtype,
+    MomentsDtype,
+    Phase,
+    TrainingEngine,
+)
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_obstacle
+from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.errors import ConfigError
+
+# Entries of DeepSpeed's JSON that zero.extra must not set, and our keys that set them.
+DECIDED = {
+    "zero_optimization.stage": "zero.stage",
+    "zero_optimization.offload_optimizer.device": "zero.offload_optimizer",
+    "zero_optimization.offload_param.device": "zero.offload_parameters",
+    "train_batch_size": "PHASE.batch_size",
+    "train_micro_batch_size_per_gpu": "PHASE.micro_batch_size",
+    "gradient_accumulation_steps": "PHASE.micro_batch_size",
+    "gradient_clipping": "PHASE.max_grad_norm",
+    "bf16.enabled": "hardware.dtype",
+    "fp16.enabled": "hardware.dtype",
+}
+
+
+def check_extra(zero: ZeroConfig) -> None:
+    """Raise ConfigError if zero.extra sets an entry that has a key of its own."""
+    for name, key in DECIDED.items():
+        node: Any = zero.extra
+        for part in name.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node is not None:
+            raise ConfigError(
+                f"zero.extra.{name}={str(node).lower()}: {key} decides this; set {key} instead"
+            )
+
+
+def check_sharded_keys(zero: ZeroConfig) -> None:
+    """Check that each key for sharded weights has a model with sharded weights."""
+    trained = {"zero.stage": zero.stage}
+    anywhere = trained | {
+        f"zero.{key}": getattr(zero, key)
+        for key in ("critic_stage", "reference_stage", "reward_stage")
+        if getattr(zero, key) is not None
+    }
+    stages = {
+        "offload_parameters": trained,
+        "offload_reference": {"zero.reference_stage": stage_of(Role.reference, zero)},
+        "offload_reward": {"zero.reward_stage": stage_of(Role.reward, zero)},
+        "quantize_weights": trained,
+        "quantize_gradients": trained,
+        "quantize_frozen_weights": trained,
+        "hpz_partition_size": trained,
+        "prefetch_bucket_size": anywhere,
+        "max_live_parameters": anywhere,
+        "param_persistence_threshold": anywhere,
+    }
+    for key, found in stages.items():
+        value = getattr(zero, key)
+        is_given = (
+            value > 1 if key == "hpz_partition_size" else value is not None and value is not False
+        )
+        if is_given and SHARDED_WEIGHTS not in found.values():
+            text = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError(
+                f"zero.{key}={text}: it needs {' or '.join(found)}=3, where weights are sharded, "
+                f"and that is {', '.join(map(str, found.values()))}"
+            )
+    if zero.reduce_bucket_size is not None and not (zero.stage or zero.critic_stage):
+        raise ConfigError(
+            f"zero.reduce_bucket_size={zero.reduce_bucket_size}: it needs zero.stage=1, 2 or 3"
+        )
+
+
+def check_nvme(config: RunConfig) -> None:
+    """Check that data on NVMe is sharded, and that nothing else reads it."""
+    zero = config.zero
+    if zero.nvme_path is None:
+        return
+    offloads = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
+    if not any(getattr(zero, key) for key in offloads):
+        raise ConfigError(
+            f"zero.nvme_path={zero.nvme_path}: it is for what is offloaded, and nothing is; use "
+            "zero=stage3_nvme, or one of zero.offload_*"
+        )
+    for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage)):
+        if zero.offload_optimizer and stage not in (None, SHARDED_WEIGHTS):
+            raise ConfigError(
+                f"zero.nvme_path={zero.nvme_path} with zero.{key}={stage}: optimiser states go to "
+                f"NVMe in stage 3 only; use zero.{key}=3, or leave zero.nvme_path out"
+            )
+    if zero.offload_optimizer and config.ppo.ema_beta and Phase.ppo in config.phase.order:
+        raise ConfigError(
+            f"zero.nvme_path={zero.nvme_path} with ppo.ema_beta={config.ppo.ema_beta}: the moving "
+            "average reads the fp32 weights, which are on NVMe; use ppo.ema_beta=0, or leave "
+            "zero.nvme_path out"
+        )
+
+
+def check_quantized(config: RunConfig) -> None:
+    """Check that ZeRO++ quantization has several GPUs, and MixZ++ has LoRA and fp16 on GPUs."""
+    zero, hardware = config.zero, config.hardware
+    ranks = hardware.nodes * hardware.ranks_per_node
+    for key in ("quantize_weights", "quantize_gradients"):
+        if getattr(zero, key) and (hardware.device is not Device.cuda or ranks == 1):
+            raise ConfigError(
+                f"zero.{key}=true: it packs what GPUs send to one another, and there are {ranks} "
+                f"ranks on {hardware.device}; use a profile of several GPUs, such as "
+                "hardware=8xa100_80g, or leave it out"
+            )
+    if not zero.quantize_frozen_weights:
+        return
+    if not config.lora.rank or hardware.device is not Device.cuda:
+        raise ConfigError(
+            "zero.quantize_frozen_weights=true: it is for the frozen weights below adapters, on "
+            "GPUs; add lora=default and a GPU profile of hardware"
+        )
+    if hardware.dtype is not Dtype.fp16:
+        raise ConfigError(
+            f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
+            "quantises fp16 weights only; use hardware.dtype=fp16"
+        )
+
+
+ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
+
+
+def check_zero(config: RunConfig) -> None:
+    """Check that the stages and the machine support the options of the group."""
+    zero = config.zero
+    if zero.offload_optimizer and zero.stage == 0:
+        raise ConfigError("zero.offload_optimizer=true: it needs zero.stage=1, 2 or 3")
+    check_extra(zero)
+    check_sharded_keys(zero)
+    check_nvme(config)
+    check_quantized(config)
+    if zero.offload_ema and not config.ppo.ema_beta:
+        raise ConfigError(
+            f"zero.offload_ema=true with ppo.ema_beta={config.ppo.ema_beta}: there is no moving "
+            "average; add ppo.ema_beta=0.992, or leave zero.offload_ema out"
+        )
+    if config.hardware.ranks_per_node % zero.hpz_partition_size:
+        raise ConfigError(
+            f"zero.hpz_partition_size={zero.hpz_partition_size} does not divide "
+            f"hardware.ranks_per_node={config.hardware.ranks_per_node}"
+        )
+
+
+def check_engine(config: RunConfig) -> None:
+    """Check that the engine supports the options; precision is checked when it is built."""
+    zero = config.zero
+    ranks = config.hardware.nodes * config.hardware.ranks_per_node
+    obstacle = torch_obstacle(zero, ranks=ranks)
+    if zero.engine is TrainingEngine.torch and obstacle is not None:
+        raise ConfigError(
+            f"zero.engine=torch with {obstacle}: it runs one rank without offloading; "
+            "use zero.engine=auto"
+        )
+    if zero.moments is MomentsDtype.bf16:
+        _check_half_moments(config, obstacle)
+
+
+def _check_half_moments(config: RunConfig, obstacle: str | None) -> None:
+    zero = config.zero
+    if zero.engine is TrainingEngine.deepspeed:
+        obstacle = "zero.engine=deepspeed"
+    if obstacle is not None:
+        raise ConfigError(
+            f"zero.moments=bf16 with {obstacle}: only zero.engine=torch keeps such moments; "
+            "use zero.moments=fp32, or leave that out"
+        )
+    for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage)):
+        if stage == 0:
+            raise ConfigError(
+                f"zero.moments=bf16 with zero.{key}=0: weights and moments are fp32 there; "
+                "use zero=stage1, which costs nothing on one rank, or zero.moments=fp32"
+            )
+    trained = {
+        Phase.sft: {"sft.beta2": config.sft.beta2},
+        Phase.reward: {"reward.beta2": config.reward.beta2},
+        Phase.dpo: {"dpo.beta2": config.dpo.beta2},
+        Phase.ppo: {
+            "ppo.beta2": config.ppo.beta2,
+            "ppo.critic_beta2": config.ppo.critic_beta2 or 0.0,
+        },
+    }
+    for phase in config.phase.order:
+        for key, beta2 in trained[phase].items():
+            if beta2 > ROUGH_BETA2:
+                raise ConfigError(
+                    f"{key}={beta2} with zero.moments=bf16: steps of the second moment would be "
+                    f"lost to rounding; use {key}={ROUGH_BETA2} or less, or zero.moments=fp32"
+                )

@@ -1,0 +1,79 @@
+"""Schema of the config group ``data``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.config.choices import (
+    Phase,
+    Source,
+    Template,
+)
+from rlhf.config.schema.bounds import AT_LEAST_0, BETWEEN_0_AND_1, bounded
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """One dataset of a blend."""
+
+    path: str
+    """File, folder or hub id of the dataset."""
+    subset: str | None = None
+    """Configuration name of the hub dataset; null: the dataset's default."""
+    revision: str | None = None
+    """Revision of the hub dataset; null: the newest."""
+    train_split: str = "train"
+    """Split of the hub dataset to train on."""
+    eval_split: str | None = None
+    """Split of the hub dataset to hold out; null: a share of train_split is held out."""
+    columns: dict[str, Any] | None = None
+    """Rules that make prompt, chosen, rejected or text (docs/data.md); null: detect the layout."""
+    weight: float = 1.0
+    """How often training examples are used: 0.5 uses half of them, 2 uses each of them twice."""
+    phases: list[Phase] | None = None
+    """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Sources of examples, and their division over phases."""
+
+    source: Source
+    """synthetic: the generated task; local: files or folders; hub: Hugging Face datasets."""
+    path: Any
+    """File, folder or hub id; a list blends several. null if data is generated or named in sets."""
+    sets: dict[str, DatasetConfig]
+    """Datasets to blend, each under a name; requires path=null."""
+    eval_path: Any
+    """Held-out examples, one entry per entry of path; null: the data's own, or a share of path."""
+    eval_share: float = bounded(BETWEEN_0_AND_1)
+    """Share of each phase's examples to hold out if the data has no held-out examples."""
+    split: list[float]
+    """Proportions in which the SFT, reward (also DPO) and PPO phases divide the examples."""
+    size: int = bounded(AT_LEAST_0)
+    """Examples to generate; with other sources, the number that plans assume (0: count lines)."""
+    subset: str | None
+    """Configuration name of the hub dataset; null: the dataset's default."""
+    revision: str | None
+    """Revision of the hub dataset; null: the newest."""
+    train_split: str
+    """Split of the hub dataset to train on."""
+    eval_split: str | None
+    """Split of the hub dataset to hold out; null: a share of train_split is held out."""
+    clean: bool
+    """Normalise white space, remove control characters, and skip examples that are then empty."""
+    deduplicate: bool
+    """Skip examples that repeat an earlier example of any dataset."""
+    template: Template
+    """plain: Human/Assistant turns; chat: the tokenizer's chat template."""
+    bucket_by_length: bool
+    """Put sequences of similar length into one micro-batch, which reduces padding."""
+    ptx_path: str | None
+    """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
+    ptx_subset: str | None
+    """Configuration name of ptx_path on the hub; null: the dataset's default."""
+    ptx_column: str
+    """Column of ptx_path that holds the text."""
+    cache_dir: str
+    """Folder that keeps tokenised data between runs."""

@@ -1,0 +1,50 @@
+"""Schema of the config group ``hardware``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, bounded
+
+
+@dataclass(kw_only=True)
+class HardwareConfig:
+    """The machine: its ranks, their device and precision, and the rates that plans use."""
+
+    device: Device
+    """cpu or cuda (GPUs)."""
+    nodes: int = bounded(ABOVE_0)
+    """Number of machines."""
+    ranks_per_node: int = bounded(ABOVE_0)
+    """Processes on each node; on GPUs, one per GPU."""
+    dtype: Dtype
+    """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
+    batch_size: int = bounded(ABOVE_0)
+    """Default batch_size of sft (sequences) and of reward and dpo (pairs), over all ranks."""
+    max_micro_batch_size: int = bounded(ABOVE_0)
+    """Largest micro-batch, in sequences, of a phase whose micro_batch_size is null."""
+    keep_freed_memory: bool
+    """Keep freed memory in the process: faster on a CPU if memory is not short."""
+    name: str
+    """Name of one node in plans and tables."""
+    memory_gib: float | None = bounded(ABOVE_0)
+    """Memory in GiB of one GPU, or of a CPU node (its ranks share it); null: this machine's."""
+    host_memory_gib: float | None = bounded(ABOVE_0)
+    """Host memory of one node in GiB; null: this machine's."""
+    peak_tflops: float | None = bounded(ABOVE_0)
+    """Peak half-precision TFLOP/s of one GPU or a whole CPU; null: measured once (CPU only)."""
+    fp32_tflops: float | None = bounded(ABOVE_0)
+    """Peak fp32 TFLOP/s of one GPU or a whole CPU; null: measured once (CPU only)."""
+    memory_bandwidth_gb: float | None = bounded(ABOVE_0)
+    """GB/s that one GPU or a whole CPU reads from its memory; null: measured once (CPU only)."""
+    link_bandwidth_gb: float = bounded(ABOVE_0)
+    """GB/s that a rank sends to the other ranks of its node."""
+    network_bandwidth_gb: float = bounded(ABOVE_0)
+    """GB/s that one node sends to the other nodes."""
+    host_bandwidth_gb: float = bounded(ABOVE_0)
+    """GB/s between a GPU and its host's memory, in one direction."""
+    nvme_bandwidth_gb: float = bounded(ABOVE_0)
+    """GB/s that the NVMe drives of a node read."""
+    price_per_hour: float | None = bounded(AT_LEAST_0)
+    """Price of one node in US dollars per hour; null: unknown."""

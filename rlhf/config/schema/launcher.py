@@ -1,0 +1,23 @@
+"""Schema of the config group ``launcher``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.schema.bounds import ABOVE_0, bounded
+
+
+@dataclass(kw_only=True)
+class LauncherConfig:
+    """Settings for starting the ranks (docs/launching.md)."""
+
+    dry_run: bool
+    """Print the command that would start the ranks, then stop."""
+    hostfile: str | None
+    """File of nodes and slots for DeepSpeed; null: this node, or the SLURM job's nodes."""
+    master_addr: str | None
+    """Address of the first node; null: found automatically."""
+    master_port: int = bounded(ABOVE_0)
+    """Port on the first node where the ranks of several nodes meet."""
+    timeout_minutes: float = bounded(ABOVE_0)
+    """Minutes that ranks wait for one another, including data preparation."""

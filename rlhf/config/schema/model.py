@@ -1,0 +1,53 @@
+"""Schema of the config groups ``model`` and ``reward_model``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.config.choices import (
+    ModelInit,
+)
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FROM_0_BELOW_1, bounded
+
+
+@dataclass(kw_only=True)
+class LearningRates:
+    """Peak learning rates that suit one model, by training phase or role."""
+
+    sft: float = bounded(ABOVE_0)
+    reward: float = bounded(ABOVE_0)
+    actor: float = bounded(ABOVE_0)
+    critic: float = bounded(ABOVE_0)
+    dpo: float = bounded(ABOVE_0)
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """One model: its weights, or the architecture to build it from."""
+
+    init: ModelInit
+    """pretrained: load path; random: build architecture. For reward_model also sft: the run's SFT
+    model, and gold: no reward model, but the judge of the synthetic task."""
+    path: str | None
+    """Hugging Face model folder or hub id; null if init is not pretrained."""
+    revision: str | None
+    """Hub revision of path; null: the newest."""
+    tokenizer: str | None
+    """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
+    end_token: str | None
+    """Token that ends responses, added if it is new; null: the tokenizer's own end token."""
+    vocab_size: int = bounded(AT_LEAST_0)
+    """Maximum vocabulary size of a tokenizer trained on the run's text; 0: none is trained."""
+    architecture: dict[str, Any]
+    """Fields of the Hugging Face config, with model_type; used if init=random."""
+    dropout: float = bounded(FROM_0_BELOW_1)
+    """Dropout probability: of model in the sft phase, of reward_model in the reward phase."""
+    learning_rates: LearningRates
+    """Peak learning rates that suit the model; defaults of sft.lr, ppo.actor_lr and so on."""
+    gradient_checkpointing: bool | int = bounded(AT_LEAST_0)
+    """Recompute activations in the backward pass: slower, less memory; N: in the first N layers."""
+    attention: str | None
+    """matmul (this project's; sdpa on a GPU), eager, sdpa or flash_attention_2; null: matmul."""
+    trust_remote_code: bool
+    """Run Python code from the model's repository; enable only for code that you have read."""

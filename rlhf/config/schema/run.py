@@ -1,0 +1,67 @@
+"""Schema of the whole configuration: one dataclass per config group.
+
+Values are in ``conf/``; types and meanings are here. If the type of a field allows None, its text
+explains what null means. Batch sizes are global: they count the sequences of all ranks together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.choices import (
+    Phase,
+    PlanMode,
+)
+from rlhf.config.schema.bounds import AT_LEAST_0, bounded
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.dpo import DpoConfig
+from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.config.schema.launcher import LauncherConfig
+from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.reward import RewardConfig
+from rlhf.config.schema.rollout import RolloutConfig
+from rlhf.config.schema.sft import SftConfig
+from rlhf.config.schema.tracking import TrackingConfig
+from rlhf.config.schema.zero import ZeroConfig
+
+
+@dataclass(kw_only=True)
+class PhaseConfig:
+    """The phases of a run."""
+
+    order: list[Phase]
+    """Phases to run: some of sft, reward, ppo, dpo, in this order, each once; not ppo with dpo."""
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """The whole configuration of one run."""
+
+    name: str
+    """Name of the run; its directories are in runs/<name>/."""
+    seed: int = bounded(AT_LEAST_0)
+    """Seed of every random stream."""
+    run_dir: str | None
+    """Directory of this run; null: runs/<name>/<timestamp>."""
+    resume: str | None
+    """Directory of a stopped run to resume; null: start a new run."""
+    experiment: str | None
+    """Recipe in conf/experiment; null: none."""
+    plan: PlanMode
+    """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
+    phase: PhaseConfig
+    model: ModelConfig
+    reward_model: ModelConfig
+    hardware: HardwareConfig
+    zero: ZeroConfig
+    launcher: LauncherConfig
+    lora: LoraConfig
+    sft: SftConfig
+    reward: RewardConfig
+    dpo: DpoConfig
+    ppo: PpoConfig
+    rollout: RolloutConfig
+    data: DataConfig
+    tracking: TrackingConfig

@@ -1,0 +1,65 @@
+"""Schema of the config group ``zero``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.config.choices import MomentsDtype, TrainingEngine
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FROZEN_STAGE, ZERO_STAGE, bounded
+
+
+@dataclass(kw_only=True)
+class ZeroConfig:
+    """Training engine, and DeepSpeed's sharding and offloading of the models."""
+
+    engine: TrainingEngine
+    """auto: plain torch on one rank if no key requires DeepSpeed, otherwise deepspeed."""
+    moments: MomentsDtype
+    """Precision of AdamW's moments: fp32, or bf16, which halves them (engine=torch only)."""
+    auto: bool
+    """Use stages, offloading and micro-batches of the fastest plan that fits (docs/planner.md)."""
+    stage: int = bounded(ZERO_STAGE)
+    """ZeRO stage. 0: shard nothing; 1: optimizer states; 2: also gradients; 3: also weights."""
+    critic_stage: int | None = bounded(ZERO_STAGE)
+    """Stage of critic and reward model in PPO; null: stage."""
+    reference_stage: int | None = bounded(FROZEN_STAGE)
+    """Stage of the reference, 0 or 3; null: 3 if the actor's stage is 3, otherwise 0."""
+    reward_stage: int | None = bounded(FROZEN_STAGE)
+    """Stage of the reward model, 0 or 3; null: 3 if the critic's stage is 3, otherwise 0."""
+    offload_optimizer: bool
+    """Keep optimizer states and fp32 master weights in the host's memory."""
+    offload_parameters: bool
+    """Keep the shards of trained weights in the host's memory; stage 3."""
+    offload_reference: bool
+    """Keep the reference's shards in the host's memory; stage 3."""
+    offload_reward: bool
+    """Keep the reward model's shards in the host's memory; stage 3."""
+    offload_ema: bool
+    """Keep the moving average of the actor's weights in the host's memory."""
+    nvme_path: str | None
+    """Folder on an NVMe drive for offloaded states and weights; null: host memory; stage 3."""
+    quantize_weights: bool
+    """All-gather weights as int8 (ZeRO++ qwZ); stage 3 on GPUs."""
+    quantize_gradients: bool
+    """Reduce gradients as int4 in a node, int8 between nodes (ZeRO++ qgZ); stage 3 on GPUs."""
+    quantize_frozen_weights: bool
+    """All-gather frozen weights as int8 (MixZ++); stage 3 with LoRA and fp16 on GPUs."""
+    hpz_partition_size: int = bounded(ABOVE_0)
+    """GPUs of a node that share a second copy of the weights (ZeRO++ hpZ); 1: no second copy."""
+    overlap_comm: bool
+    """Reduce gradients during the backward pass."""
+    reduce_bucket_size: int | None = bounded(ABOVE_0)
+    """Number of gradient elements to reduce at once; null: DeepSpeed's default."""
+    prefetch_bucket_size: int | None = bounded(ABOVE_0)
+    """Number of parameters to gather ahead; null: DeepSpeed's default; stage 3."""
+    max_live_parameters: int | None = bounded(ABOVE_0)
+    """Maximum number of gathered parameters on a rank; null: DeepSpeed's default; stage 3."""
+    param_persistence_threshold: int | None = bounded(AT_LEAST_0)
+    """Tensors of fewer elements stay whole on every rank; null: DeepSpeed's default; stage 3."""
+    memory_efficient_linear: bool
+    """Use DeepSpeed's linear function, which keeps less for the backward pass; stage 3."""
+    loss_scale_window: int = bounded(ABOVE_0)
+    """fp16: steps without overflow before the loss scale doubles."""
+    extra: dict[str, Any]
+    """Entries merged last into every DeepSpeed config; for experts."""

@@ -1,0 +1,80 @@
+"""Detect the column layout of a source, and convert its usable rows to records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout, Row, UnusableRowError
+from rlhf.data.records import Record
+from rlhf.errors import DataError
+
+
+class Converted(NamedTuple):
+    """The records of one source, the layout of its rows, and its dropped rows counted by reason."""
+
+    records: list[Record]
+    layout: str
+    left_out: Counter[str]
+
+
+def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
+    """Return the layout of ``rows``, found by their columns and the kinds of the columns.
+
+    The first layout whose columns all exist determines the columns; additional columns are ignored.
+    Among the layouts with these columns the kinds decide. A column has the kind of its first value
+    that is neither null nor an empty list.
+
+    Raises:
+        DataError: if no layout has these columns with these kinds; the message names ``source``.
+    """
+    present = dict.fromkeys(column for row in rows for column in row.values)
+    named = next((layout for layout in LAYOUTS if layout.columns.keys() <= present.keys()), None)
+    if named is None:
+        raise DataError(_no_layout(source, ", ".join(present)))
+    kinds = {column: _kind(rows, column) for column in named.columns}
+    for layout in LAYOUTS:
+        same_columns = layout.columns.keys() == kinds.keys()
+        if same_columns and all(kinds[c] in (None, layout.columns[c]) for c in kinds):
+            return layout
+    found = (f"{column} ({kind or 'nothing but nulls'})" for column, kind in kinds.items())
+    raise DataError(_no_layout(source, ", ".join(found)))
+
+
+def to_records(rows: Sequence[Row], *, source: str, layout: Layout | None = None) -> Converted:
+    """Convert ``rows`` to records; drop and count rows that cannot be used.
+
+    If ``layout`` is None, it is detected from the columns.
+
+    Raises:
+        DataError: if no layout fits (names ``source``), or a value has the wrong type (names file,
+            row number and column).
+    """
+    layout = layout or detect_layout(rows, source=source)
+    records: list[Record] = []
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        try:
+            records += layout.convert(row, layout.columns)
+        except UnusableRowError as reason:
+            left_out[str(reason)] += 1
+    return Converted(records, layout.name, left_out)
+
+
+def _kind(rows: Sequence[Row], column: str) -> ColumnKind | None:
+    values = (row.values.get(column) for row in rows)
+    first = next((value for value in values if value not in (None, [])), None)
+    if first is None:
+        return None
+    if not isinstance(first, list):
+        return ColumnKind.text
+    return ColumnKind.texts if isinstance(first[0], str) else ColumnKind.messages
+
+
+def _no_layout(source: str, found: str) -> str:
+    lines = [f"{source}: no known layout has the columns {found}. Known layouts:"]
+    for layout in LAYOUTS:
+        columns = ", ".join(f"{column} ({kind})" for column, kind in layout.columns.items())
+        lines.append(f"  {layout.name}: {columns}")
+    return "\n".join(lines)

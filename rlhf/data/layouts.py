@@ -1,0 +1,286 @@
+"""Convert rows with known column layouts to ``Record``.
+
+``LAYOUTS`` lists the supported layouts, named like TRL's dataset types. A column holds text, used
+unchanged, or messages (lists of ``{"role": ..., "content": ...}``), rendered as turns:
+
+    "\\n\\nSystem: ..."  "\\n\\nHuman: ..."  "\\n\\nAssistant: ..."
+
+A rendered prompt ends in ``"\\n\\nAssistant:"`` and a response starts with a space. In text columns
+one space is inserted between prompt and response if neither has whitespace there, since the parts
+of DeepSpeed-Chat's local json are to be joined by spaces. With a ``prompt`` column ``rejected`` may
+be null: the row is not a pair, but its prompt and answer are kept. A ranking, K responses with the
+best first, becomes all of its K (K - 1) / 2 pairs (https://arxiv.org/abs/2203.02155, section 3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from itertools import combinations
+from typing import NamedTuple, TypeVar
+
+from rlhf.data.records import Record
+from rlhf.errors import DataError
+
+ASSISTANT_TURN = "\n\nAssistant:"
+SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
+MESSAGE_RULE = "a message is an object with the keys 'role' and 'content'."
+NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
+
+V = TypeVar("V")
+
+
+class ColumnKind(StrEnum):
+    """The kind of the values in a column."""
+
+    text = "text"
+    messages = "messages"
+    texts = "texts"
+
+
+class Message(NamedTuple):
+    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``."""
+
+    role: str
+    content: str
+
+
+class UnusableRowError(Exception):
+    """The error for a well-formed row that cannot be used; rows are counted by its message."""
+
+
+class Row(NamedTuple):
+    """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1."""
+
+    file: str
+    number: int
+    values: Mapping[str, object]
+
+    def error(self, problem: str) -> DataError:
+        """Return a ``DataError`` that names the file and row of the ``problem``."""
+        return DataError(f"{self.file}, row {self.number}: {problem}")
+
+    def text(self, column: str) -> str:
+        """Return the text of ``column``.
+
+        Raises:
+            UnusableRowError: if the value is null or blank.
+            DataError: if the value is not text.
+        """
+        value = self._value(column, str, "text")
+        if not value.strip():
+            raise UnusableRowError(f"{column} is empty")
+        return value
+
+    def texts(self, column: str) -> list[str]:
+        """Return the texts of ``column``, none of them blank.
+
+        Raises:
+            UnusableRowError: if the list is null or empty, or a text in it is null or blank.
+            DataError: if the value is not a list of texts.
+        """
+        items: list[object] = self._value(column, list, "a list of texts")
+        parts = {f"{column}[{index}]": item for index, item in enumerate(items)}
+        for name, item in parts.items():
+            if not isinstance(item, str | None):
+                raise self.error(f"{name} is of type {type(item).__name__}; it must be text.")
+        texts = [item for item in items if isinstance(item, str) and item.strip()]
+        if not texts or len(texts) < len(items):
+            raise UnusableRowError(f"{column} is empty, or has an empty text")
+        return texts
+
+    def messages(self, column: str) -> list[Message]:
+        """Return the messages of ``column``, without leading and trailing whitespace.
+
+        Raises:
+            UnusableRowError: if the value is null or an empty list.
+            DataError: if the value is not a list of messages.
+        """
+        items: list[object] = self._value(column, list, "a list of messages")
+        if not items:
+            raise UnusableRowError(f"{column} is empty")
+        return [self._message(item, f"{column}[{index}]") for index, item in enumerate(items)]
+
+    def _value(self, column: str, wanted: type[V], rule: str) -> V:
+        value = self.values.get(column)
+        if value is None:
+            raise UnusableRowError(f"{column} is null")
+        if not isinstance(value, wanted):
+            raise self.error(
+                f"column '{column}' holds a value of type {type(value).__name__}; "
+                f"it must be {rule} or null."
+            )
+        return value
+
+    def _message(self, item: object, place: str) -> Message:
+        if not isinstance(item, dict):
+            raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
+        if not {"role", "content"} <= item.keys():
+            raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
+        role, content = item["role"], item["content"]
+        if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
+            raise self.error(f"{place} has the role {role!r}; it must be one of {list(SPEAKERS)}.")
+        if not isinstance(content, str):
+            kind = type(content).__name__
+            raise self.error(f"{place} has content of type {kind}; it must be text.")
+        return Message(role, content.strip())
+
+
+def render_prompt(messages: Sequence[Message]) -> str:
+    """Return the conversation as text, ready for the assistant's answer; skip empty turns."""
+    turns = [f"\n\n{SPEAKERS[m.role]}: {m.content}" for m in messages if m.content]
+    return "".join(turns) + ASSISTANT_TURN
+
+
+# ------------------------------------------------------------------------- one converter per layout
+
+Columns = Mapping[str, ColumnKind]
+
+
+def _text(row: Row, _: Columns) -> list[Record]:
+    return [Record(text=row.text("text"))]
+
+
+def _conversation(row: Row, _: Columns) -> list[Record]:
+    *before, last = row.messages("messages")
+    chosen = _answer([last], "messages")
+    return [Record(prompt=prompt_of(before), chosen=chosen)]
+
+
+def _prompt_only(row: Row, columns: Columns) -> list[Record]:
+    return [Record(prompt=_prompt(row, columns))]
+
+
+def _completion(row: Row, columns: Columns) -> list[Record]:
+    prompt = _prompt(row, columns)
+    return [Record(prompt=prompt, chosen=_response(row, "completion", columns, prompt=prompt))]
+
+
+def _preference(row: Row, columns: Columns) -> list[Record]:
+    prompt = _prompt(row, columns)
+    chosen = _response(row, "chosen", columns, prompt=prompt)
+    if row.values.get("rejected") is None:
+        return [Record(prompt=prompt, chosen=chosen)]
+    return _pair(prompt, chosen, _response(row, "rejected", columns, prompt=prompt))
+
+
+def _partial(row: Row, _: Columns) -> list[Record]:
+    """Return the parts of a preference that the row has: at least the prompt."""
+    prompt = row.text("prompt")
+    chosen, rejected = (row.values.get(column) for column in ("chosen", "rejected"))
+    if chosen is None:
+        return [Record(prompt=prompt)]
+    better = _spaced(prompt, row.text("chosen"))
+    if rejected is None:
+        return [Record(prompt=prompt, chosen=better)]
+    return _pair(prompt, better, _spaced(prompt, row.text("rejected")))
+
+
+def _ranking(row: Row, _: Columns) -> list[Record]:
+    prompt = row.text("prompt")
+    responses = [_spaced(prompt, response) for response in row.texts("responses")]
+    if len(set(responses)) < len(responses):
+        raise UnusableRowError("responses has the same text twice")
+    if len(responses) == 1:
+        return [Record(prompt=prompt, chosen=responses[0])]
+    return [record for pair in combinations(responses, 2) for record in _pair(prompt, *pair)]
+
+
+def _shared_text(row: Row, _: Columns) -> list[Record]:
+    chosen, rejected = row.text("chosen"), row.text("rejected")
+    before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
+    same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
+    if not turn or before != same:
+        raise UnusableRowError(NO_COMMON_PROMPT)
+    prompt = before + turn
+    parts = {"prompt": before, "chosen": chosen_answer, "rejected": rejected_answer}
+    for name, part in parts.items():
+        if not part.strip():
+            raise UnusableRowError(f"{name} is empty")
+    return _pair(prompt, _spaced(prompt, chosen_answer), _spaced(prompt, rejected_answer))
+
+
+def _shared_messages(row: Row, _: Columns) -> list[Record]:
+    *before, chosen = row.messages("chosen")
+    *same, rejected = row.messages("rejected")
+    if before != same:
+        raise UnusableRowError(NO_COMMON_PROMPT)
+    prompt = prompt_of(before)
+    return _pair(prompt, _answer([chosen], "chosen"), _answer([rejected], "rejected"))
+
+
+def _prompt(row: Row, columns: Columns) -> str:
+    if columns["prompt"] is ColumnKind.text:
+        return row.text("prompt")
+    return prompt_of(row.messages("prompt"))
+
+
+def _response(row: Row, column: str, columns: Columns, *, prompt: str) -> str:
+    if columns[column] is ColumnKind.text:
+        return _spaced(prompt, row.text(column))
+    return _answer(row.messages(column), column)
+
+
+def _spaced(prompt: str, response: str) -> str:
+    return response if prompt[-1].isspace() or response[0].isspace() else f" {response}"
+
+
+def prompt_of(messages: Sequence[Message]) -> str:
+    """Return the conversation as a prompt.
+
+    Raises:
+        UnusableRowError: if the conversation or its last turn is empty, or the last turn is the
+            assistant's.
+    """
+    if not messages or not messages[-1].content:
+        raise UnusableRowError("prompt is empty")
+    if messages[-1].role == "assistant":
+        raise UnusableRowError("prompt ends in an assistant turn")
+    return render_prompt(messages)
+
+
+def _answer(messages: Sequence[Message], column: str) -> str:
+    if [message.role for message in messages] != ["assistant"]:
+        raise UnusableRowError(f"{column} does not end in one assistant turn")
+    if not messages[0].content:
+        raise UnusableRowError(f"{column} ends in an empty turn")
+    return f" {messages[0].content}"
+
+
+def _pair(prompt: str, chosen: str, rejected: str) -> list[Record]:
+    if chosen == rejected:
+        raise UnusableRowError("chosen equals rejected")
+    return [Record(prompt=prompt, chosen=chosen, rejected=rejected)]
+
+
+# --------------------------------------------------------------------------------------- the table
+
+
+class Layout(NamedTuple):
+    """A set of columns with their kinds, and the function that converts a row to records."""
+
+    name: str
+    columns: Columns
+    convert: Callable[[Row, Columns], list[Record]]
+
+
+T, M = ColumnKind.text, ColumnKind.messages
+# The most specific first: the first set of columns that a dataset has determines its layout.
+LAYOUTS = (
+    Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _preference),
+    Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _preference),
+    # UltraFeedback: the conversations contain the prompt, and a text column repeats it.
+    Layout("preference, prompt twice", {"prompt": T, "chosen": M, "rejected": M}, _shared_messages),
+    Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _ranking),
+    Layout("prompt-completion", {"prompt": T, "completion": T}, _completion),
+    Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _completion),
+    Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _shared_text),
+    Layout("implicit-prompt preference, messages", {"chosen": M, "rejected": M}, _shared_messages),
+    Layout("language modelling, messages", {"messages": M}, _conversation),
+    Layout("prompt-only", {"prompt": T}, _prompt_only),
+    Layout("prompt-only, messages", {"prompt": M}, _prompt_only),
+    Layout("language modelling", {"text": T}, _text),
+)
+# Used by data.sets.NAME.columns, never detected from columns: chosen and rejected may be absent.
+PARTIAL = Layout("columns", {"prompt": T, "chosen": T, "rejected": T}, _partial)
+KNOWN_COLUMNS = frozenset(column for layout in LAYOUTS for column in layout.columns)

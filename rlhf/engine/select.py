@@ -1,0 +1,54 @@
+"""Select and build the engine that runs a model."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.choices import MomentsDtype, TrainingEngine
+from rlhf.config.roles import Role, has_half_weights, stage_of
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.torch_engine import TorchEngine
+from rlhf.errors import CapabilityError
+from rlhf.types import Ranks
+
+AnyEngine = DeepSpeedEngine | TorchEngine
+
+
+def build_engine(
+    module: nn.Module,
+    *,
+    role: Role,
+    settings: EngineSettings,
+    plan: BatchPlan,
+    ranks: Ranks,
+    optimizer: OptimizerSettings | None = None,
+) -> AnyEngine:
+    """Build the engine that zero.engine names; auto is torch if torch supports all settings.
+
+    Raises:
+        CapabilityError: zero.engine=torch with a setting that torch does not support, or
+            zero.moments=bf16 with an engine or precision that does not support it.
+    """
+    zero = settings.zero
+    obstacle = settings.torch_obstacle(role, ranks=ranks.size)
+    if zero.engine is TrainingEngine.torch and obstacle is not None:
+        raise CapabilityError(
+            f"zero.engine=torch with {obstacle}: it runs one rank without offloading, in bf16 or "
+            "fp32; use zero.engine=auto"
+        )
+    is_torch = settings.runs_on_torch(role, ranks=ranks.size)
+    if zero.moments is MomentsDtype.bf16 and not (
+        is_torch and has_half_weights(role, zero, settings.dtype)
+    ):
+        raise CapabilityError(
+            f"zero.moments=bf16 with {obstacle or f'zero.engine={zero.engine}'} and hardware.dtype="
+            f"{settings.dtype} in the {role} at stage {stage_of(role, zero)}: only "
+            "zero.engine=torch keeps such moments, in bf16 from stage 1 on; use zero.moments=fp32"
+        )
+    if is_torch:
+        return TorchEngine(module, role=role, settings=settings, ranks=ranks, optimizer=optimizer)
+    return DeepSpeedEngine(
+        module, role=role, settings=settings, plan=plan, ranks=ranks, optimizer=optimizer
+    )

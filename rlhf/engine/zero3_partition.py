@@ -1,0 +1,96 @@
+"""Shard parameters over the ranks one at a time, before DeepSpeed gets the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.choices import Dtype
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
+from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.engine.settings import EngineSettings
+from rlhf.types import Ranks
+
+HALF_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
+
+
+def partitioner(
+    role: Role, *, settings: EngineSettings, plan: BatchPlan, ranks: Ranks
+) -> Callable[[nn.Parameter], None] | None:
+    """Return a function that shards a parameter like the engine, or None if it shards none."""
+    is_sharded = stage_of(role, settings.zero) == SHARDED_WEIGHTS
+    if not is_sharded or settings.runs_on_torch(role, ranks=ranks.size):
+        return None
+    return Partitioner(role, settings=settings, plan=plan, ranks=ranks)
+
+
+class Partitioner:
+    """A callable that replaces a parameter with this rank's shard, in the engine's precision.
+
+    Every rank must have the same values, from a file or a seed: nothing is sent between ranks. If a
+    parameter is stored in a memory-mapped file, only this rank's part is read.
+    """
+
+    def __init__(
+        self, role: Role, *, settings: EngineSettings, plan: BatchPlan, ranks: Ranks
+    ) -> None:
+        import deepspeed
+
+        zero = settings.zero
+        config = deepspeed_config(
+            role,
+            zero=zero,
+            dtype=settings.dtype,
+            plan=plan,
+            max_grad_norm=0.0,
+            ranks=ranks.size,
+        )
+        self._ranks = ranks
+        is_half = has_half_weights(role, zero, settings.dtype)
+        self._dtype = HALF_DTYPES[settings.dtype] if is_half else torch.float32
+        leave_uncompiled_kernels_alone()
+        self._init = deepspeed.zero.Init(config_dict_or_path=config)
+        if self._init.mem_efficient_linear:
+            # DeepSpeed 0.19.8 does this for modules that it partitions itself: torch's own linear
+            # layer would keep the gathered weights until the backward pass.
+            self._init._enable_mem_efficient_linear()
+
+    @torch.no_grad()
+    def __call__(self, parameter: nn.Parameter) -> None:
+        """Shard ``parameter``, unless it is sharded already."""
+        if hasattr(parameter, "ds_id"):
+            return
+        parameter.data = self._own_part(parameter.data)
+        self._init._convert_to_deepspeed_param(parameter)
+        parameter.partition()  # type: ignore[attr-defined]
+
+    def _own_part(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like ``whole`` with only this rank's part written, to save memory.
+
+        DeepSpeed 0.19.8 assigns rank r the elements from r * ceil(size / ranks) on. With a
+        secondary partition (ZeRO++ hpZ) a rank keeps other elements too, so all are written.
+        """
+        like = torch.empty(whole.shape, dtype=self._dtype, device=self._ranks.device)
+        if self._init.zero_param_process_group is not None:
+            return like.copy_(whole)
+        length = -(-whole.numel() // self._ranks.size)
+        part = slice(self._ranks.rank * length, (self._ranks.rank + 1) * length)
+        like.view(-1)[part].copy_(whole.reshape(-1)[part])
+        return like
+
+
+def leave_uncompiled_kernels_alone() -> None:
+    """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
+
+    They serve tensor-parallel inference, which is not used here. Building them needs a compiler,
+    takes half a minute at the first start, and prints to the console.
+    """
+    import logging
+
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -1,0 +1,193 @@
+"""The table of model families: the names of a model's parts. A new family needs one entry.
+
+All names are attribute paths: in ``Family`` below the base model, in ``BlockNames`` below a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlhf.types import BlockOrder, BlockParts, DecoderParts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class BlockNames(NamedTuple):
+    """The parts of one transformer block."""
+
+    attention_norm: str
+    mlp_norm: str
+    query_key_value: tuple[str, ...]  # a single module interleaves q, k and v by head
+    output: str
+    up: str
+    down: str
+    gate: str | None = None
+    query_norm: str | None = None
+    key_norm: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The parts of a model family, each used by a feature that the family then supports."""
+
+    has_plain_output: bool = True
+    """The logits are the output layer of the last hidden state, without scaling or capping."""
+    blocks: str | None = None
+    """The list of blocks, for a shared trunk (``ppo.shared_trunk``)."""
+    tail: tuple[str, ...] = ()
+    """The modules between the last block and the output layer; some models lack some of them."""
+    block: BlockNames | None = None
+    """For fused decoding (``rollout=fast``); otherwise the model's own cache is used."""
+    tokens: str = "embed_tokens"
+    positions: str | None = None
+    """Learned position embeddings."""
+    project_in: str | None = None
+    rotary: str | None = "rotary_emb"
+    order: Callable[[Any], BlockOrder] = lambda _: BlockOrder.norm_first
+    """Returns the order of norms, attention and MLP, given the model's config."""
+    activation: str = "hidden_act"
+    """The config's field with the name of the activation."""
+
+
+LLAMA = Family(
+    blocks="layers",
+    tail=("norm",),
+    block=BlockNames(
+        attention_norm="input_layernorm",
+        mlp_norm="post_attention_layernorm",
+        query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        query_norm="self_attn.q_norm",
+        key_norm="self_attn.k_norm",
+        output="self_attn.o_proj",
+        gate="mlp.gate_proj",
+        up="mlp.up_proj",
+        down="mlp.down_proj",
+    ),
+)
+OPT = Family(
+    blocks="decoder.layers",
+    tail=("decoder.final_layer_norm", "decoder.project_out"),
+    tokens="decoder.embed_tokens",
+    positions="decoder.embed_positions",
+    project_in="decoder.project_in",
+    rotary=None,
+    order=lambda config: (
+        BlockOrder.norm_first if config.do_layer_norm_before else BlockOrder.norm_last
+    ),
+    activation="activation_function",
+    block=BlockNames(
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        output="self_attn.out_proj",
+        up="fc1",
+        down="fc2",
+    ),
+)
+GPT_NEOX = Family(
+    blocks="layers",
+    tail=("final_layer_norm",),
+    tokens="embed_in",
+    order=lambda config: (
+        BlockOrder.parallel if config.use_parallel_residual else BlockOrder.norm_first
+    ),
+    block=BlockNames(
+        attention_norm="input_layernorm",
+        mlp_norm="post_attention_layernorm",
+        query_key_value=("attention.query_key_value",),
+        output="attention.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+    ),
+)
+STARCODER2 = Family(
+    blocks="layers",
+    tail=("norm",),
+    block=BlockNames(
+        attention_norm="input_layernorm",
+        mlp_norm="post_attention_layernorm",
+        query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        output="self_attn.o_proj",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+    ),
+)
+FAMILIES = {
+    "bloom": Family(),
+    "gemma": Family(),
+    "gpt2": Family(blocks="h", tail=("ln_f",)),
+    "gpt_neox": GPT_NEOX,
+    "gptj": Family(),
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "olmo2": Family(),
+    "opt": OPT,
+    "phi": Family(),
+    "phi3": Family(),
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "stablelm": Family(),
+    "starcoder2": STARCODER2,
+}
+UNKNOWN = Family(has_plain_output=False)
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """Return the family of ``model``, or ``UNKNOWN``, which supports none of the features."""
+    return FAMILIES.get(model.config.model_type, UNKNOWN)
+
+
+def decoder_parts(model: PreTrainedModel, *, tokens: int) -> DecoderParts | None:
+    """Return the parts of ``model`` for fused decoding of sequences of up to ``tokens`` tokens.
+
+    Returns None if the family has no ``block``, for a sliding window shorter than ``tokens``, and
+    for rotary frequencies that change with the length.
+    """
+    config, family, base = model.config, family_of(model), model.base_model
+    if family.block is None or family.blocks is None:
+        return None
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and window < tokens:
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
+        return None
+    heads = config.num_attention_heads
+    positions = part_of(base, family.positions)
+    tail = (part_of(base, name) for name in family.tail)
+    return DecoderParts(
+        tokens=part_of(base, family.tokens),
+        positions=positions,
+        position_offset=getattr(positions, "offset", 0),
+        project_in=part_of(base, family.project_in),
+        rotary=part_of(base, family.rotary),
+        blocks=[_block_parts(block, family.block) for block in part_of(base, family.blocks)],
+        order=family.order(config),
+        final=[module for module in tail if module is not None],
+        head=model.get_output_embeddings(),
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        activation=getattr(config, family.activation),
+    )
+
+
+def part_of(module: Any, name: str | None) -> Any:
+    """Return the part of ``module`` at a dotted ``name``; None if the model has no such part."""
+    if name is None:
+        return None
+    return reduce(lambda part, child: getattr(part, child, None), name.split("."), module)
+
+
+def _block_parts(block: Any, names: BlockNames) -> BlockParts:
+    joined = tuple(part_of(block, name) for name in names.query_key_value)
+    single = {
+        field: part_of(block, name)
+        for field, name in names._asdict().items()
+        if field != "query_key_value"
+    }
+    return BlockParts(query_key_value=joined, **single)

@@ -1,0 +1,101 @@
+"""A causal language model that returns log-probabilities of picked tokens instead of logits.
+
+Shapes: B = sequences, S = tokens, N = picked tokens, H = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from rlhf.models.families import family_of
+from rlhf.models.output_layer import DEFAULT_OPTIONS, fused_logprobs, token_logprobs
+from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenModel, TokenPositions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class OutputLayer(nn.Linear):
+    """An output layer that can return log-probabilities of given tokens without storing logits.
+
+    They are computed inside the layer's own call, for which ZeRO-3 gathers its weight in the
+    forward and backward pass.
+    """
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> OutputLayer:
+        """Return an output layer that shares the parameters of ``linear``."""
+        has_bias = linear.bias is not None
+        layer = cls(linear.in_features, linear.out_features, bias=has_bias, device="meta")
+        layer.weight, layer.bias = linear.weight, linear.bias
+        return layer
+
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, ids_N: Tensor | None = None, reading: LogprobOptions = DEFAULT_OPTIONS
+    ) -> Tensor | TokenLogprobs:
+        """Return logits (..., V), or, given ``ids_N``, their log-probs under ``hidden`` (N, H)."""
+        if ids_N is None:
+            return super().forward(hidden)
+        return fused_logprobs(hidden, self.weight, self.bias, ids_N, reading)
+
+
+class LanguageModel(nn.Module):
+    """A language model read at picked tokens; ``pretrained`` is saved as a Hugging Face folder.
+
+    Sequences are padded on the right: causal attention never lets a token see the padding after it,
+    so no mask is needed, and positions count from 0 in every row.
+    """
+
+    def __init__(self, pretrained: PreTrainedModel) -> None:
+        super().__init__()
+        self.pretrained = pretrained
+        self.is_plain = set_output_layer(pretrained)
+
+    def forward(
+        self, ids_BS: Tensor, picks: TokenPositions, reading: LogprobOptions = DEFAULT_OPTIONS
+    ) -> TokenLogprobs:
+        """Return log-probabilities (N,) and entropies of the picked tokens."""
+        if not self.is_plain:
+            return self._from_logits(ids_BS, picks, reading)
+        hidden_BSH = self.pretrained.base_model(input_ids=ids_BS, use_cache=False).last_hidden_state
+        return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BSH, picks, reading)
+
+    def _from_logits(
+        self, ids_BS: Tensor, picks: TokenPositions, reading: LogprobOptions
+    ) -> TokenLogprobs:
+        first = int(picks.columns_N.min()) if len(picks.columns_N) else ids_BS.shape[1] - 1
+        logits_BUV = self.pretrained(
+            input_ids=ids_BS, use_cache=False, logits_to_keep=ids_BS.shape[1] - first
+        ).logits
+        logits_NV = logits_BUV[picks.rows_N, picks.columns_N - first]
+        return token_logprobs(logits_NV, picks.ids_N, reading)
+
+
+def logprobs_at(
+    output: nn.Module, hidden_BSH: Tensor, picks: TokenPositions, reading: LogprobOptions
+) -> TokenLogprobs:
+    """Return what an ``OutputLayer`` computes from the last hidden state at the picked tokens."""
+    hidden_NH = hidden_BSH[picks.rows_N, picks.columns_N]
+    told: TokenLogprobs = output(hidden_NH, picks.ids_N, reading)
+    return told
+
+
+def set_output_layer(pretrained: PreTrainedModel) -> bool:
+    """Replace the output layer with an ``OutputLayer`` and return True, if the family allows it."""
+    output = pretrained.get_output_embeddings()
+    if not family_of(pretrained).has_plain_output or type(output) is not nn.Linear:
+        return False
+    pretrained.set_output_embeddings(OutputLayer.of(output))
+    return True
+
+
+def kept_logprobs(model: TokenModel, batch: SequenceBatch) -> Tensor:
+    """Return log-probabilities (N,) of the kept tokens of ``batch``, row by row.
+
+    Tokens in column 0 are skipped: nothing predicts them.
+    """
+    return model(
+        batch.ids_BS, TokenPositions.of(batch), LogprobOptions(with_entropy=False)
+    ).logprobs_N

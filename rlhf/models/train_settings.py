@@ -1,0 +1,62 @@
+"""Training settings of a model that is already built: gradient checkpointing and dropout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlhf.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# The names under which model families keep their dropout probabilities.
+DROPOUT_FIELDS = (
+    "dropout",
+    "attention_dropout",
+    "hidden_dropout",
+    "activation_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "classifier_dropout",
+    "layerdrop",
+)
+
+
+def checkpoint_gradients(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
+    """Enable gradient checkpointing in all layers (True) or in the first ``layers``.
+
+    Raises:
+        CapabilityError: if the model has no gradient checkpointing; the message names ``key``.
+    """
+    # transformers 5.23 renamed the method; earlier versions have only the old name.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    try:
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    except ValueError as error:
+        raise CapabilityError(
+            f"{key}: {type(model).__name__} has no gradient checkpointing ({error}); "
+            "set gradient_checkpointing=false"
+        ) from error
+    if layers is not True:
+        checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
+            layer.gradient_checkpointing = False
+    # transformers makes the embeddings' output require gradients, which only reentrant
+    # checkpointing needs: the backward pass would also run through a shared trunk's frozen blocks.
+    model.disable_input_require_grads()
+
+
+def set_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Set every dropout probability of the model, in its config and in the built modules."""
+    for name in DROPOUT_FIELDS:
+        if isinstance(model.config.to_dict().get(name), float):
+            setattr(model.config, name, probability)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = probability
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+            if isinstance(module.__dict__.get(name), float):
+                setattr(module, name, probability)

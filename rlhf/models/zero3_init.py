@@ -1,0 +1,106 @@
+"""Build a model with sharded weights, without ever holding all of them in memory.
+
+A folder's weights are memory-mapped, not read: every rank copies only its own part from the file.
+Random weights are drawn block by block, in the order and with the values of an ordinary build.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Replaces a parameter with this rank's part of it, unless the parameter is already sharded.
+Shard = Callable[[nn.Parameter], None]
+
+STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def stored_dtype(place: str, revision: str | None) -> torch.dtype:
+    """Return the dtype of the weights in a folder or under a hub id; fp32 if mixed or unknown.
+
+    Loaded in this dtype, the tensors of a safetensors file are views of it and take no memory.
+
+    Raises:
+        OSError: if there is no safetensors file.
+    """
+    from safetensors import safe_open
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+    path = cached_file(
+        place, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
+    )
+    if path is None:
+        index = Path(cached_file(place, SAFE_WEIGHTS_INDEX_NAME, revision=revision))
+        names = json.loads(index.read_text())["weight_map"].values()
+        path = cached_file(place, next(iter(names)), revision=revision)
+    with safe_open(path, "pt") as tensors:
+        dtypes = {tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
+    return STORED_DTYPES.get(dtypes.pop(), torch.float32) if len(dtypes) == 1 else torch.float32
+
+
+@contextmanager
+def drawn_in_blocks(shard: Shard | None = None) -> Iterator[None]:
+    """Make transformers draw random weights in fp32 for models that are built in this context.
+
+    With ``shard`` no model is ever whole in memory: a module's memory is freed as soon as it is
+    constructed, and allocated again block by block (an element of a list of modules) to initialize
+    and shard it. All values equal the values of an ordinary build, since both steps draw random
+    numbers in its order.
+    """
+    from transformers import PreTrainedModel
+
+    drawn: set[nn.Parameter] = set()
+    within_blocks: set[nn.Module] = set()
+    initialize = PreTrainedModel._initialize_weights
+
+    def give_back(parent: nn.Module, _: str, module: nn.Module | None) -> None:
+        for each in () if module is None else module.modules():
+            for name, parameter in each.named_parameters(recurse=False):
+                if parameter not in drawn:
+                    each._parameters[name] = nn.Parameter(parameter.to("meta"))
+            if isinstance(parent, nn.ModuleList) and each is not module:
+                within_blocks.add(each)
+
+    def draw(model: PreTrainedModel, module: nn.Module, *args: Any) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in drawn and not _is_loaded(parameter):
+                empty = torch.empty(parameter.shape, dtype=torch.float32)
+                module._parameters[name] = nn.Parameter(empty)
+                drawn.add(module._parameters[name])  # type: ignore[arg-type]
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point() and not _is_loaded(buffer):
+                module._buffers[name] = buffer.float()
+        initialize(model, module, *args)
+        if shard is not None and module not in within_blocks:
+            for parameter in module.parameters():
+                shard(parameter)
+
+    PreTrainedModel._initialize_weights = draw
+    register = nn.modules.module.register_module_module_registration_hook
+    handle = None if shard is None else register(give_back)
+    try:
+        yield
+    finally:
+        PreTrainedModel._initialize_weights = initialize
+        if handle is not None:
+            handle.remove()
+
+
+def _is_loaded(tensor: Tensor) -> bool:
+    """Return True if transformers marks ``tensor`` as loaded, or to be tied to a loaded tensor."""
+    return getattr(tensor, "_is_hf_initialized", False)
+
+
+def shard_parameters(model: PreTrainedModel, shard: Shard) -> None:
+    """Shard all parameters that are not sharded yet, one at a time."""
+    for parameter in model.parameters():
+        shard(parameter)

@@ -1,0 +1,77 @@
+"""Evaluation of the policy during PPO, and the models that PPO saves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlhf.config.choices import Phase
+from rlhf.data.corpus import PtxBlocks
+from rlhf.phases.ppo.options.ptx import corpus_perplexity
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.exporting import exported, exported_critic
+from rlhf.phases.shared.policy_evaluation import (
+    HeldOutPrompts,
+    PolicyEvaluation,
+    evaluate_policy,
+    write_samples,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class PpoEvaluation:
+    """An evaluation of the policy on the same held-out prompts and corpus blocks at any step."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        engine: RLHFEngine,
+        examples: Dataset,
+        blocks: PtxBlocks | None,
+    ) -> None:
+        self._context = context
+        self._engine = engine
+        self._prompts = HeldOutPrompts(examples, context.part(Phase.ppo).eval)
+        limit = context.config.ppo.ptx_eval_blocks
+        self._blocks = blocks.eval[:limit] if blocks is not None else []
+
+    def result(self, when: str) -> dict[str, Any]:
+        """Return entries of result.json; their names end in ``when``."""
+        result = self._evaluate().result(when)
+        if self._blocks:
+            result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
+        return result
+
+    def metrics(self) -> dict[str, float]:
+        """Return metrics of a step."""
+        return self._evaluate().metrics()
+
+    def write_samples(self, *, step: int) -> None:
+        """Answer a few held-out prompts and write the answers to samples.jsonl."""
+        write_samples(self._context, step, self._engine.policy, self._prompts)
+
+    def _evaluate(self) -> PolicyEvaluation:
+        num_prompts = self._context.config.ppo.eval_prompts
+        policy = self._engine.policy
+        return evaluate_policy(self._context, policy, self._prompts, num_prompts=num_prompts)
+
+
+def save_models(context: RunContext, engine: RLHFEngine) -> None:
+    """Write the actor, its moving average and the critic, if there are such models."""
+    config, folder = context.config, context.run_dir / "ppo"
+    export, source = config.lora.export, engine.policy_source
+    actor = exported(engine.actor, as_=export, source=source)
+    context.save(actor, folder / "actor", what="A language model after PPO.")
+    if config.ppo.ema_beta:
+        what = "The moving average of a language model during PPO."
+        with engine.actor.averaged():
+            context.save(actor, folder / "actor_ema", what=what)
+    if config.ppo.shared_trunk:
+        critic = exported_critic(engine.actor, context.tokenizer)
+    elif engine.critic is not None:
+        critic = exported(engine.critic, as_=export, source=engine.critic_source)
+    else:
+        return
+    context.save(critic, folder / "critic", what="PPO's critic: one label, read at every position.")

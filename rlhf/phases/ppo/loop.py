@@ -1,0 +1,265 @@
+"""Step 3 of InstructGPT, PPO: the SFT model learns to answer as the reward model prefers.
+
+``run_ppo`` is the phase. ``PPOTrainer`` holds one PPO step in six numbered parts, as in
+https://arxiv.org/abs/1707.06347 and https://arxiv.org/abs/2203.02155: 1 sample, 2 score,
+3 rewards and advantages, 4 clipped updates, 5 KL controller, 6 log.
+
+Shapes: B = sequences of this rank, T = response tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+
+from rlhf.algorithms.kl import KlController, guarded_lr_scale
+from rlhf.algorithms.ppo import policy_loss, value_loss
+from rlhf.config.batches import exact_div, phase_steps
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.errors import ConfigError
+from rlhf.metrics import Metrics, accumulate_metrics
+from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
+from rlhf.phases.ppo.models import Learner, step_together
+from rlhf.phases.ppo.objective import Aggregation, micro_batches, policy_penalty
+from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse
+from rlhf.phases.ppo.options.ptx import (
+    PtxCorpus,
+    add_corpus_gradient,
+    corpus_blocks,
+    ptx_corpus,
+)
+from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from rlhf.phases.ppo.step_metrics import (
+    critic_metrics,
+    moving_average,
+    policy_metrics,
+    rollout_metrics,
+    step_values,
+)
+from rlhf.phases.ppo.targets import TargetMaker
+from rlhf.phases.shared.context import RunContext, peak_memory_gib
+from rlhf.phases.shared.scoring import score_responses, split_rows
+from rlhf.random_streams import stream
+from rlhf.types import PromptBatch, Rollout, StepReport
+
+
+def run_ppo(context: RunContext) -> dict[str, Any]:
+    """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
+    started = time.monotonic()
+    config = context.config.ppo
+    prompts_per_step = config.rollout_batch_size // config.responses_per_prompt
+    data = context.tokens(Phase.ppo, batch_size=prompts_per_step, key="ppo.rollout_batch_size")
+    steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
+    config = replace(config, steps=steps)
+    check_ppo(config, lora_rank=context.config.lora.rank)  # with the steps that epochs allow
+    context = replace(context, config=replace(context.config, ppo=config))
+    blocks = corpus_blocks(context)
+    engine = RLHFEngine(context.config, context.ranks)
+    trainer = PPOTrainer(engine, config, ptx_corpus(context, blocks))
+    loader = PromptLoader(context, data.train)
+    evaluation = PpoEvaluation(context, engine, data.eval, blocks)
+    result = evaluation.result("before")
+    evaluation.write_samples(step=0)
+
+    with context.console.progress("ppo", steps) as progress:
+        for step in range(1, steps + 1):
+            rollout = trainer.generate_experience(loader.batch(step - 1))
+            stats = trainer.train_rlhf(rollout)
+            context.tracker.log("ppo", step, stats.metrics)
+            progress.advance(step, stats.metrics)
+            if step % config.sample_every == 0:
+                evaluation.write_samples(step=step)
+            if config.eval_every and step % config.eval_every == 0:
+                context.tracker.log("ppo", step, evaluation.metrics())
+
+    result |= evaluation.result("after")
+    save_models(context, engine)
+    if config.ema_beta:
+        with engine.actor.averaged():
+            result |= evaluation.result("after_ema")
+    engine.close()
+    return result | {
+        "kl_to_reference": result["kl_after"],
+        "steps": steps,
+        "seconds": time.monotonic() - started,
+        "peak_memory_gib": peak_memory_gib(context.ranks),
+    }
+
+
+class PpoStats(NamedTuple):
+    """Result of one PPO step; losses are means per response token over all its updates."""
+
+    actor_loss: float
+    critic_loss: float
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, values: dict[str, float]) -> PpoStats:
+        """Return the result with these metrics; the loss of a model that did not learn is 0."""
+        return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
+
+
+class PPOTrainer:
+    """PPO on the models of an ``RLHFEngine``: generate experience, then learn from it.
+
+    Raises:
+        ConfigError: if ``config.ptx_coef`` is set and there is no ``corpus``.
+    """
+
+    def __init__(
+        self, engine: RLHFEngine, config: PpoConfig, corpus: PtxCorpus | None = None
+    ) -> None:
+        if config.ptx_coef and corpus is None:
+            raise ConfigError(
+                f"ppo.ptx_coef={config.ptx_coef}: there is no corpus to learn from; give "
+                "PPOTrainer a corpus, or set ppo.ptx_coef=0"
+            )
+        self.setup = engine
+        self.config = config
+        self.corpus = corpus
+        self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
+        self.steps_done = 0
+        self._targets = TargetMaker(config, engine.ranks)
+        self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
+        self._updates_done = 0
+        self._score_average: float | None = None
+
+    def generate_experience(self, prompts: PromptBatch) -> Rollout:
+        """Return scored responses to ``prompts``: parts 1 and 2 of a PPO step."""
+        setup, started = self.setup, time.monotonic()
+        # 1. Sample responses with the current policy.
+        responses = setup.rollout.generate(setup.actor, prompts)
+        sampled = time.monotonic()
+        # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
+        rollout = score_responses(
+            setup.models,
+            prompts,
+            responses,
+            micro_batch_size=setup.plan.micro,
+            with_policy=not self._reuse.decide(responses),
+        )
+        seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
+        return rollout._replace(seconds=seconds)
+
+    def train_rlhf(self, rollout: Rollout) -> PpoStats:
+        """Learn from a rollout: parts 3 to 6 of a PPO step.
+
+        Raises:
+            ConfigError: if the rollout does not divide into mini-batches.
+        """
+        started, setup, config = time.monotonic(), self.setup, self.config
+        # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
+        kl_ctl = self.kl.coefficient
+        targets = self._targets(rollout, kl_ctl=kl_ctl)
+        metrics = rollout_metrics(rollout, targets, has_critic=setup.has_critic)
+
+        # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
+        updates: list[dict[Role, StepReport]] = []
+        for rows in self._mini_batches(rollout):
+            batches = micro_batches(rollout, targets.advantages, rows, size=setup.plan.micro)
+            mean = Aggregation.of(config, rollout.responses.keep_BT[rows], setup.ranks)
+            learned: Metrics = {}
+            reports: dict[Role, StepReport] = {}
+            for learners in setup.models.learners(trains_actor=self.trains_actor):
+                for learner, batch in product(learners, batches):
+                    policy, values_BT = learner.forward(batch.sequences)
+                    losses = []
+                    if values_BT is not None:
+                        value = value_loss(
+                            values_BT,
+                            batch.values_BT,
+                            batch.returns_BT,
+                            batch.keep_BT,
+                            cliprange_value=config.cliprange_value,
+                        )
+                        losses.append(config.value_coef * value.loss / mean.num_tokens)
+                        learned = accumulate_metrics(learned, critic_metrics(value))
+                    if policy is not None:
+                        surrogate = policy_loss(
+                            policy.logprobs_BT,
+                            batch.logprobs_BT,
+                            batch.advantages_BT,
+                            batch.keep_BT,
+                            cliprange=config.cliprange,
+                            cliprange_high=config.cliprange_high,
+                            dual_clip=config.dual_clip,
+                            total=mean.total,
+                        )
+                        penalty = policy_penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
+                        losses.append((surrogate.loss + penalty) / mean.divisor)
+                        found = policy_metrics(
+                            surrogate, policy, batch, config, is_first=not updates
+                        )
+                        learned = accumulate_metrics(learned, found)
+                    learner.engine.backward(sum(losses[1:], losses[0]))
+                learned |= self._add_corpus_gradient(learners)
+                reports |= step_together(learners)
+            updates.append(reports)
+            self._updates_done += 1
+            metrics = accumulate_metrics(metrics, learned)
+            if self._has_moved_too_far(learned):
+                break
+
+        # 5. Steer the KL coefficient of the next rollout.
+        values = step_values(setup.ranks.reduce_metrics(metrics), updates)
+        num_sequences = len(rollout.scores_B) * setup.ranks.size
+        self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
+        # 6. Log.
+        values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values, rollout, started=started)
+        return PpoStats.of(values)
+
+    @property
+    def trains_actor(self) -> bool:
+        """Return False in the first ``actor_freeze_steps`` steps, when only the critic learns."""
+        return self.steps_done >= self.config.actor_freeze_steps
+
+    def _mini_batches(self, rollout: Rollout) -> Iterator[list[int]]:
+        """Yield this rank's rows of every update: ``ppo_epochs`` passes, each in its own order."""
+        total, size = len(rollout.scores_B), self.setup.plan.per_rank
+        exact_div(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
+        for epoch in range(self.config.ppo_epochs):
+            names = ("mini_batches", self.setup.ranks.rank, self.steps_done, epoch)
+            shuffle = stream(self.setup.config.seed, *names)
+            yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
+
+    def _add_corpus_gradient(self, learners: Sequence[Learner]) -> Metrics:
+        """Add the gradient of InstructGPT's mixture training if the actor is among ``learners``."""
+        if self.corpus is None or all(learner.role is not Role.actor for learner in learners):
+            return {}
+        coefficient = self.config.ptx_coef
+        return add_corpus_gradient(self.setup, self.corpus, coefficient, update=self._updates_done)
+
+    def _has_moved_too_far(self, learned: Metrics) -> bool:
+        """Return True if KL(old || new) of an update, over all ranks, is above stop_update_kl."""
+        limit, key = self.config.stop_update_kl, "ppo/approx_kl"
+        if limit is None or key not in learned:
+            return False
+        return self.setup.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
+
+    def _finish_step(
+        self, values: dict[str, float], rollout: Rollout, *, started: float
+    ) -> dict[str, float]:
+        """Adapt what the next step depends on; return metrics of averages, speed and memory."""
+        setup, actor = self.setup, self.setup.actor
+        self.steps_done += 1
+        self._reuse.measured(values)
+        score = values["ppo/score_mean"]
+        self._score_average = moving_average(self._score_average, score)
+        logged = {"ppo/score_average": self._score_average}
+        if self.config.lr_guard_kl is not None and "ppo/approx_kl" in values:
+            logged["ppo/lr_scale"] = actor.lr_scale
+            actor.lr_scale = guarded_lr_scale(
+                actor.lr_scale, values["ppo/approx_kl"], limit=self.config.lr_guard_kl
+            )
+        train_seconds = time.monotonic() - started
+        logged |= setup.speed.values(rollout, train_seconds=train_seconds)
+        return logged | setup.constant_metrics | {"memory/peak_gib": peak_memory_gib(setup.ranks)}

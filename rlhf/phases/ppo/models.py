@@ -1,0 +1,244 @@
+"""The models of PPO: separate ones, or branches of a shared trunk, behind one interface.
+
+Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from rlhf.config.roles import Role
+from rlhf.models.language_model import kept_logprobs
+from rlhf.models.trunk import TrunkOutput
+from rlhf.phases.shared.scoring import (
+    ModelOutputs,
+    ResponseLogprobs,
+    Scores,
+    ScoringModels,
+    WholeSequences,
+    response_logprobs,
+    response_values,
+)
+from rlhf.types import (
+    Engine,
+    LogprobOptions,
+    SequenceBatch,
+    StepReport,
+    TokenEngine,
+    TokenModel,
+    TokenPositions,
+    ValueEngine,
+)
+
+
+class ForwardPass(NamedTuple):
+    """Outputs of a model in training, with gradients; None: another model's output."""
+
+    policy: ResponseLogprobs | None
+    values_BT: Tensor | None
+
+
+class Learner(Protocol):
+    """A model that takes optimizer steps in PPO."""
+
+    @property
+    def role(self) -> Role:
+        """Return actor or critic; a shared trunk counts as the actor."""
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine that takes the steps."""
+
+    def forward(self, sequences: WholeSequences) -> ForwardPass:
+        """Run one micro-batch."""
+
+
+class PpoModels(ScoringModels, Protocol):
+    """The interface that PPO needs from its models, whether separate or sharing a trunk."""
+
+    @property
+    def actor(self) -> Engine:
+        """Return the engine of the policy that answers prompts."""
+
+    @property
+    def critic(self) -> Engine | None:
+        """Return the critic's engine; None without critic or with a shared trunk."""
+
+    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+        """Return the models to train in groups that step together: critic, then actor.
+
+        A shared trunk is one learner, which trains both in one pass. Each learner runs all its
+        micro-batches before the next learner starts: activations of only one model are held at a
+        time, and gradients of only one group.
+        """
+
+    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """Return the policy's log-probabilities (N,) of the kept tokens of whole sequences."""
+
+
+class _Actor(NamedTuple):
+    """The policy in training; a ``Learner``."""
+
+    engine: TokenEngine
+    options: LogprobOptions
+    role: Role = Role.actor
+
+    def forward(self, sequences: WholeSequences) -> ForwardPass:
+        return ForwardPass(response_logprobs(self.engine, sequences, self.options), None)
+
+
+class _Critic(NamedTuple):
+    """The critic in training; a ``Learner``."""
+
+    engine: ValueEngine
+    role: Role = Role.critic
+
+    def forward(self, sequences: WholeSequences) -> ForwardPass:
+        return ForwardPass(None, response_values(self.engine, sequences))
+
+
+class SeparateModels:
+    """Actor, reference and critic, each under its own engine; a ``PpoModels``."""
+
+    def __init__(
+        self,
+        actor: TokenEngine,
+        reference: TokenModel,
+        critic: ValueEngine | None,
+        scores: Scores,
+        *,
+        temperature: float,
+        align_overflow: bool = True,
+        entropy_gradient: bool = False,
+    ) -> None:
+        self.actor = actor
+        self.reference = reference
+        self.critic = critic
+        self.scores = scores
+        self._align_overflow = align_overflow
+        self._scoring = LogprobOptions(temperature, with_entropy=False)
+        self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
+
+    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+        """Run actor, reference, critic and reward model, one after another."""
+        logprobs_BT = self._logprobs(self.actor, sequences) if with_policy else None
+        reference_BT = self._logprobs(self.reference, sequences)
+        values_BT = torch.zeros_like(reference_BT)
+        if self.critic is not None:
+            with self.critic.evaluating():
+                values_BT = response_values(self.critic, sequences)
+        return ModelOutputs(logprobs_BT, reference_BT, values_BT, self.scores(sequences))
+
+    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+        """Return the critic, if there is one, and then the actor, unless it is frozen.
+
+        With ``align_overflow`` they are one group: an fp16 overflow of one skips both steps.
+        """
+        critics: list[Learner] = [] if self.critic is None else [_Critic(self.critic)]
+        actors: list[Learner] = [_Actor(self.actor, self._training)] if trains_actor else []
+        if self._align_overflow:
+            return [[*critics, *actors]]
+        return [[learner] for learner in (*critics, *actors)]
+
+    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """Return the actor's log-probabilities (N,) of the kept tokens."""
+        return kept_logprobs(self.actor, batch)
+
+    def _logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
+        with model.evaluating():
+            return response_logprobs(model, sequences, self._scoring).logprobs_BT
+
+
+class TrunkEngine(Engine, Protocol):
+    """A shared trunk in training."""
+
+    def __call__(
+        self,
+        ids_BS: Tensor,
+        positions: TokenPositions,
+        options: LogprobOptions,
+        /,
+        *,
+        with_policy: bool = True,
+        with_reference: bool = False,
+    ) -> TrunkOutput:
+        """Run the trunk once for all its branches."""
+
+
+class _Trunk(NamedTuple):
+    """Policy and critic of a shared trunk in training; a ``Learner``."""
+
+    engine: TrunkEngine
+    options: LogprobOptions
+    role: Role = Role.actor
+
+    def forward(self, sequences: WholeSequences) -> ForwardPass:
+        output = self.engine(sequences.ids_BS, sequences.positions, self.options)
+        assert output.policy is not None
+        policy = sequences.scatter_logprobs(output.policy)
+        return ForwardPass(policy, sequences.before_response(output.values_BS))
+
+
+class TrunkModels:
+    """Policy, critic and reference as branches of one trunk; a ``PpoModels``."""
+
+    critic: Engine | None = None
+
+    def __init__(
+        self,
+        trunk: TrunkEngine,
+        scores: Scores,
+        *,
+        temperature: float,
+        entropy_gradient: bool = False,
+    ) -> None:
+        self.actor = trunk
+        self.scores = scores
+        self._scoring = LogprobOptions(temperature, with_entropy=False)
+        self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
+
+    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+        """Run the trunk once for policy, reference and values, and then the reward model."""
+        with self.actor.evaluating():
+            output = self.actor(
+                sequences.ids_BS,
+                sequences.positions,
+                self._scoring,
+                with_policy=with_policy,
+                with_reference=True,
+            )
+        assert output.reference is not None
+        return ModelOutputs(
+            None
+            if output.policy is None
+            else sequences.scatter_logprobs(output.policy).logprobs_BT,
+            sequences.scatter_logprobs(output.reference).logprobs_BT,
+            sequences.before_response(output.values_BS),
+            self.scores(sequences),
+        )
+
+    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+        """Return the trunk, which trains policy and critic in one pass."""
+        assert trains_actor, "a shared trunk cannot train its critic alone"
+        return [[_Trunk(self.actor, self._training)]]
+
+    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """Return the policy's log-probabilities (N,) of the kept tokens."""
+        options = LogprobOptions(with_entropy=False)
+        output = self.actor(batch.ids_BS, TokenPositions.of(batch), options)
+        assert output.policy is not None
+        return output.policy.logprobs_N
+
+
+def step_together(learners: Sequence[Learner]) -> dict[Role, StepReport]:
+    """Step all ``learners``, or none if the fp16 gradients of any learner have overflowed."""
+    overflows = [learner.engine.has_overflow() for learner in learners]
+    reports = {}
+    for learner, overflow in zip(learners, overflows, strict=True):
+        report = learner.engine.step(discard=any(overflows) and not overflow)
+        reports[learner.role] = report._replace(has_overflowed=overflow)
+    return reports

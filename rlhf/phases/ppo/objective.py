@@ -1,0 +1,108 @@
+"""Pieces of PPO's objective: the micro-batches of an update, and the optional loss terms.
+
+Shapes: B = sequences of a micro-batch, T = response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rlhf.algorithms.advantages import Advantages
+from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.masking import masked_sum, sum_of_means
+from rlhf.config.choices import KlPlacement, LossAggregation
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.phases.shared.scoring import (
+    ResponseLogprobs,
+    WholeSequences,
+    rows_by_length,
+    split_rows,
+)
+from rlhf.types import Ranks, Rollout, take_rows
+
+
+class MicroBatch(NamedTuple):
+    """Rows that one rank runs at once: the models' input, and what the losses compare with."""
+
+    sequences: WholeSequences
+    logprobs_BT: Tensor
+    reference_logprobs_BT: Tensor
+    values_BT: Tensor
+    advantages_BT: Tensor
+    returns_BT: Tensor
+    reuses_logprobs: bool  # ``logprobs_BT`` were measured by the rollout backend
+
+    @property
+    def keep_BT(self) -> Tensor:
+        """Return the mask (B, T) that is True at response tokens."""
+        return self.sequences.keep_BT
+
+
+def micro_batches(
+    rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
+) -> list[MicroBatch]:
+    """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
+    reuses = rollout.logprobs_BT is rollout.responses.logprobs_BT
+    batches = []
+    for part in split_rows(rows_by_length(rollout.prompts, rollout.responses, rows), size):
+        taken = take_rows(rollout, part)
+        batches.append(
+            MicroBatch(
+                WholeSequences(taken.prompts, taken.responses),
+                taken.logprobs_BT,
+                taken.reference_logprobs_BT,
+                taken.values_BT,
+                *take_rows(advantages, part),
+                reuses_logprobs=reuses,
+            )
+        )
+    return batches
+
+
+class Aggregation(NamedTuple):
+    """The mean of token losses over a mini-batch: ``total(x_BT, keep_BT) / divisor``."""
+
+    total: Callable[[Tensor, Tensor], Tensor]
+    divisor: Tensor | int
+    num_tokens: Tensor  # kept response tokens of the mini-batch, over all ranks
+
+    @classmethod
+    def of(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
+        """Return the aggregation over the rows of ``keep_BT`` and the rows of all other ranks."""
+        num_tokens = ranks.sum(keep_BT.sum())
+        if config.loss_aggregation is LossAggregation.sequence_mean:
+            return cls(sum_of_means, len(keep_BT) * ranks.size, num_tokens)
+        return cls(masked_sum, num_tokens, num_tokens)
+
+
+def policy_penalty(
+    policy: ResponseLogprobs,
+    batch: MicroBatch,
+    mean: Aggregation,
+    config: PpoConfig,
+    *,
+    kl_ctl: float,
+) -> Tensor | float:
+    """Return the terms added to the surrogate: KL penalty in the loss, minus entropy bonus.
+
+    By default both are 0: the KL penalty is part of the reward, as in InstructGPT.
+    """
+    penalty: Tensor | float = 0.0
+    if config.kl_placement is KlPlacement.loss:
+        kl_BT = kl_in_loss(policy, batch, config)
+        penalty = kl_ctl * mean.total(kl_BT, batch.keep_BT)
+    if config.entropy_coef:
+        assert policy.entropy_BT is not None
+        penalty = penalty - config.entropy_coef * mean.total(policy.entropy_BT, batch.keep_BT)
+    return penalty
+
+
+def kl_in_loss(policy: ResponseLogprobs, batch: MicroBatch, config: PpoConfig) -> Tensor:
+    """Return KL(policy || reference) of each response token (B, T), with gradients."""
+    # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
+    sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
+    kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)
+    return kl_estimate(*kept, estimator=config.kl_estimator.value)

@@ -1,0 +1,66 @@
+"""Reuse of the log-probabilities that the rollout backend measured while it sampled.
+
+Shapes: B = sequences of this rank, T = response tokens.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rlhf.config.choices import When
+from rlhf.config.schema.rollout import RolloutConfig
+from rlhf.errors import ConfigError
+from rlhf.metrics import Maximum, Mean, Metrics
+from rlhf.types import Responses
+
+MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
+LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
+
+
+class LogprobReuse:
+    """The decision for each step whether log-probabilities are reused; equal on every rank.
+
+    With ``auto`` they are reused as long as the last measured mismatch, over all ranks, is small
+    enough, and never under dropout, because training then cannot measure a mismatch.
+    """
+
+    def __init__(self, config: RolloutConfig, *, actor_dropout: float) -> None:
+        self._config = config
+        self._has_dropout = actor_dropout > 0
+        self._mismatch: float | None = None  # not measured yet
+
+    def decide(self, responses: Responses) -> bool:
+        """Return True if the actor need not be run to score ``responses``.
+
+        Raises:
+            ConfigError: if reuse_logprobs is ``always`` and the backend measures none.
+        """
+        config = self._config
+        if responses.logprobs_BT is None and config.reuse_logprobs is When.always:
+            raise ConfigError(
+                f"rollout.reuse_logprobs=always: rollout.backend={config.backend} measures no "
+                "log-probabilities; use rollout.reuse_logprobs=auto"
+            )
+        if config.reuse_logprobs is not When.auto:
+            return config.reuse_logprobs is When.always
+        if responses.logprobs_BT is None or self._has_dropout or self._mismatch is None:
+            return False
+        return self._mismatch <= config.max_logprob_mismatch
+
+    def measured(self, values: dict[str, float]) -> None:
+        """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
+        self._mismatch = values.get(MISMATCH, self._mismatch)
+
+
+def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:
+    """Return metrics of the difference of two measurements of the same log-probabilities.
+
+    The metrics are the mean and the largest difference, and the share of differences above
+    ``LARGE``.
+    """
+    apart_BT = (one_BT - other_BT).abs()
+    return {
+        MISMATCH: Mean.of(apart_BT, keep_BT),
+        f"{MISMATCH}_share": Mean.of((apart_BT > LARGE).float(), keep_BT),
+        f"{MISMATCH}_max": Maximum.of(apart_BT, keep_BT),
+    }

@@ -1,0 +1,72 @@
+"""Prompts of PPO's steps, with the random numbers from which their responses are sampled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.collate import collate_prompts
+from rlhf.phases.shared.context import RunContext, rows_of_rank
+from rlhf.random_streams import Shuffle, stream
+from rlhf.types import PromptBatch, Ranks
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class PromptLoader:
+    """Prompts of each step, in an endless sequence of shuffled passes."""
+
+    def __init__(self, context: RunContext, examples: Dataset) -> None:
+        self._context = context
+        self._examples = examples
+        self._records = context.parts[Phase.ppo].train
+        self._shuffle = Shuffle(len(examples), seed=context.seed("ppo", "shuffle"))
+
+    def batch(self, step: int) -> PromptBatch:
+        """Return this rank's prompts of a step, counted from 0."""
+        context, ppo = self._context, self._context.config.ppo
+        rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
+        chosen = self._examples[rows]
+        return prompt_batch(
+            chosen["ids"],
+            [self._records[row].prompt or "" for row in chosen["row"]],
+            step=step,
+            config=context.config,
+            ranks=context.ranks,
+            pad_id=context.tokenizer.pad_token_id,
+        )
+
+
+def prompt_batch(
+    ids: list[list[int]],
+    texts: list[str],
+    *,
+    step: int,
+    config: RunConfig,
+    ranks: Ranks,
+    pad_id: int,
+) -> PromptBatch:
+    """Return this rank's share of the prompts of one step, given the prompts of all ranks.
+
+    Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. Random numbers are drawn
+    for all ranks before they are divided, so that a response does not depend on the number of
+    ranks.
+    """
+    rows = [row for row in range(len(ids)) for _ in range(config.ppo.responses_per_prompt)]
+    draws_BT = torch.rand(
+        len(rows),
+        config.rollout.max_response_tokens,
+        generator=stream(config.seed, "sampling", step),
+    )
+    mine = rows_of_rank(rows, ranks)
+    return collate_prompts(
+        [ids[row] for row in mine],
+        [texts[row] for row in mine],
+        draws_BT[rows_of_rank(range(len(rows)), ranks)],
+        pad_id=pad_id,
+        device=ranks.device,
+    )

@@ -1,0 +1,238 @@
+"""The models of PPO, each under its own engine, and the rollout backends that sample from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
+from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, ModelInit, Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.data.tokens import Encoder
+from rlhf.engine.devices import current_ranks, resolve_dtype
+from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.zero3_partition import partitioner
+from rlhf.models.build import build_scorer, require_positions
+from rlhf.models.scorer import Scorer
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.models.trunk import build_trunk
+from rlhf.models.zero3_init import Shard
+from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
+from rlhf.phases.ppo.optimizers import ppo_optimizer
+from rlhf.phases.ppo.prompts import prompt_batch
+from rlhf.phases.ppo.step_speed import StepSpeed
+from rlhf.phases.shared.adapters import lora_spec
+from rlhf.phases.shared.model_sources import critic_source, policy_source
+from rlhf.phases.shared.policies import (
+    AdapterOff,
+    build_policy,
+    build_reference,
+    learning_source,
+    rollout_backend,
+)
+from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
+from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores
+from rlhf.random_streams import seed_for
+from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
+from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
+from rlhf.types import PromptBatch, Ranks, RolloutBackend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class RLHFEngine:
+    """Actor, reference, critic and reward model of one run, and backends that sample responses.
+
+    Actor and reference start from the SFT model, critic and reward model from the reward model.
+    Both are read from ``config.run_dir`` if the run trains them, otherwise from the places that
+    ``config`` names. If a judge replaces the reward model, the critic starts from the SFT model.
+    With adapters the reference is the actor without them; with a shared trunk actor, reference and
+    critic are branches of one model. ``ppo.steps`` must be set: the schedules end there.
+
+    Raises:
+        ConfigError, CheckpointError: if a model cannot be built from the configuration.
+        CapabilityError: if the rollout backend cannot run here, or not with this model.
+    """
+
+    def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
+        self.config = config
+        self.ranks = ranks or current_ranks(config.hardware.device)
+        require_rollouts(config)
+        self.settings = EngineSettings(
+            zero=config.zero,
+            dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
+            hybrid_engine=hybrid_engine_section(config),
+        )
+        self.speed = StepSpeed(config, self.ranks)
+        self.plan = phase_plans(config)[Phase.ppo]
+        self._engines: list[AnyEngine] = []
+        self.policy_source, self.critic_source = policy_source(config), critic_source(config)
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
+            config.model.tokenizer or str(self.policy_source.path),
+            key=self.policy_source.key,
+            revision=self.policy_source.revision,
+            trust_remote_code=self.policy_source.trust_remote_code,
+            end_token=config.model.end_token,
+        )
+        self.scores = self._scores()
+        self.models: PpoModels = (
+            self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
+        )
+        self.actor = self.models.actor
+        self.critic = self.models.critic
+        self.constant_metrics: dict[str, float] = {}  # logged with every step
+        if self.settings.hybrid_engine is not None:
+            layers = adapt_layers(self.actor.module)
+            self.constant_metrics["rollout/accelerated_layers"] = layers
+        backend = partial(
+            rollout_backend, config, self.tokenizer, dtype=self.settings.dtype, ranks=self.ranks
+        )
+        temperature, of_evaluation = config.rollout.temperature, config.rollout.eval_temperature
+        self.rollout: RolloutBackend = backend(temperature=temperature)
+        self._eval_rollout = backend(temperature=of_evaluation or temperature)
+        self._greedy_rollout = backend(temperature=temperature, greedy=True)
+
+    @property
+    def has_critic(self) -> bool:
+        """Return True if values are learned beside the policy."""
+        return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
+
+    @property
+    def policy(self) -> AnsweringPolicy:
+        """Return the actor with all that an evaluation needs."""
+        return AnsweringPolicy(
+            self.actor,
+            self._eval_rollout,
+            self._greedy_rollout,
+            self.models,
+            self.plan.micro,
+        )
+
+    def prompts(self, texts: list[str], *, step: int = 0) -> PromptBatch:
+        """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
+
+        Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. The responses are
+        sampled with the random numbers that a run uses in its step ``step``.
+        """
+        return prompt_batch(
+            Encoder(self.tokenizer, self.config.data.template).prompts(texts),
+            texts,
+            step=step,
+            config=self.config,
+            ranks=self.ranks,
+            pad_id=self.tokenizer.pad_token_id,
+        )
+
+    def close(self) -> None:
+        """Close the engines and free their memory."""
+        for engine in self._engines:
+            engine.close()
+
+    def _separate_models(self) -> SeparateModels:
+        config = self.config
+        policy = build_policy(
+            config,
+            self.tokenizer,
+            dropout=config.ppo.actor_dropout,
+            shard=self._shard(Role.actor),
+        )
+        self._require_positions(policy.pretrained, key="model")
+        if self.settings.hybrid_engine is not None:
+            open_to_engine(policy)
+        actor = self._trained(policy, Role.actor)
+        copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
+        reference = AdapterOff(actor) if copy is None else self._engine(copy, Role.reference)
+        return SeparateModels(
+            actor,
+            reference,
+            self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
+            self.scores,
+            temperature=config.rollout.temperature,
+            align_overflow=config.ppo.align_overflow and self.settings.dtype is Dtype.fp16,
+            entropy_gradient=config.ppo.entropy_coef > 0,
+        )
+
+    def _trunk_models(self) -> TrunkModels:
+        config = self.config
+        trunk = build_trunk(
+            learning_source(config, dropout=config.ppo.actor_dropout),
+            self.tokenizer,
+            num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
+            num_value_layers=config.ppo.num_value_layers,
+            seed=seed_for(config.seed, "model"),
+        )
+        self._require_positions(trunk.pretrained, key="model")
+        return TrunkModels(
+            self._trained(trunk, Role.actor),
+            self.scores,
+            temperature=config.rollout.temperature,
+            entropy_gradient=config.ppo.entropy_coef > 0,
+        )
+
+    def _scores(self) -> Scores:
+        """Return what scores responses: the reward model, or the judge instead of it."""
+        if self.config.reward_model.init is ModelInit.gold:
+            return JudgeScores(GoldJudge(), self.tokenizer)
+        scorer = self._scorer()
+        self._require_positions(scorer.pretrained, key="reward_model")
+        return ModelScores(self._engine(scorer, Role.reward))
+
+    def _scorer(self, *, learns: bool = False) -> Scorer:
+        """Build the frozen reward model, or, if it ``learns``, the critic that starts from it."""
+        config, source, spec = self.config, self.critic_source, None
+        if learns:
+            spec = lora_spec(config.lora, LoraRole.critic)
+            source = replace(
+                source,
+                dropout=config.ppo.critic_dropout,
+                gradient_checkpointing=config.reward_model.gradient_checkpointing,
+            )
+        seed = seed_for(config.seed, "reward_model")
+        shard = self._shard(Role.critic if learns else Role.reward)
+        return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
+
+    def _shard(self, role: Role) -> Shard | None:
+        return partitioner(role, settings=self.settings, plan=self.plan, ranks=self.ranks)
+
+    def _require_positions(self, model: PreTrainedModel, *, key: str) -> None:
+        rollout = self.config.rollout
+        require_positions(
+            model,
+            rollout.max_prompt_tokens + rollout.max_response_tokens,
+            key=key,
+            wanted="rollout.max_prompt_tokens + max_response_tokens",
+        )
+
+    def _trained(self, module: torch.nn.Module, role: Role) -> AnyEngine:
+        """Build an engine with its role's optimizer; the actor's steps include the corpus too."""
+        config, plan = self.config, self.plan
+        if role is Role.actor and config.ppo.ptx_coef:
+            plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
+        return self._engine(module, role, plan, ppo_optimizer(config, role))
+
+    def _engine(
+        self,
+        module: torch.nn.Module,
+        role: Role,
+        plan: BatchPlan | None = None,
+        optimizer: OptimizerSettings | None = None,
+    ) -> AnyEngine:
+        """Build an engine that ``close`` frees; without ``optimizer`` its model is frozen."""
+        engine = build_engine(
+            module,
+            role=role,
+            settings=self.settings,
+            plan=plan or self.plan,
+            ranks=self.ranks,
+            optimizer=optimizer,
+        )
+        self._engines.append(engine)
+        return engine

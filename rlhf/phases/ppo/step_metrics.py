@@ -1,0 +1,125 @@
+"""Metrics of a PPO step, which merge over micro-batches, updates and ranks."""
+
+from __future__ import annotations
+
+from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
+from rlhf.config.choices import KlPlacement
+from rlhf.config.roles import Role
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.metrics import Maximum, Mean, Metrics, Minimum, Moments
+from rlhf.phases.ppo.objective import MicroBatch, kl_in_loss
+from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
+from rlhf.phases.ppo.targets import Targets
+from rlhf.phases.shared.scoring import ResponseLogprobs, kl_per_sequence
+from rlhf.types import Rollout, StepReport
+
+
+def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> Metrics:
+    """Return metrics of a rollout of B responses of T tokens, before any update.
+
+    If the log-probabilities were recomputed, they are compared with the rollout backend's own
+    log-probabilities, if it measures them.
+    """
+    keep_BT = rollout.responses.keep_BT
+    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
+    metrics: Metrics = {
+        "ppo/score": Moments.of(rollout.scores_B),
+        "ppo/reward": Moments.of(targets.rewards_BT.sum(dim=1)),
+        "ppo/returns": Moments.of(targets.raw.returns_BT, keep_BT),
+        "ppo/advantages": Moments.of(targets.raw.advantages_BT, keep_BT),
+        "ppo/returns_min": Minimum.of(targets.raw.returns_BT, keep_BT),
+        "ppo/returns_max": Maximum.of(targets.raw.returns_BT, keep_BT),
+        "ppo/kl_to_reference": Mean.of(kl_per_sequence(rollout)),
+        "ppo/kl_to_reference_k3": Mean.of(kl_per_sequence(rollout, estimator="k3")),
+        "ppo/kl_per_token": Mean.of(kl_BT, keep_BT),
+        "ppo/response_tokens": Mean.of(keep_BT.sum(dim=1)),
+        "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
+    }
+    if has_critic:
+        errors_BT = targets.raw.returns_BT - rollout.values_BT
+        metrics["ppo/values"] = Moments.of(rollout.values_BT, keep_BT)
+        metrics["ppo/values_min"] = Minimum.of(rollout.values_BT, keep_BT)
+        metrics["ppo/values_max"] = Maximum.of(rollout.values_BT, keep_BT)
+        metrics["value_errors"] = Moments.of(errors_BT, keep_BT)
+    measured_BT = rollout.responses.logprobs_BT
+    if measured_BT is not None and measured_BT is not rollout.logprobs_BT:
+        metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
+    return metrics
+
+
+def policy_metrics(
+    loss: PolicyLoss,
+    policy: ResponseLogprobs,
+    batch: MicroBatch,
+    config: PpoConfig,
+    *,
+    is_first: bool,
+) -> Metrics:
+    """Return the actor's metrics of one micro-batch of updates.
+
+    In the ``is_first`` update no weight has changed yet, so reused log-probabilities are compared
+    with the log-probabilities of training.
+    """
+    assert policy.entropy_BT is not None
+    metrics: Metrics = {
+        "ppo/actor_loss": loss.actor_loss,
+        "ppo/clipfrac": loss.clipfrac,
+        "ppo/dual_clipfrac": loss.dual_clipfrac,
+        "ppo/approx_kl": loss.approx_kl,
+        "ppo/ratio_mean": loss.ratio_mean,
+        "ppo/ratio_max": loss.ratio_max,
+        "ppo/entropy": Mean.of(policy.entropy_BT, batch.keep_BT),
+    }
+    if config.kl_placement is KlPlacement.loss:
+        metrics["ppo/kl_loss"] = Mean.of(kl_in_loss(policy, batch, config), batch.keep_BT)
+    if is_first and batch.reuses_logprobs:
+        metrics |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
+    return metrics
+
+
+def critic_metrics(loss: ValueLoss) -> Metrics:
+    """Return the critic's metrics of one micro-batch of updates."""
+    return {"ppo/critic_loss": loss.critic_loss, "ppo/value_clipfrac": loss.clipfrac}
+
+
+def step_values(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
+    """Return the numbers to log for one PPO step, from its merged metrics and optimizer steps."""
+    return _numbers(metrics) | _update_values(updates)
+
+
+def _update_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
+    """Return numbers of the optimizer steps, which are the same on every rank."""
+    steps = {
+        role: [update[role] for update in updates if role in update]
+        for role in (Role.actor, Role.critic)
+    }
+    values: dict[str, float] = {
+        "ppo/updates": len(updates),
+        "ppo/skipped_steps": sum(step.is_skipped for taken in steps.values() for step in taken),
+    }
+    for role, taken in steps.items():
+        values[f"ppo/{role}_overflows"] = sum(step.has_overflowed for step in taken)
+        if taken:
+            values[f"ppo/{role}_learning_rate"] = taken[-1].learning_rate
+            values[f"ppo/{role}_grad_norm"] = sum(step.grad_norm for step in taken) / len(taken)
+    return values
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    """Return numbers of merged metrics; moments become a mean and a deviation."""
+    values = {name: m.value() for name, m in metrics.items() if not isinstance(m, Moments)}
+    moments = {name: m for name, m in metrics.items() if isinstance(m, Moments)}
+    errors = moments.pop("value_errors", None)
+    if errors is not None:
+        values["ppo/value_error"] = errors.mean_square.item()
+        total = moments["ppo/returns"].variance
+        values["ppo/explained_variance"] = float(1 - errors.variance / total) if total > 0 else 0.0
+    for name, moment in moments.items():
+        values[f"{name}_mean"], values[f"{name}_std"] = moment.value(), moment.std()
+    return values
+
+
+def moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
+    """Return the exponential average of a metric over steps, which starts at the first value."""
+    return value if average is None else beta * average + (1 - beta) * value

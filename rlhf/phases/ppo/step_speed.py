@@ -1,0 +1,80 @@
+"""Speed of the parts of a PPO step, in absolute numbers and relative to the hardware's peak.
+
+FLOPs are the model's, counted as the planner counts them: neither recomputation for gradient
+checkpointing nor padding is included (MFU of https://arxiv.org/abs/2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.planning.hardware import machine_of
+from rlhf.planning.model_uses import ModelUse, UnknownModelError, models_of
+from rlhf.planning.time_model import backward_share, forward_operations
+from rlhf.types import Ranks, Rollout
+
+
+class PerPart(NamedTuple):
+    """One number for each part of a step."""
+
+    generate: float
+    score: float
+    train: float
+
+
+class StepSpeed:
+    """Time and speed of PPO's steps, of all ranks together."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._ppo = config.ppo
+        self._peak = machine_of(config.hardware).operations  # FLOPs per second of one rank
+        try:
+            self._models: tuple[ModelUse, ...] = models_of(config, Phase.ppo)
+        except UnknownModelError:  # its FLOPs cannot be counted
+            self._models = ()
+
+    def values(self, rollout: Rollout, *, train_seconds: float) -> dict[str, float]:
+        """Return metrics of one step; the rollout holds the seconds of generating and scoring."""
+        assert rollout.seconds is not None, "the rollout was not timed"
+        seconds = PerPart(**rollout.seconds, train=train_seconds)
+        with_policy = rollout.logprobs_BT is not rollout.responses.logprobs_BT
+        tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.keep_BT.sum(dim=1)
+        step = sum(seconds)
+        values = {f"time/{part}_seconds": spent for part, spent in seconds._asdict().items()}
+        values["time/step_seconds"] = step
+        values["speed/tokens_per_second"] = float(self._ranks.sum(tokens_B.sum())) / step
+        if not self._models:
+            return values
+        kept_B = rollout.responses.keep_BT.sum(dim=1)
+        here = self._operations(tokens_B.tolist(), kept_B.tolist(), with_policy=with_policy)
+        everywhere = self._ranks.sum(tokens_B.new_tensor(here).double()).tolist()
+        for part, operations, spent in zip(PerPart._fields, everywhere, seconds, strict=True):
+            values[f"speed/{part}_tflops"] = operations / spent / 1e12
+            values[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
+        return values
+
+    def _operations(self, tokens: list[int], kept: list[int], *, with_policy: bool) -> PerPart:
+        """Return each part's FLOPs on sequences of ``tokens`` tokens, ``kept`` in the response."""
+        forward = {
+            model: sum(
+                forward_operations(model, sequences=1, tokens=length, positions=response)
+                for length, response in zip(tokens, kept, strict=True)
+            )
+            for model in self._models
+        }
+        by_role = {model.role: operations for model, operations in forward.items()}
+        actor = by_role[Role.actor]
+        score = sum(forward.values())
+        if not self._ppo.shared_trunk:  # a trunk's one forward pass includes the reference
+            score += actor * (with_policy - 1 + (Role.reference not in by_role))
+        learning = sum(
+            operations * (1 + backward_share(replace(model, checkpointed=0)))
+            for model, operations in forward.items()
+            if not model.role.is_frozen
+        )
+        return PerPart(generate=actor, score=score, train=learning * self._ppo.ppo_epochs)

@@ -1,0 +1,120 @@
+"""Advantages and returns of a rollout, the targets of its updates.
+
+Shapes: B = sequences of this rank, T = response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.advantages import (
+    Advantages,
+    clip_scores,
+    gae,
+    grpo_advantages,
+    reinforce_pp_advantages,
+    rloo_advantages,
+    scale_scores,
+    token_rewards,
+)
+from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.masking import whiten
+from rlhf.config.choices import AdvantageEstimator, KlPlacement, ScaleReward
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.metrics import Moments
+from rlhf.types import Ranks, Rollout
+
+
+class Targets(NamedTuple):
+    """Rewards, advantages and returns of a rollout, fixed before its first update."""
+
+    advantages: Advantages  # whitened if configured; the updates use these
+    rewards_BT: Tensor  # before whitening
+    raw: Advantages  # before whitening
+
+
+class TargetMaker:
+    """A function from a rollout to its targets: scaled scores, KL penalty, advantages, whitening.
+
+    It stores the moments that scores are scaled by: of all rollouts so far, or of the reference.
+    """
+
+    def __init__(self, config: PpoConfig, ranks: Ranks) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._moments: Moments | None = None
+
+    def __call__(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
+        """Return the targets of one rollout, under the current KL coefficient ``kl_ctl``."""
+        config, keep_BT = self._config, rollout.responses.keep_BT
+        scores_B = clip_scores(
+            self._scaled(rollout.scores_B),
+            rollout.responses.ended_B,
+            clip=config.clip_reward_value,
+            missing_end_penalty=config.missing_end_penalty,
+            missing_end_score=config.missing_end_score,
+        )
+        kl_BT = kl_estimate(
+            rollout.logprobs_BT,
+            rollout.reference_logprobs_BT,
+            estimator=config.kl_estimator.value,
+        )
+        charged = kl_ctl if config.kl_placement is KlPlacement.reward else 0.0
+        shaped_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=charged)
+        rewards_BT = shaped_BT
+        if config.whiten_rewards:
+            rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
+        raw = self._advantages(rewards_BT, rollout)
+        used = raw
+        if config.whitens_advantages:
+            whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
+            used = raw._replace(advantages_BT=whitened_BT)
+        return Targets(used, shaped_BT, raw)
+
+    def _advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
+        config, keep_BT = self._config, rollout.responses.keep_BT
+        group = config.responses_per_prompt
+        match config.advantage_estimator:
+            case AdvantageEstimator.gae:
+                values_BT = rollout.values_BT
+                return gae(rewards_BT, values_BT, keep_BT, gamma=config.gamma, lam=config.lam)
+            case AdvantageEstimator.rloo:
+                return rloo_advantages(rewards_BT, keep_BT, group_size=group)
+            case AdvantageEstimator.grpo:
+                return grpo_advantages(rewards_BT, keep_BT, group_size=group)
+            case AdvantageEstimator.reinforce_pp:
+                return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
+
+    def _scaled(self, scores_B: Tensor) -> Tensor:
+        config = self._config
+        if config.scale_reward is ScaleReward.none:
+            return scores_B
+        now = self._global_moments(scores_B, torch.ones_like(scores_B, dtype=torch.bool))
+        if self._moments is None:
+            self._moments = self._reference(now)
+        elif config.scale_reward is ScaleReward.running:
+            self._moments = self._moments + now
+        return scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
+
+    def _reference(self, first: Moments) -> Moments:
+        """Return the first rollout's moments, with the configured reference mean and std if set."""
+        config = self._config
+        if config.scale_reward is ScaleReward.running:
+            return first
+        given_mean, given_std = config.reference_score_mean, config.reference_score_std
+        mean = first.value() if given_mean is None else given_mean
+        std = first.std() if given_std is None else given_std
+        total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
+        return Moments(total, total.square() + std**2, torch.ones_like(total))
+
+    def _whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
+        moments = self._global_moments(x_BT, keep_BT)
+        return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
+
+    def _global_moments(self, x: Tensor, keep: Tensor) -> Moments:
+        moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
+        assert isinstance(moments, Moments)
+        return moments

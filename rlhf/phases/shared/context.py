@@ -1,0 +1,215 @@
+"""The context that every phase gets, and the helpers that all phases share."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.schedule import lr_schedule
+from rlhf.checkpoint.folders import save_model
+from rlhf.config.choices import Phase
+from rlhf.config.schema.optimizer import OptimizerConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.batching import deal
+from rlhf.data.splits import Part
+from rlhf.data.tokens import TokenData, TokenLimits, tokenise
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.errors import DataError
+from rlhf.metrics import Metrics, merge_metrics
+from rlhf.phases.shared.exporting import Export
+from rlhf.random_streams import seed_for
+from rlhf.tracking.console import Console
+from rlhf.tracking.trackers import SampleWriter
+from rlhf.types import Batch, Engine, Judge, Ranks, StepReport, Tracker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """One rank's view of the run: its configuration, ranks, data and outputs."""
+
+    config: RunConfig
+    run_dir: Path
+    ranks: Ranks
+    settings: EngineSettings
+    tokenizer: PreTrainedTokenizerBase
+    parts: Mapping[Phase, Part]
+    judge: Judge | None
+    console: Console
+    tracker: Tracker
+    samples: SampleWriter | None
+
+    def seed(self, *names: str | int) -> int:
+        """Return the seed of the random stream ``names`` of this run."""
+        return seed_for(self.config.seed, *names)
+
+    def part(self, phase: Phase) -> Part:
+        """Return the records that a phase learns from; DPO uses the reward phase's pairs."""
+        return self.parts[Phase.reward if phase is Phase.dpo else phase]
+
+    def tokens(self, phase: Phase, *, batch_size: int, key: str) -> TokenData:
+        """Return the phase's token ids, and print how many examples are used and dropped.
+
+        Raises:
+            DataError: if there is less than one batch to train on, or nothing held out.
+        """
+        data = self._tokenised(self.part(phase), phase)
+        self._say_what_is_used(phase, data)
+        if len(data.train) < batch_size or len(data.eval) == 0:
+            raise DataError(
+                f"data: the {phase} phase has {len(data.train)} examples to train on and "
+                f"{len(data.eval)} held out, where it needs at least {key}={batch_size} and 1. "
+                f"Give more data, a smaller {key}, a larger share of data.split, "
+                "or longer limits if many were left out"
+            )
+        return data
+
+    def prompts(self, phase: Phase) -> TokenData:
+        """Return the prompts of a phase's records, as token ids."""
+        return self._tokenised(self.part(phase), Phase.ppo)
+
+    def _tokenised(self, part: Part, phase: Phase) -> TokenData:
+        config = self.config
+        return tokenise(
+            part,
+            phase,
+            self.tokenizer,
+            limits=TokenLimits.of(config),
+            cache_dir=Path(config.data.cache_dir).expanduser(),
+            template=config.data.template,
+        )
+
+    def _say_what_is_used(self, phase: Phase, data: TokenData) -> None:
+        text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"
+        reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
+        self.console.say(f"{text}; left out: {reasons}" if reasons else text)
+
+    def warn_of_few_steps(self, phase: str, config: OptimizerConfig, *, steps: int) -> None:
+        """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
+        if steps <= config.warmup_steps:
+            self.console.say(
+                f"warning: {phase} takes {steps} steps with {phase}.warmup_steps="
+                f"{config.warmup_steps}: the learning rate never reaches {phase}.lr={config.lr:g}. "
+                f"Give the phase more examples (data.split), raise {phase}.epochs, or lower "
+                f"{phase}.warmup_steps or {phase}.batch_size"
+            )
+
+    def share(self, items: Sequence[T], lengths: Sequence[int], *, micro: int) -> list[T]:
+        """Return this rank's equal share of a global batch, ordered for micro-batches of ``micro``.
+
+        With data.bucket_by_length the items of a micro-batch have similar ``lengths`` (one per
+        item); the optimizer step is the same up to rounding.
+        """
+        if not self.config.data.bucket_by_length:
+            return rows_of_rank(items, self.ranks)
+        places = deal(lengths, ranks=self.ranks.size, micro=micro)[self.ranks.rank]
+        return [items[place] for place in places]
+
+    def close(self) -> None:
+        """Close the tracker and the samples file."""
+        self.tracker.finish()
+        if self.samples is not None:
+            self.samples.close()
+
+    def save(self, export: Export, folder: Path, *, what: str) -> None:
+        """Write a model as a Hugging Face folder; every rank must call it.
+
+        ``what`` describes the model on its model card.
+        """
+        if not self.ranks.is_main:
+            export.write(None)
+        else:
+            command = f"Made by `rlhf` {version('rlhf')}, run `{self.config.name}`"
+            settings = f"seed {self.config.seed}; its config.yaml holds every setting"
+            save_model(
+                folder,
+                export.write,
+                self.tokenizer,
+                description=f"{what} {command}, {settings}.",
+            )
+        self.ranks.barrier()
+
+
+def optimizer_settings(
+    config: OptimizerConfig, *, total_steps: int, adapter_lr: float | None = None
+) -> OptimizerSettings:
+    """Return settings of AdamW with a schedule over ``total_steps`` optimizer steps."""
+    return OptimizerSettings(
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        adapter_lr=adapter_lr,
+        schedule=lr_schedule(
+            config.lr_schedule.value,
+            warmup_steps=config.warmup_steps,
+            total_steps=total_steps,
+            min_ratio=config.min_lr_ratio,
+        ),
+    )
+
+
+def optimizer_step(
+    engine: Engine, batches: Iterable[Batch], loss_of: Callable[[Batch], tuple[Tensor, Metrics]]
+) -> tuple[Metrics, StepReport]:
+    """Take one optimizer step on micro-batches; return their merged metrics and the step's report.
+
+    ``loss_of`` returns a micro-batch's share of the loss, and its metrics.
+    """
+    metrics: Metrics = {}
+    for batch in batches:
+        loss, part = loss_of(batch)
+        engine.backward(loss)
+        metrics = merge_metrics(metrics, part)
+    return metrics, engine.step()
+
+
+def rows_of_rank(global_rows: Sequence[T], ranks: Ranks) -> list[T]:
+    """Return this rank's equal share of a global batch, in order."""
+    per_rank = len(global_rows) // ranks.size
+    return list(global_rows[ranks.rank * per_rank : (ranks.rank + 1) * per_rank])
+
+
+class EvalRows(NamedTuple):
+    """One rank's part of a held-out batch; ``keep_B`` is False for repeated rows that only pad."""
+
+    rows: list[int]
+    keep_B: torch.Tensor
+
+
+def eval_batches(
+    total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
+) -> Iterator[EvalRows]:
+    """Yield batches of one size that cover ``total`` examples, the same number on every rank.
+
+    With ``lengths`` (one per example) the longest come first, so that batches need less padding.
+    """
+    stride = batch_size * ranks.size
+    order = list(range(total))
+    if lengths is not None:
+        order.sort(key=lambda row: -lengths[row])
+    for start in range(0, total, stride):
+        mine = range(start + ranks.rank * batch_size, start + (ranks.rank + 1) * batch_size)
+        keep_B = torch.tensor([row < total for row in mine], device=ranks.device)
+        yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
+
+
+def peak_memory_gib(ranks: Ranks) -> float:
+    """Return the peak memory of any rank so far, in GiB: of the GPU, or of the process on a CPU."""
+    if ranks.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(ranks.device) / 2**30
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return float(ranks.max(torch.tensor(peak, dtype=torch.float64, device=ranks.device)))

@@ -1,0 +1,60 @@
+"""Export of an engine's model: an ordinary Hugging Face folder, or a peft adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from rlhf.config.choices import LoraExport
+from rlhf.models.build import ModelSource
+from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
+from rlhf.models.saving import SHARD_BYTES, save_streamed, saved_tensors
+from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
+from rlhf.types import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Export(NamedTuple):
+    """A model to save: its class and config, and its tensors by name, which may be shards."""
+
+    model: Any
+    engine: Engine
+    tensors: Mapping[str, Tensor]
+    base: ModelSource | None = None  # if given, only the adapters on this base are saved
+
+    def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
+        """Write config and weights into ``folder`` on rank 0; all other ranks must pass None.
+
+        Rank 0 holds one file of weights at a time, of at most ``shard_bytes``; the others nothing.
+        """
+        stream = self.engine.stream_state(self.tensors)
+        if folder is None:
+            for _ in stream:
+                pass
+        elif self.base is None:
+            merged = merged_stream(self.model, stream)
+            save_streamed(folder, self.model, merged, shard_bytes=shard_bytes)
+        else:
+            place, revision = self.base.path, self.base.revision
+            assert place is not None, "the checks refuse adapters on random weights"
+            save_adapter(folder, self.model, stream, base=place, revision=revision)
+
+
+def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
+    """Return the export of the engine's language model or scorer, which started from ``source``."""
+    model: Any = engine.module.pretrained
+    if has_adapters(model) and as_ is LoraExport.adapter:
+        return Export(model, engine, adapter_tensors(model), source)
+    return Export(model, engine, saved_tensors(model))
+
+
+def exported_critic(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
+    """Return the export of a shared trunk's critic as a separate model."""
+    assert isinstance(trunk.module, SharedTrunk)
+    tensors = critic_state(trunk.module, saved_tensors(trunk.module))
+    return Export(critic_model(trunk.module, tokenizer), trunk, tensors)

@@ -1,0 +1,51 @@
+"""Sources of each phase's models: an earlier phase of the run, or a model in the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf.config.choices import ModelInit, Phase
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+from rlhf.models.build import ModelSource, require_trained_head
+
+
+def policy_source(config: RunConfig) -> ModelSource:
+    """Return the source of the SFT model: this run's own, or the model that ``model`` names."""
+    if Phase.sft in config.phase.order:
+        return ModelSource.folder(_run_dir(config) / "sft" / "model", base=config.model)
+    return ModelSource.of(config.model, key="model")
+
+
+def critic_source(config: RunConfig) -> ModelSource:
+    """Return the source that the critic starts from: the reward model, or SFT's if a judge scores.
+
+    The reward model is this run's own, or the model that ``reward_model`` names.
+
+    Raises:
+        CheckpointError: if the folder's model has no trained one-label head.
+    """
+    if config.reward_model.init is ModelInit.gold:
+        return policy_source(config)
+    if Phase.reward in config.phase.order:
+        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=reward_base(config))
+    source = ModelSource.of(config.reward_model, key="reward_model")
+    require_trained_head(str(source.path))
+    return source
+
+
+def reward_base(config: RunConfig) -> ModelConfig:
+    """Return the config group of the reward model's base: ``model`` if it starts from SFT."""
+    starts_from_sft = config.reward_model.init is ModelInit.sft
+    return config.model if starts_from_sft else config.reward_model
+
+
+def _run_dir(config: RunConfig) -> Path:
+    if config.run_dir is None:
+        raise ConfigError(
+            "run_dir is null: the models of this run's earlier phases are looked for there; "
+            "use the config.yaml that the launcher wrote, or phase=ppo with model.path and "
+            "reward_model.path"
+        )
+    return Path(config.run_dir)

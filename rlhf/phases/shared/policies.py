@@ -1,0 +1,158 @@
+"""Build what PPO and DPO share: the trained policy, its reference, and its rollout backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.config.batches import rollout_plan
+from rlhf.config.choices import Backend, Dtype, LoraRole
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.families import decoder_parts
+from rlhf.models.language_model import LanguageModel
+from rlhf.models.lora import adapters_off, effective_weight
+from rlhf.models.zero3_init import Shard
+from rlhf.phases.shared.adapters import lora_spec
+from rlhf.phases.shared.model_sources import policy_source
+from rlhf.random_streams import seed_for
+from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.hf import HfRollout
+from rlhf.rollout.hybrid.hybrid_rollout import HybridEngineRollout, HybridSettings
+from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.stopping import StopTexts
+from rlhf.types import (
+    LogprobOptions,
+    Ranks,
+    RolloutBackend,
+    TokenEngine,
+    TokenLogprobs,
+    TokenPositions,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+TORCH_DTYPES = {
+    Dtype.fp32: torch.float32,
+    Dtype.bf16: torch.bfloat16,
+    Dtype.fp16: torch.float16,
+}
+
+
+def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:
+    """Return the source of the policy to train: the SFT model, with settings for training."""
+    return replace(
+        policy_source(config),
+        dropout=dropout,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+    )
+
+
+def build_policy(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dropout: float,
+    shard: Shard | None = None,
+) -> LanguageModel:
+    """Build the policy, with adapters if ``config`` has any; ``shard`` shards it meanwhile."""
+    return LanguageModel(
+        build_actor(
+            learning_source(config, dropout=dropout),
+            tokenizer,
+            seed=seed_for(config.seed, "model"),
+            lora=lora_spec(config.lora, LoraRole.actor),
+            shard=shard,
+        )
+    )
+
+
+def build_reference(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, shard: Shard | None = None
+) -> LanguageModel | None:
+    """Build a copy of the initial policy; None if the policy without adapters can replace it."""
+    spec = lora_spec(config.lora, LoraRole.actor)
+    if spec is not None and not spec.train_rest:
+        return None
+    seed = seed_for(config.seed, "model")
+    return LanguageModel(build_actor(policy_source(config), tokenizer, seed=seed, shard=shard))
+
+
+def rollout_backend(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    temperature: float,
+    dtype: Dtype,
+    ranks: Ranks,
+    greedy: bool = False,
+) -> RolloutBackend:
+    """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
+
+    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token.
+    """
+    rollout = config.rollout
+    sampling = SamplingSettings(
+        max_tokens=rollout.max_response_tokens,
+        temperature=temperature,
+        top_k=1 if greedy else rollout.top_k,
+        top_p=rollout.top_p,
+        min_tokens=rollout.min_response_tokens,
+    )
+    end_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    stop = StopTexts(tokenizer, rollout.stop)
+    match rollout.backend:
+        case Backend.hf:
+            return HfRollout(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
+        case Backend.hybrid_engine:
+            hybrid = HybridSettings(
+                dtype=TORCH_DTYPES[dtype],
+                max_rows=rollout.max_rows or rollout_plan(config).per_rank,
+                max_prompt_tokens=rollout.max_prompt_tokens,
+                cuda_graphs=rollout.hybrid_engine.enable_cuda_graph,
+            )
+            return HybridEngineRollout(sampling, hybrid, end_id=end_id, pad_id=pad_id, stop=stop)
+        case Backend.fast:
+            settings = FastSettings(
+                dtype=TORCH_DTYPES[dtype],
+                max_rows=rollout.max_rows,
+                gather_weights=rollout.gather_weights,
+                cuda_graphs=rollout.cuda_graphs,
+            )
+            return FastRollout(
+                sampling,
+                settings,
+                end_id=end_id,
+                pad_id=pad_id,
+                stop=stop,
+                weight_of=effective_weight,
+                parts_of=decoder_parts,
+                ranks=ranks,
+            )
+
+
+class AdapterOff:
+    """A model with its adapters off, as a reference without a second copy; a ``TokenModel``."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+
+    def __call__(
+        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions, /
+    ) -> TokenLogprobs:
+        """Run the forward pass as if there were no adapters."""
+        with adapters_off(self._engine.module):
+            return self._engine(ids_BS, positions, options)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the module without adapters, dropout and gradients."""
+        with adapters_off(self._engine.module), self._engine.evaluating() as module:
+            yield module

@@ -1,0 +1,87 @@
+"""Checks of the rollout backend before any model is built, so that no phase runs in vain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import CapabilityError, ConfigError
+from rlhf.models.families import FAMILIES, UNKNOWN
+from rlhf.rollout.decoders.via_cache import decoding_obstacle
+from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
+from rlhf.rollout.hybrid.supported_models import model_obstacle
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def require_rollouts(config: RunConfig) -> None:
+    """Check that this machine, the installed packages and the model support the rollout backend.
+
+    Raises:
+        CapabilityError: if they do not; the message names the reason and a backend that works.
+        ConfigError: if rollout.backend=hybrid_engine is combined with the DPO phase.
+    """
+    if not {Phase.ppo, Phase.dpo} & set(config.phase.order):
+        return
+    model = _config_of(config.model)
+    if config.rollout.backend is Backend.hybrid_engine:
+        if Phase.dpo in config.phase.order:
+            raise ConfigError(
+                "rollout.backend=hybrid_engine with the dpo phase: only PPO's actor has that "
+                "engine, and DPO answers a few prompts; use rollout=fast"
+            )
+        if config.lora.rank and LoraRole.actor in config.lora.roles:
+            # Checked here, so that plan=only accepts DeepSpeed-Chat's recipes, which have both.
+            raise CapabilityError(
+                f"rollout.backend=hybrid_engine with lora.rank={config.lora.rank} on the actor: "
+                "its layers read the weights below the adapters and would answer without what is "
+                "learned; use rollout=fast, which merges adapters for each rollout, or lora=none"
+            )
+        tensor_parallel = config.rollout.hybrid_engine.inference_tp_size
+        obstacle = machine_obstacle(tensor_parallel=tensor_parallel)
+        if obstacle is None and model is not None:
+            obstacle = _of_model(model, model_obstacle(model))
+        if obstacle is not None:
+            raise CapabilityError(f"rollout.backend=hybrid_engine: {obstacle}; use rollout=fast")
+    if config.rollout.backend is Backend.fast and model is not None:
+        obstacle = _of_model(model, _decoding_obstacle(model))
+        if obstacle is not None:
+            raise CapabilityError(f"rollout.backend=fast: {obstacle}; use rollout=hf")
+
+
+def _of_model(config: PreTrainedConfig, obstacle: str | None) -> str | None:
+    if obstacle is None:
+        return None
+    return f"a model of model_type={config.model_type} {obstacle}"
+
+
+def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
+    """Return why no decoder supports the model, or None.
+
+    Also returns None if the answer requires the built model (a decoder beside an encoder) or the
+    length of the sequences (attention windows).
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    is_fused = FAMILIES.get(config.model_type, UNKNOWN).block is not None
+    if model is None or is_fused or config.is_encoder_decoder:
+        return None
+    return decoding_obstacle(model, config, tokens=0)
+
+
+def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
+    """Return the policy's config; None if it cannot be loaded, which the build will explain."""
+    from transformers import AutoConfig
+
+    try:
+        if model.init is ModelInit.random:
+            return AutoConfig.for_model(**model.architecture)
+        return AutoConfig.from_pretrained(
+            model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except (KeyError, OSError, TypeError, ValueError):
+        return None

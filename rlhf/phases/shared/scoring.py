@@ -1,0 +1,191 @@
+"""Turn responses into a rollout: score them with policy, reference, critic and reward model.
+
+Shapes: B = sequences, P = prompt tokens, T = response tokens, S = tokens of the longest sequence,
+N = kept response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
+from rlhf.types import (
+    Judge,
+    LogprobOptions,
+    PromptBatch,
+    Responses,
+    Rollout,
+    TokenLogprobs,
+    TokenModel,
+    TokenPositions,
+    ValueModel,
+    take_rows,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class ResponseLogprobs(NamedTuple):
+    """Log-probabilities and entropies of response tokens under a policy; 0 at padding."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None
+
+
+class WholeSequences:
+    """Prompts and responses joined into right-padded sequences, the models' input."""
+
+    def __init__(self, prompts: PromptBatch, responses: Responses) -> None:
+        self.prompts, self.responses = prompts, responses
+        attend = torch.cat([prompts.attend_BP, responses.keep_BT], dim=1)
+        self.lengths_B = attend.sum(dim=1)
+        # A stable sort keeps the order of the tokens and moves the padding behind them.
+        order_BS = attend.byte().argsort(dim=1, descending=True, stable=True)
+        order_BS = order_BS[:, : int(self.lengths_B.max())]
+        self.ids_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1).gather(1, order_BS)
+        self.keep_BT = responses.keep_BT
+        rows_N, places_N = self.keep_BT.nonzero(as_tuple=True)
+        before_BT = prompts.attend_BP.sum(dim=1, keepdim=True) + self.keep_BT.cumsum(dim=1) - 2
+        ids_N = responses.ids_BT[rows_N, places_N]
+        self.positions = TokenPositions(rows_N, before_BT[rows_N, places_N], ids_N)
+
+    def scatter(self, x_N: Tensor) -> Tensor:
+        """Return (B, T) with one number of ``x_N`` at each kept response token, 0 elsewhere."""
+        return x_N.new_zeros(self.keep_BT.shape).masked_scatter(self.keep_BT, x_N)
+
+    def scatter_logprobs(self, tokens: TokenLogprobs) -> ResponseLogprobs:
+        """Return log-probabilities and entropies of ``positions`` as (B, T)."""
+        entropy_N = tokens.entropy_N
+        entropy_BT = None if entropy_N is None else self.scatter(entropy_N)
+        return ResponseLogprobs(self.scatter(tokens.logprobs_N), entropy_BT)
+
+    def before_response(self, x_BS: Tensor) -> Tensor:
+        """Return (B, T) with the entry of ``x_BS`` from which each response token is predicted."""
+        return self.scatter(x_BS[self.positions.rows_N, self.positions.columns_N])
+
+
+def response_logprobs(
+    model: TokenModel, sequences: WholeSequences, options: LogprobOptions
+) -> ResponseLogprobs:
+    """Return log-probabilities (B, T) and entropies of the response tokens under ``model``."""
+    return sequences.scatter_logprobs(model(sequences.ids_BS, sequences.positions, options))
+
+
+def response_values(critic: ValueModel, sequences: WholeSequences) -> Tensor:
+    """Return values (B, T) of the states in which each response token is chosen."""
+    return sequences.before_response(critic(sequences.ids_BS))
+
+
+class Scores(Protocol):
+    """A function that scores whole responses: a reward model, or a judge instead of it."""
+
+    def __call__(self, sequences: WholeSequences) -> Tensor:
+        """Return scores (B,)."""
+
+
+class ModelScores(NamedTuple):
+    """Scores of a reward model."""
+
+    model: ValueModel
+
+    def __call__(self, sequences: WholeSequences) -> Tensor:
+        """Return the reward model's values (B,) at the last tokens."""
+        with self.model.evaluating():
+            values_BS = self.model(sequences.ids_BS)
+            return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
+
+
+class JudgeScores(NamedTuple):
+    """Gold scores of a judge, computed by a rule."""
+
+    judge: Judge
+    tokenizer: PreTrainedTokenizerBase
+
+    def __call__(self, sequences: WholeSequences) -> Tensor:
+        """Return the gold scores (B,) of the responses as text."""
+        rated = ratings(self.judge, self.tokenizer, sequences.prompts, sequences.responses)
+        return torch.tensor([each["gold"] for each in rated], device=sequences.ids_BS.device)
+
+
+def ratings(
+    judge: Judge, tokenizer: PreTrainedTokenizerBase, prompts: PromptBatch, responses: Responses
+) -> list[Mapping[str, float]]:
+    """Return a judge's ratings of each response."""
+    texts, ended = response_texts(tokenizer, responses), responses.ended_B.tolist()
+    answers = zip(prompts.texts, texts, ended, strict=True)
+    return [judge.rate(prompt, text, ended=has_ended) for prompt, text, has_ended in answers]
+
+
+def response_texts(tokenizer: PreTrainedTokenizerBase, responses: Responses) -> list[str]:
+    """Return the responses as text, without the end token."""
+    return [
+        tokenizer.decode(ids_T[keep_T], skip_special_tokens=True)
+        for ids_T, keep_T in zip(responses.ids_BT, responses.keep_BT, strict=True)
+    ]
+
+
+class ModelOutputs(NamedTuple):
+    """Outputs of all models for the same responses; 0 for a model that the run does not have."""
+
+    logprobs_BT: Tensor | None  # None: the policy was not run; the rollout backend measured them
+    reference_logprobs_BT: Tensor
+    values_BT: Tensor
+    scores_B: Tensor
+
+
+class ScoringModels(Protocol):
+    """The models of a run, as scoring needs them."""
+
+    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+        """Run every model on ``sequences`` without gradients and dropout."""
+
+
+def score_responses(
+    models: ScoringModels,
+    prompts: PromptBatch,
+    responses: Responses,
+    *,
+    micro_batch_size: int,
+    with_policy: bool = True,
+) -> Rollout:
+    """Return the rollout of ``responses``, scored ``micro_batch_size`` rows at a time.
+
+    Rows of similar length are scored together. Without ``with_policy`` the rollout keeps the
+    log-probabilities that the rollout backend measured while it sampled.
+    """
+    order = rows_by_length(prompts, responses, list(range(len(prompts.texts))))
+    parts = [
+        models.score(
+            WholeSequences(take_rows(prompts, rows), take_rows(responses, rows)),
+            with_policy=with_policy,
+        )
+        for rows in split_rows(order, micro_batch_size)
+    ]
+    place = sorted(range(len(order)), key=order.__getitem__)
+    policy, *others = zip(*parts, strict=True)
+    logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
+    assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"
+    reference_BT, values_BT, scores_B = (torch.cat(each)[place] for each in others)
+    return Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
+
+
+def rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:
+    """Return ``rows`` with the longest sequences first, so that neighbours need little padding."""
+    lengths = (prompts.attend_BP.sum(dim=1) + responses.keep_BT.sum(dim=1)).tolist()
+    return sorted(rows, key=lambda row: -lengths[row])
+
+
+def split_rows(rows: list[int], size: int) -> list[list[int]]:
+    """Split ``rows`` into lists of ``size`` rows; the last one may be shorter."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def kl_per_sequence(rollout: Rollout, *, estimator: KlEstimatorName = "k1") -> Tensor:
+    """Return KL(policy || reference) of each response (B,), in nats."""
+    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator=estimator)
+    return kl_BT.masked_fill(~rollout.responses.keep_BT, 0.0).sum(dim=1)

@@ -1,0 +1,223 @@
+"""Compute the bytes of one rank: model states, activations, logits, buffers and KV cache.
+
+Model states follow ZeRO (https://arxiv.org/abs/1910.02054, section 5) as DeepSpeed 0.19.8 keeps
+them. Activations follow Korthikanti et al. (https://arxiv.org/abs/2205.05198, section 4), without
+dropout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rlhf.config.choices import Dtype, MomentsDtype
+from rlhf.config.roles import (
+    SHARDED_WEIGHTS,
+    Role,
+    has_half_weights,
+    runs_on_torch,
+    stage_of,
+)
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.planning.model_uses import ModelUse
+from rlhf.planning.shapes import ModelShape
+
+HALF, SINGLE = 2, 4  # bytes per element
+CHUNK_ROWS = 512  # positions whose logits exist at the same time (rlhf/models/output_layer.py)
+LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/attention.py)
+KEPT_TOKENS = 3  # matmul attention keeps probabilities up to this many tokens per head dimension
+PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
+BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
+PREFETCH = 50_000_000  # DeepSpeed's default for stage3_prefetch_bucket_size, in elements
+PERSISTENCE = 100_000  # DeepSpeed's default for stage3_param_persistence_threshold, in elements
+LIVE = 1_000_000_000  # DeepSpeed's default for stage3_max_live_parameters, in elements
+
+Parts = Counter[str]  # bytes by purpose, such as weights or logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The bytes of a model's states on one rank: on the device, and offloaded to host or NVMe."""
+
+    device: Parts
+    host: Parts
+
+
+def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
+    """Return the bytes per weight in the precision that the model computes in."""
+    return HALF if has_half_weights(role, zero, dtype) else SINGLE
+
+
+def model_states(
+    model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, is_hybrid: bool = False
+) -> States:
+    """Return one rank's bytes of a model's weights, gradients, master weights, moments and EMA.
+
+    ``is_hybrid`` is True for a model that DeepSpeed's Hybrid Engine generates with.
+    """
+    role, stage = model.role, stage_of(model.role, zero)
+    size = weight_bytes(role, zero, dtype)
+    device, host = Counter[str](), Counter[str]()
+    shards = ranks if stage == SHARDED_WEIGHTS else 1
+    weights = model.weights * size // shards
+    is_frozen_int8 = zero.quantize_frozen_weights and stage == SHARDED_WEIGHTS
+    if is_frozen_int8:
+        frozen = model.weights - model.trained
+        weights = (frozen + model.trained * size) // shards
+    (host if _offloads_weights(role, zero) else device)["weights"] = weights
+    if stage == SHARDED_WEIGHTS:
+        device["weights"] += persistent(model, zero) * size
+        if 1 < zero.hpz_partition_size < ranks:
+            device["weights"] += model.weights * size // zero.hpz_partition_size
+    trained = model.trained
+    if not trained:
+        return States(device=device, host=host)
+    half = size == HALF
+    if runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid):
+        device["gradients"] = trained * size
+        device["optimizer"] = trained * (HALF * half + _moments(zero))
+    else:
+        share = trained // ranks if stage else trained
+        states = share * (SINGLE * half + 2 * SINGLE)
+        kept = share if stage > 1 else trained  # from stage 2 on, a rank keeps only its shard
+        if zero.offload_optimizer and stage > 1:
+            host["gradients"] = share * SINGLE
+        else:
+            device["gradients"] = kept * size
+        (host if zero.offload_optimizer else device)["optimizer"] = states
+    if model.has_ema:
+        share = trained // ranks if stage else trained
+        (host if zero.offload_ema else device)["ema"] = share * SINGLE
+    return States(device=device, host=host)
+
+
+def persistent(model: ModelUse, zero: ZeroConfig) -> int:
+    """Return the number of weights that stage 3 keeps whole on every rank, in addition to shards.
+
+    These are small tensors: vectors and matrices of adapters, up to param_persistence_threshold.
+    """
+    limit = zero.param_persistence_threshold
+    limit = PERSISTENCE if limit is None else limit
+    shape = model.shape
+    found = shape.layers * shape.layer_vectors if shape.hidden <= limit else 0
+    rank = model.adapters / shape.adapter_weights(1)
+    small = sum(side for pair in shape.matrices for side in pair if side * rank <= limit)
+    return found + int(shape.layers * rank * small)
+
+
+def _moments(zero: ZeroConfig) -> int:
+    return 2 * (HALF if zero.moments is MomentsDtype.bf16 else SINGLE)
+
+
+def _offloads_weights(role: Role, zero: ZeroConfig) -> bool:
+    if stage_of(role, zero) != SHARDED_WEIGHTS:
+        return False
+    own = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
+    return own.get(role, zero.offload_parameters)
+
+
+def activations(
+    model: ModelUse, *, sequences: int, tokens: int, size: int, uses_matmul_attention: bool
+) -> int:
+    """Return the bytes that ``sequences`` of ``tokens`` tokens keep for the backward pass.
+
+    ``uses_matmul_attention``: attention uses matrix products instead of the fused kernel. ``size``
+    is in bytes per element.
+    """
+    shape = model.shape
+    whole: float = sequences * layer_activations(
+        shape, tokens, size=size, uses_matmul_attention=uses_matmul_attention
+    )
+    if uses_matmul_attention:  # the causal mask, shared by all heads and sequences
+        whole += tokens * tokens * size
+    kept = model.layers - model.checkpointed
+    inputs = sequences * model.checkpointed * shape.hidden * tokens * size
+    # During its own backward pass, a checkpointed layer has all its activations again.
+    return round(kept * whole + inputs + (whole if model.checkpointed else 0))
+
+
+def layer_activations(
+    shape: ModelShape, tokens: float, *, size: int, uses_matmul_attention: bool
+) -> float:
+    """Return the bytes that autograd saves in one layer for one sequence of ``tokens`` tokens.
+
+    Norms: input and output; RMSNorm: the input in fp32, the normalized input and the output.
+    Attention: queries, keys, values and output; with ``uses_matmul_attention``, keys and values
+    repeated for every query head, and the probabilities of short sequences; if queries and keys
+    have norms, also the norms' inputs in fp32 and normalized inputs. Feed-forward: ``wide_copies``
+    values per unit, such as the input and output of the activation, and in a gated layer both
+    factors and their product. Eager attention of transformers: the probabilities in fp32 and, if
+    the model is in half precision, also in half precision.
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = shape.norms * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
+    attention: float = 2 * (queries + (queries if uses_matmul_attention else keys)) * size
+    if uses_matmul_attention and tokens <= KEPT_TOKENS * shape.head_dim:
+        attention += shape.heads * tokens * size
+    if shape.norms_heads:
+        attention += (queries + keys) * (SINGLE + size)
+    if shape.keeps_scores:
+        attention += shape.heads * tokens * (SINGLE if size == SINGLE else SINGLE + size)
+    return tokens * (norms + attention + shape.wide_copies * shape.ffn * size)
+
+
+def scores(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
+    """Return the bytes of one (tokens, tokens) matrix for every head and sequence.
+
+    Attention that is not fused holds two in a forward pass (scores and probabilities) and three in
+    a backward pass. Only one layer holds them at a time.
+    """
+    return sequences * shape.heads * tokens * tokens * size
+
+
+def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
+    """Return the bytes of half-precision weight copies that autocast keeps in a training pass."""
+    if dtype is Dtype.fp32 or size == HALF:
+        return 0
+    return HALF * (model.shape.multiplied + model.adapters)
+
+
+def logits(model: ModelUse, *, positions: int, size: int) -> int:
+    """Return the bytes of a chunk's logits and their gradient; 0 for a scorer."""
+    if model.is_scorer:
+        return 0
+    return min(CHUNK_ROWS, positions) * model.shape.vocab * (SINGLE + size)
+
+
+def reading(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+    """Return the bytes of a pass without gradients: the widest layer and a chunk of logits."""
+    shape = model.shape
+    wide = sequences * tokens * (4 * shape.hidden + (2 if shape.is_gated else 1) * shape.ffn)
+    return wide * size + logits(model, positions=sequences * tokens, size=size)
+
+
+def reduce_buckets(
+    model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, is_hybrid: bool = False
+) -> int:
+    """Return the bytes of the buckets in which DeepSpeed reduces gradients, at any model size.
+
+    Stage 3 keeps its bucket allocated. Stages 1 and 2 allocate one for each backward pass, and a
+    second one with overlap_comm, where one bucket is reduced while the next is filled.
+    """
+    stage = stage_of(model.role, zero)
+    is_torch = runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid)
+    if not model.trained or stage == 0 or is_torch:
+        return 0
+    pair = 2 if zero.overlap_comm and stage < SHARDED_WEIGHTS else 1
+    bucket = zero.reduce_bucket_size or BUCKET
+    return pair * bucket * weight_bytes(model.role, zero, dtype)
+
+
+def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
+    """Return the bytes of gathered weights in a pass over a sharded model, in use or prefetched."""
+    is_whole = ranks == 1 and not _offloads_weights(model.role, zero)
+    if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
+        return 0
+    live = min(zero.max_live_parameters or LIVE, model.weights)
+    ahead = min(zero.prefetch_bucket_size or PREFETCH, model.weights)
+    return (live + ahead) * weight_bytes(model.role, zero, dtype)
+
+
+def kv_cache(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
+    """Return the bytes of the KV cache of ``rows`` sequences of ``tokens`` tokens."""
+    return rows * tokens * shape.kv_per_token * size

@@ -1,0 +1,145 @@
+"""List the models that each phase of a run holds, and count their trained weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.planning.shapes import ModelShape, config_fields, shape_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUse:
+    """One model in one phase; sizes are numbers of weights, not bytes."""
+
+    role: Role
+    shape: ModelShape
+    is_scorer: bool
+    trained: int
+    """Trained weights, adapters included."""
+    adapters: int
+    """Weights of the adapters."""
+    layers: int
+    """Layers that the backward pass goes through."""
+    checkpointed: int
+    """Layers that the backward pass recomputes."""
+    has_ema: bool = False
+
+    @property
+    def weights(self) -> int:
+        """Return the number of all weights, adapters included."""
+        shape = self.shape
+        return (shape.scorer_weights if self.is_scorer else shape.weights) + self.adapters
+
+
+class UnknownModelError(Exception):
+    """The error for a model of unknown shape; its message names the configuration key."""
+
+
+def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
+    """Return the models of ``phase``, trained models first.
+
+    Raises:
+        UnknownModelError: if the shape of a model is not known.
+    """
+    policy, scorer = ("model", config.model), reward_model_of(config)
+    match phase:
+        case Phase.sft:
+            return (_use(config, policy, Role.sft, LoraRole.sft),)
+        case Phase.reward:
+            return (_use(config, scorer, Role.reward_training, LoraRole.reward),)
+        case Phase.dpo:
+            actor = _use(config, policy, Role.actor, LoraRole.actor)
+            return (actor, *_reference(config, actor))
+        case Phase.ppo if config.ppo.shared_trunk:
+            return (_trunk(config, policy), *_reward(config, scorer))
+        case _:
+            actor = _use(config, policy, Role.actor, LoraRole.actor)
+            critic = _use(config, scorer, Role.critic, LoraRole.critic)
+            has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
+            learning = (actor, critic) if has_critic else (actor,)
+            return (*learning, *_reference(config, actor), *_reward(config, scorer))
+
+
+def reward_model_of(config: RunConfig) -> tuple[str, ModelConfig]:
+    """Return key and value of the model that the reward model and the critic start from."""
+    if config.reward_model.init.is_of_sft:
+        return "model", config.model
+    return "reward_model", config.reward_model
+
+
+def _use(
+    config: RunConfig, model: tuple[str, ModelConfig], role: Role, lora_role: LoraRole | None
+) -> ModelUse:
+    key, source = model
+    shape = shape_of(source)
+    if shape is None:
+        raise UnknownModelError(_why_unknown(key, source))
+    is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
+    weights = shape.scorer_weights if is_scorer else shape.weights
+    lora = config.lora
+    has_adapters = bool(lora.rank) and lora_role in lora.roles
+    rank = lora.critic_rank if lora_role is LoraRole.critic and lora.critic_rank else lora.rank
+    adapters = shape.adapter_weights(rank) if has_adapters else 0
+    trained = 0 if role.is_frozen else weights
+    if has_adapters:
+        rest = weights - shape.multiplied if lora.train_rest else 0
+        head = shape.embedding if is_scorer and not lora.train_rest else 0
+        trained = adapters + rest + head
+    own = config.reward_model if is_scorer else config.model
+    checkpointing = own.gradient_checkpointing
+    has_ema = bool(config.ppo.ema_beta) and Phase.ppo in config.phase.order
+    layers = shape.layers if checkpointing is True else min(int(checkpointing), shape.layers)
+    return ModelUse(
+        role=role,
+        shape=shape,
+        is_scorer=is_scorer,
+        trained=trained,
+        adapters=adapters,
+        layers=0 if role.is_frozen else shape.layers,
+        checkpointed=0 if role.is_frozen else layers,
+        has_ema=role is Role.actor and has_ema,
+    )
+
+
+def _why_unknown(key: str, model: ModelConfig) -> str:
+    is_random = model.init is ModelInit.random
+    origin = f"{key}.architecture" if is_random else f"{key}.path={model.path}"
+    if kind := config_fields(model).get("model_type"):
+        return f"the planner does not know model_type={kind} of {origin}"
+    return f"{origin} has no config.json here and {key}.architecture has no model_type"
+
+
+def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
+    """Return the frozen reference; empty if the actor without its adapters is the reference."""
+    if actor.adapters and not config.lora.train_rest:
+        return ()
+    return (_use(config, ("model", config.model), Role.reference, None),)
+
+
+def _reward(config: RunConfig, scorer: tuple[str, ModelConfig]) -> tuple[ModelUse, ...]:
+    """Return the frozen reward model; empty if a judge scores the responses."""
+    if config.reward_model.init is ModelInit.gold:
+        return ()
+    return (_use(config, scorer, Role.reward, None),)
+
+
+def _trunk(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
+    """Return one model for actor, critic and reference, with the layers of each branch added."""
+    ppo = config.ppo
+    use = _use(config, policy, Role.actor, None)
+    shape = use.shape
+    unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
+    top = unfrozen * shape.layer + shape.tail + shape.head
+    branch = ppo.num_value_layers * shape.layer + shape.tail if ppo.num_value_layers else 0
+    learning = top + branch + shape.embedding
+    return replace(
+        use,
+        trained=learning,
+        adapters=learning,  # the reference's copy of the top, the critic's layers and head
+        layers=unfrozen + ppo.num_value_layers,
+        checkpointed=max(0, use.checkpointed - (shape.layers - unfrozen)),
+    )

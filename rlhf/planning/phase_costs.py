@@ -1,0 +1,244 @@
+"""Compute memory and time of one phase under a ZeRO setting, and choose its micro-batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_plan
+from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.planning import memory_model, time_model
+from rlhf.planning.memory_model import Parts
+from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
+from rlhf.planning.phase_memory import PhaseMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """The memory and time that one phase takes on every rank."""
+
+    phase: Phase
+    micro_batch: int
+    """Sequences per micro-batch; pairs in the reward and dpo phases."""
+    rows: int | None
+    """Responses decoded at once in PPO; None in the other phases."""
+    gathers: bool = False
+    """True if sharded weights are gathered once per rollout."""
+    parts: Parts
+    """Bytes by purpose at the moment of peak memory."""
+    moment: str
+    """Name of the moment of peak memory, such as generation."""
+    host: int
+    """Bytes that one rank keeps in the host's memory or on NVMe."""
+    step_seconds: dict[str, float]
+    """Seconds per step by activity: generate, score, train."""
+    steps: int | None
+    """Steps of the phase; None if the examples cannot be counted."""
+    other_seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of the whole phase outside its steps, by purpose."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of one rank at the moment of peak memory."""
+        return self.parts.total()
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the phase, or of one step if the number of steps is unknown."""
+        if self.steps is None:
+            return sum(self.step_seconds.values())
+        return sum(self.step_seconds.values()) * self.steps + sum(self.other_seconds.values())
+
+
+def divisors(number: int, cap: int) -> list[int]:
+    """Return the divisors of ``number`` up to ``cap``."""
+    return [size for size in range(1, min(cap, number) + 1) if number % size == 0]
+
+
+def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
+    """Return the plan with the fastest micro-batches that fit, otherwise with the least memory.
+
+    ``like`` fixes micro-batches and rows to those of an earlier plan.
+    """
+    if scene.phase is Phase.ppo:
+        return _plan_ppo(scene, like)
+    plan = phase_plans(scene.config)[scene.phase]
+    sizes = [like.micro_batch] if like else _micro_batches(scene, plan)
+    return _best([_supervised(scene, plan, micro) for micro in sizes], scene.limit)
+
+
+def _best(options: Sequence[PhasePlan], limit: float) -> PhasePlan:
+    """Return the fastest option that fits (larger micro-batch on a tie), else the smallest."""
+    fitting = [option for option in options if option.bytes <= limit]
+    if not fitting:
+        return min(options, key=lambda option: option.bytes)
+    return min(fitting, key=lambda option: (option.seconds, -option.micro_batch))
+
+
+def _micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
+    config, phase = scene.config, scene.phase
+    chosen = getattr(config, phase.value).micro_batch_size
+    if chosen is not None:
+        return [plan.micro]
+    pair = 2 if phase in (Phase.reward, Phase.dpo) else 1
+    return divisors(plan.per_rank, max(1, config.hardware.max_micro_batch_size // pair))
+
+
+def _supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
+    """Plan SFT, reward model training or DPO with micro-batches of size ``micro``."""
+    at = scene.at
+    pair = 2 if scene.phase in (Phase.reward, Phase.dpo) else 1
+    longest = scene.load.longest
+    learner, *others = scene.models
+    shape = {"sequences": pair * micro, "tokens": longest}
+    moments = {"training": scene.learning(learner, **shape, positions=longest)}
+    if others:
+        moments["reference"] = scene.reading(others, **shape)
+    seconds = {"train": 0.0, "score": 0.0}
+    for model in scene.models:
+        work = scene.work(model, sequences=pair * plan.per_rank, micro=pair * micro)
+        if model.trained:
+            seconds["train"] += time_model.training_seconds(at, model, work)
+        # With no reference model, DPO's policy without its adapters is the reference.
+        if not model.trained or (scene.phase is Phase.dpo and not others):
+            seconds["score"] += time_model.reading_seconds(at, model, work)
+    moment, parts = max(moments.items(), key=lambda item: item[1].total())
+    return PhasePlan(
+        phase=scene.phase,
+        micro_batch=micro,
+        rows=None,
+        parts=parts,
+        moment=moment,
+        host=scene.host,
+        step_seconds={part: value for part, value in seconds.items() if value},
+        steps=scene.load.steps,
+        other_seconds=around_training(scene, pair * micro),
+    )
+
+
+def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
+    """Plan PPO; the rows of the rollout and the micro-batches are chosen independently."""
+    config = scene.config
+    rollout = rollout_plan(config)
+    learning = phase_plans(config)[Phase.ppo]
+    counts = [like.rows] if like and like.rows else _rows(scene, rollout)
+    sizes = [like.micro_batch] if like else _micro_batches(scene, learning)
+    sampled = [_sampling(scene, rollout, rows) for rows in counts]
+    trained = [_learning(scene, rollout, learning, micro) for micro in sizes]
+    generation, training = _best(sampled, scene.limit), _best(trained, scene.limit)
+    larger = max(generation, training, key=lambda plan: plan.bytes)
+    return PhasePlan(
+        phase=Phase.ppo,
+        micro_batch=training.micro_batch,
+        rows=generation.rows,
+        gathers=generation.gathers,
+        parts=larger.parts,
+        moment=larger.moment,
+        host=scene.host,
+        step_seconds=generation.step_seconds | training.step_seconds,
+        steps=scene.load.steps,
+        other_seconds=around_ppo(scene, training.micro_batch),
+    )
+
+
+def _rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
+    """Return the candidate numbers of responses decoded at once; generate() takes all of them."""
+    share, settings = rollout.per_rank, scene.config.rollout
+    if settings.backend is Backend.hf:
+        return [share]
+    if settings.max_rows is not None:
+        return [min(settings.max_rows, share)]
+    return sorted({math.ceil(share / waves) for waves in range(1, share + 1)})
+
+
+def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
+    """Plan the rollout of one PPO step with ``rows`` responses decoded at once."""
+    config, at, actor = scene.config, scene.at, scene.models[0]
+    settings, size = config.rollout, scene.at.size(scene.models[0])
+    # The fast loop allocates its KV cache for the longest allowed prompts.
+    tokens = settings.max_prompt_tokens + settings.max_response_tokens
+    parts = scene.resident(learning=False)
+    is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
+    # Every rank of a tensor-parallel group holds all rows of the group, for its part of the heads.
+    parts["kv_cache"] = memory_model.kv_cache(actor.shape, rows=rows, tokens=tokens, size=size)
+    prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest)
+    wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
+    parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
+    whole = actor.weights * size // tensor_parallel(scene)
+    gathers = is_sharded and _gathers(scene, settings.backend, parts.total() + whole)
+    copies = not at.machine.is_gpu and settings.backend is Backend.fast
+    if gathers or copies:
+        parts["gathered_weights"] = whole
+    if not gathers:
+        parts["buffers"] += scene.live(actor)
+    how = how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
+    return PhasePlan(
+        phase=Phase.ppo,
+        micro_batch=0,
+        rows=rows,
+        gathers=gathers,
+        parts=parts,
+        moment="generation",
+        host=scene.host,
+        step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
+        steps=scene.load.steps,
+    )
+
+
+def _gathers(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
+    """Return True if a rollout gathers sharded weights once; it then needs ``needed`` bytes."""
+    match backend:
+        case Backend.hf:
+            return False
+        case Backend.hybrid_engine:
+            return True
+        case _:
+            choice = scene.config.rollout.gather_weights
+            return choice is When.always or (choice is When.auto and needed <= scene.limit)
+
+
+def _learning(
+    scene: PhaseMemory, rollout: RolloutPlan, learning: BatchPlan, micro: int
+) -> PhasePlan:
+    """Plan scoring and training of one PPO step with micro-batches of size ``micro``."""
+    config, at = scene.config, scene.at
+    response = config.rollout.max_response_tokens
+    longest = scene.load.longest + response
+    moments = {"scoring": scene.reading(scene.models, sequences=micro, tokens=longest)}
+    score, train = 0.0, 0.0
+    reuses = config.rollout.backend is Backend.fast and (
+        config.rollout.reuse_logprobs is not When.never
+    )
+    updates = config.ppo.ppo_epochs * rollout.mini_batches
+    for model in scene.models:
+        work = scene.work(model, sequences=rollout.per_rank, micro=micro, answer=scene.answer)
+        readings = _readings(scene, reuses=reuses) if model.role is Role.actor else 1
+        score += readings * time_model.reading_seconds(at, model, work)
+        if not model.trained:
+            continue
+        moments[f"training of the {model.role}"] = scene.learning(
+            model, sequences=micro, tokens=longest, positions=response
+        )
+        batch = scene.work(model, sequences=learning.per_rank, micro=micro, answer=scene.answer)
+        train += updates * time_model.training_seconds(at, model, batch)
+    moment, parts = max(moments.items(), key=lambda item: item[1].total())
+    return PhasePlan(
+        phase=Phase.ppo,
+        micro_batch=micro,
+        rows=None,
+        parts=parts,
+        moment=moment,
+        host=scene.host,
+        step_seconds={"score": score, "train": train},
+        steps=scene.load.steps,
+    )
+
+
+def _readings(scene: PhaseMemory, *, reuses: bool) -> int:
+    """Return the number of actor forward passes that score a rollout before training."""
+    if scene.config.ppo.shared_trunk:
+        return 1  # one pass serves actor, reference and critic
+    is_reference = all(model.role is not Role.reference for model in scene.models)
+    return (0 if reuses else 1) + is_reference  # the reference is one more pass, without adapters

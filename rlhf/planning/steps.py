@@ -1,0 +1,118 @@
+"""Count the steps, held-out examples and sequence lengths of every phase of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf.config.batches import phase_steps
+from rlhf.config.choices import SPLIT_PHASES, Phase, Source
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.run import RunConfig
+
+COUNTED = (".jsonl", ".csv")  # file types with one example per line
+LARGEST = 2**30  # bytes; lines of larger files are not counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The data of one phase: SFT examples, pairs of the reward and dpo phases, or PPO prompts."""
+
+    steps: int | None
+    """Optimizer steps, or rounds of PPO; None if the examples cannot be counted."""
+    lengths: tuple[int, ...]
+    """Tokens per sequence (in PPO, per prompt), sorted; every entry is equally likely."""
+    held_out: int = 0
+    """Held-out examples; 0 if unknown."""
+    records: int = 0
+    """Examples of the whole run, which every process holds in memory; 0 if unknown."""
+    answer: float | None = None
+    """Expected tokens per PPO response; None: the maximum."""
+
+    @property
+    def tokens(self) -> float:
+        """Return the mean length in tokens."""
+        return sum(self.lengths) / len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Return the greatest length in tokens."""
+        return self.lengths[-1]
+
+    def padded(self, passes: int, *, micro: int, is_sorted: bool) -> list[int]:
+        """Return the length that each of ``passes`` micro-batches of ``micro`` is padded to.
+
+        This is the expected length of its longest sequence. If ``is_sorted``, a micro-batch takes
+        its sequences from its own part of the sorted lengths, otherwise from all lengths.
+        """
+        share = micro / (micro + 1)  # mean maximum of ``micro`` uniform numbers
+        places = [(i + share) / passes if is_sorted else share for i in range(passes)]
+        return [
+            self.lengths[min(int(p * len(self.lengths)), len(self.lengths) - 1)] for p in places
+        ]
+
+
+Loads = Mapping[Phase, Load]
+
+
+def assumed_loads(config: RunConfig) -> dict[Phase, Load]:
+    """Return the loads of data that was not read: every sequence has its maximum length."""
+    longest = {
+        Phase.sft: config.sft.max_tokens,
+        Phase.reward: config.reward.max_tokens,
+        Phase.dpo: config.dpo.max_tokens,
+        Phase.ppo: config.rollout.max_prompt_tokens,
+    }
+    records = total_examples(config.data) or 0
+    return {
+        phase: Load(steps=steps_of(config, phase), lengths=(longest[phase],), records=records)
+        for phase in config.phase.order
+    }
+
+
+def steps_of(config: RunConfig, phase: Phase) -> int | None:
+    """Return the optimizer steps (PPO: rounds) of a phase; None if examples cannot be counted."""
+    examples = examples_of(config.data, phase)
+    if examples is not None:
+        return max(1, phase_steps(config, phase, examples=examples))
+    return config.ppo.steps if phase is Phase.ppo else None
+
+
+def examples_of(data: DataConfig, phase: Phase) -> int | None:
+    """Return a phase's training examples, its share of ``total_examples``, or None if unknown."""
+    total = total_examples(data)
+    if total is None:
+        return None
+    part = Phase.reward if phase is Phase.dpo else phase
+    share = data.split[SPLIT_PHASES.index(part)] / sum(data.split)
+    # The known hub datasets have held-out splits of their own.
+    held_out = data.eval_share if data.source is not Source.hub and data.eval_path is None else 0.0
+    return int(total * share * (1 - held_out))
+
+
+def total_examples(data: DataConfig) -> int | None:
+    """Return data.size or the lines of a local file; None if they cannot be counted."""
+    return data.size or _lines(data)
+
+
+def in_words(data: DataConfig) -> str:
+    """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl"."""
+    total = total_examples(data)
+    if data.source is Source.synthetic:
+        return f"{data.size:,} generated examples (data=synthetic)"
+    paths = data.path if isinstance(data.path, list) else [data.path]
+    place = ", ".join(map(str, data.sets if data.path is None else paths))
+    if total is None:
+        return f"{place}, whose number of examples is not known (data.size)"
+    return f"{total:,} examples of {place}"
+
+
+def _lines(data: DataConfig) -> int | None:
+    path = Path(data.path).expanduser() if isinstance(data.path, str) else None
+    if path is None or path.suffix not in COUNTED or not path.is_file():
+        return None
+    if path.stat().st_size > LARGEST:
+        return None
+    with path.open("rb") as file:
+        return sum(1 for _ in file)

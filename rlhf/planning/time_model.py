@@ -1,0 +1,251 @@
+"""Estimate the seconds of passes over models, communication, optimizer steps and decoding.
+
+FLOPs are counted as in Narayanan et al. (https://arxiv.org/abs/2104.04473, appendix): a product
+with a weight is 2 per token, its backward pass 4. ``Efficiency`` holds the shares of its peak rates
+that a machine reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.planning.hardware import HOST_MEMORY_BANDWIDTH, Machine
+from rlhf.planning.memory_model import kv_cache, layer_activations, weight_bytes
+from rlhf.planning.model_uses import ModelUse
+
+ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
+NVME_BYTES = 24  # bytes read and written per weight: master and moments
+INT8 = 0.5  # ratio to the bytes of half precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """The shares of peak rates that a machine reaches, and its overhead per layer and message."""
+
+    matmul: float
+    sharded: float
+    """Rate of passes over a sharded model, which wait for weights, relative to unsharded passes."""
+    bandwidth: float
+    attention: float
+    """Share of the peak bandwidth in reading the KV cache."""
+    link: float
+    layer_seconds: float
+    """Seconds of launches and waiting per layer and decode step."""
+    message_seconds: float
+    """Latency in seconds of one message between ranks."""
+    touches: float = 0.0
+    """Reads and writes of each byte of activations in a forward pass; 0: hidden by matmuls."""
+    layer_calls: float = 0.0
+    """Calls of torch operations in one layer of a forward pass, if the device waits for them."""
+    decode_calls: float = 0.0
+    """Calls of torch operations in one layer of a decode step, if the device waits for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """The machine, ZeRO setting and efficiency that all estimates of a plan share."""
+
+    machine: Machine
+    zero: ZeroConfig
+    efficiency: Efficiency
+
+    @property
+    def operations(self) -> float:
+        """Return the FLOPs per second that one rank reaches."""
+        return self.machine.operations * self.efficiency.matmul
+
+    def rate_of(self, model: ModelUse) -> float:
+        """Return the FLOPs per second of a rank in passes over ``model``; lower if sharded."""
+        is_gathered = self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
+        return self.operations * (self.efficiency.sharded if is_gathered else 1.0)
+
+    @property
+    def bandwidth(self) -> float:
+        """Return the bytes per second that one rank reads."""
+        return self.machine.bandwidth * self.efficiency.bandwidth
+
+    def size(self, model: ModelUse) -> int:
+        """Return the bytes per weight in the precision that the model computes in."""
+        return weight_bytes(model.role, self.zero, self.machine.dtype)
+
+
+def forward_operations(
+    model: ModelUse, *, sequences: float, tokens: float, positions: float
+) -> float:
+    """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
+    shape = model.shape
+    products = 2 * (shape.multiplied + model.adapters) * tokens
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens  # causal: half
+    width = 1 if model.is_scorer else shape.vocab
+    return sequences * (products + attention + 2 * width * shape.embedding * positions)
+
+
+def forward_bytes(
+    model: ModelUse, *, sequences: float, tokens: float, positions: float, size: int, products: bool
+) -> float:
+    """Return the bytes of activations of a pass over ``sequences`` of ``tokens``, with logits.
+
+    ``products``: attention uses matrix products and so writes its scores.
+    """
+    shape = model.shape
+    layer = layer_activations(shape, tokens, size=size, uses_matmul_attention=products)
+    scores = 2.0 * shape.heads * tokens * tokens * size if products else 0.0
+    logits = 0.0 if model.is_scorer else positions * shape.vocab * size
+    return sequences * (shape.layers * (layer + scores) + logits)
+
+
+class Pass(NamedTuple):
+    """The work of one step's forward passes over a model."""
+
+    operations: float
+    bytes: float
+    """Bytes of activations."""
+    passes: int
+    """Number of micro-batches."""
+
+
+def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of the forward passes without gathering weights."""
+    efficiency = at.efficiency
+    calls = work.passes * model.shape.layers * efficiency.layer_calls
+    return (
+        work.operations / at.rate_of(model)
+        + efficiency.touches * work.bytes / at.bandwidth
+        + calls * at.machine.call_seconds
+    )
+
+
+def backward_share(model: ModelUse) -> float:
+    """Return the ratio of backward FLOPs (including recomputation) to forward FLOPs.
+
+    Gradients of inputs cost as much as the forward pass; gradients of weights cost as much, times
+    the share of the weights that is trained.
+    """
+    learning = min(1.0, model.trained / model.weights)
+    return (model.layers + model.checkpointed) / model.shape.layers + learning
+
+
+def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool = False) -> float:
+    """Return the seconds for every rank to all-gather the full weights once; 0 if not sharded.
+
+    ``within_node``: the ranks of each node have all weights among them (ZeRO++ hpZ).
+    """
+    machine, zero = at.machine, at.zero
+    if stage_of(model.role, zero) != SHARDED_WEIGHTS:
+        return 0.0
+    size = model.weights * at.size(model)
+    is_int8 = zero.quantize_weights or (zero.quantize_frozen_weights and model.adapters)
+    moved = size * (INT8 if is_int8 else 1)
+    seconds = 0.0
+    if machine.ranks > 1:
+        seconds = _spread_seconds(at, moved, within_node=within_node)
+    offloaded = {"reference": zero.offload_reference, "reward": zero.offload_reward}
+    if offloaded.get(model.role.value, zero.offload_parameters):
+        if zero.nvme_path is not None and not model.role.is_frozen:
+            return seconds + size / machine.nodes / machine.nvme_of_node
+        seconds += size / machine.ranks / machine.host_link
+    return seconds
+
+
+def _spread_seconds(at: CostModel, moved: float, *, within_node: bool = False) -> float:
+    """Return the seconds of an all-gather, or equally a reduce-scatter, of ``moved`` bytes."""
+    machine = at.machine
+    per_node = machine.ranks_per_node
+    inside = moved * (per_node - 1) / per_node / machine.link
+    outside = moved * (machine.nodes - 1) / machine.nodes / machine.network_of_node
+    latency = at.efficiency.message_seconds * math.log2(machine.ranks)
+    return max(inside, 0.0 if within_node else outside) / at.efficiency.link + latency
+
+
+def reading_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of forward passes, which overlap with gathering weights."""
+    gathering = work.passes * whole_weights_seconds(at, model)
+    return max(computing_seconds(at, model, work), gathering)
+
+
+def training_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of one step: forward passes (``work``), backward passes and optimizer."""
+    zero = at.zero
+    if not model.trained:
+        return 0.0
+    compute = computing_seconds(at, model, work) * (1 + backward_share(model))
+    stage = stage_of(model.role, zero)
+    forward = whole_weights_seconds(at, model)
+    backward = whole_weights_seconds(at, model, within_node=zero.hpz_partition_size > 1)
+    reduces = work.passes if stage > 1 else 1  # from stage 2 on, after every micro-batch
+    moved = work.passes * (forward + backward) + reduces * _reduce_seconds(at, model)
+    together = max(compute, moved) if zero.overlap_comm else compute + moved
+    return together + optimizer_seconds(at, model)
+
+
+def _reduce_seconds(at: CostModel, model: ModelUse) -> float:
+    machine, zero = at.machine, at.zero
+    if machine.ranks == 1:
+        return 0.0
+    moved = model.trained * at.size(model) * (INT8 / 2 if zero.quantize_gradients else 1)
+    both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  all-reduce below stage 2
+    return both * _spread_seconds(at, moved)
+
+
+def optimizer_seconds(at: CostModel, model: ModelUse) -> float:
+    """Return the seconds of an AdamW step on a rank's share, where its states are stored."""
+    machine, zero = at.machine, at.zero
+    stage = stage_of(model.role, zero)
+    share = model.trained / (machine.ranks if stage else 1)
+    back = 0.0
+    if stage in (1, 2) and machine.ranks > 1:
+        back = _spread_seconds(at, model.trained * at.size(model))
+    # On a CPU the states are in the host's memory in any case.
+    if not zero.offload_optimizer or not stage or not machine.is_gpu:
+        return share * ADAM_BYTES / at.bandwidth + back
+    of_node = share * machine.ranks_per_node
+    seconds = of_node * ADAM_BYTES / HOST_MEMORY_BANDWIDTH
+    seconds += 2 * share * at.size(model) / machine.host_link
+    if zero.nvme_path is not None:
+        seconds += of_node * NVME_BYTES / machine.nvme_of_node
+    return seconds + back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The sampling of one rank's responses in a rollout."""
+
+    responses: int
+    rows: int
+    """Responses decoded at once."""
+    prompt_tokens: float
+    response_tokens: float
+    tensor_parallel: int
+    gathers: bool
+    """True: gather sharded weights once per rollout; False: layer by layer, at every token."""
+    layer_factor: float = 1.0
+    """Waiting time per layer, relative to the fast loop."""
+
+
+def sampling_seconds(at: CostModel, actor: ModelUse, how: Sampling) -> float:
+    """Return the seconds of a rollout: compute-bound prefill, then mostly memory-bound decoding."""
+    machine, efficiency, tp = at.machine, at.efficiency, how.tensor_parallel
+    shape, size = actor.shape, at.size(actor)
+    waves = math.ceil(how.responses / how.rows)
+    tokens = how.prompt_tokens + how.response_tokens
+    prefill = forward_operations(
+        actor, sequences=how.responses, tokens=how.prompt_tokens, positions=1
+    )
+    step = forward_operations(actor, sequences=how.rows, tokens=1, positions=1)
+    seen = round(how.prompt_tokens + tokens) // 2
+    cached = kv_cache(shape, rows=how.rows, tokens=seen, size=size)
+    each = max(actor.weights * size / tp / at.bandwidth, step / at.operations)
+    each += cached / (machine.bandwidth * efficiency.attention)
+    layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
+    each += shape.layers * layer * how.layer_factor
+    if tp > 1:  # two all-reduces over the group's ranks in every layer
+        message = how.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
+        waiting = efficiency.message_seconds * math.log2(tp)
+        each += 2 * shape.layers * (waiting + message)
+    whole = whole_weights_seconds(at, actor)
+    gathering = whole if how.gathers else waves * how.response_tokens * whole
+    return prefill / at.operations + waves * how.response_tokens * each + gathering

@@ -1,0 +1,45 @@
+"""Named random streams: each purpose has its own stream, so a new consumer changes no other.
+
+Every stream is keyed by its purpose and time (a step, an epoch), never by how often it was used: a
+resumed run draws the same numbers as a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def seed_for(seed: int, *names: str | int) -> int:
+    """Return the seed (63 bits) of the stream called ``names`` in a run with this ``seed``."""
+    text = "/".join(str(part) for part in (seed, *names))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def stream(seed: int, *names: str | int) -> torch.Generator:
+    """Return the generator of the stream ``names``, on the CPU so that all devices draw alike."""
+    return torch.Generator().manual_seed(seed_for(seed, *names))
+
+
+class Shuffle:
+    """An endless shuffled pass over ``size`` examples, with a new order for each epoch."""
+
+    def __init__(self, size: int, *, seed: int) -> None:
+        self._size = size
+        self._seed = seed
+        self._epoch = -1
+        self._order: Tensor = torch.empty(0, dtype=torch.long)
+
+    def batch(self, step: int, batch_size: int) -> list[int]:
+        """Return the example indices of batch ``step``; steps may be requested in any order."""
+        first = step * batch_size
+        return [self._at(position) for position in range(first, first + batch_size)]
+
+    def _at(self, position: int) -> int:
+        epoch, place = divmod(position, self._size)
+        if epoch != self._epoch:
+            generator = stream(self._seed, "epoch", epoch)
+            self._epoch, self._order = epoch, torch.randperm(self._size, generator=generator)
+        return int(self._order[place])

@@ -1,0 +1,70 @@
+"""Decode steps as CUDA graphs: Python launches a step once, then the GPU replays it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.rollout.decoders.fused import FusedDecoder
+
+COLUMNS = 128  # graphs are captured for multiples of this length
+
+
+class _Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    ids_B: Tensor
+    positions_B: Tensor
+    logits_BV: Tensor
+
+
+class GraphedDecoder:
+    """A ``Decoder`` that captures the decode step of each shape once and then replays it.
+
+    To keep shapes few, rows are rounded up to a power of two, lengths to a multiple of ``COLUMNS``.
+    """
+
+    def __init__(self, decoder: FusedDecoder, *, rows: int, tokens: int) -> None:
+        self._decoder = decoder
+        self._rows = rows
+        self._tokens = tokens
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+
+    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Prefill prompts into the rows from ``first_row`` on; return their logits (B, V)."""
+        return self._decoder.prefill(ids_BP, lengths, first_row=first_row)
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
+        used = len(positions)
+        rows = min(1 << (used - 1).bit_length(), self._rows)
+        columns = min(-(-(max(positions) + 1) // COLUMNS) * COLUMNS, self._tokens)
+        if (rows, columns) not in self._graphs:
+            self._graphs[rows, columns] = self._captured(rows, columns)
+        graph, static_ids_B, static_positions_B, logits_BV = self._graphs[rows, columns]
+        # Unused rows write to column 0 of the KV cache, which their next prompt overwrites.
+        static_ids_B[:used] = ids_B
+        static_positions_B[used:] = 0
+        static_positions_B[:used] = torch.tensor(positions, device=ids_B.device)
+        graph.replay()
+        return logits_BV[:used]
+
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
+        self._decoder.copy_row(source, target, columns=columns)
+
+    def _captured(self, rows: int, columns: int) -> _Graph:
+        device = torch.device("cuda", torch.cuda.current_device())
+        ids_B = torch.zeros(rows, dtype=torch.long, device=device)
+        # Capturing writes to the last column, which is written again before it is read.
+        positions_B = torch.full_like(ids_B, columns - 1)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._decoder.decode_within(ids_B, positions_B, columns=columns)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits_BV = self._decoder.decode_within(ids_B, positions_B, columns=columns)
+        return _Graph(graph, ids_B, positions_B, logits_BV)

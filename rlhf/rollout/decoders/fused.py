@@ -1,0 +1,234 @@
+"""Decoding for the known model families: few operations per token, on weights laid out for them.
+
+Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
+all tokens of a forward pass, L = columns of the KV cache, Q = query heads, K = key/value heads, D =
+head size, H = hidden size, V = vocabulary. A layer's KV cache ``memory_2RKLD`` holds keys, then
+values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlhf.kernels import amx
+from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
+from rlhf.rollout.decoders.projections import ACTIVATIONS, on_amx
+from rlhf.types import BlockOrder, DecoderParts
+
+SHORT = 96  # prompts of up to this many tokens use the decode attention kernel too
+
+
+class Heads(NamedTuple):
+    """Queries, keys and values of one layer."""
+
+    query_TQD: Tensor
+    key_TKD: Tensor
+    value_TKD: Tensor
+
+
+Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache; returns (T, Q, D)
+
+
+def can_fuse(parts: DecoderParts) -> bool:
+    """Return True if ``FusedDecoder`` computes the activation of ``parts``."""
+    return parts.activation in ACTIVATIONS
+
+
+class FusedDecoder:
+    """A ``PackingDecoder`` for models of the known families.
+
+    Only attention depends on the row of a token; all else treats a pass's tokens as one list.
+    """
+
+    def __init__(
+        self,
+        parts: DecoderParts,
+        weight_of: WeightOf,
+        *,
+        rows: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        builder = LayerBuilder(parts, weight_of, dtype)
+        self._parts = parts
+        self._dtype = dtype
+        self._device: torch.device = parts.tokens.weight.device
+        self._layers = [builder.layer(block) for block in parts.blocks]
+        self._final = [builder.norm_or_projection(module) for module in parts.final]
+        self._head = builder.project(parts.head)
+        self._project_in = None if parts.project_in is None else builder.project(parts.project_in)
+        self._rotations = (
+            None if parts.rotary is None else builder.rotations(parts.rotary, tokens, self._device)
+        )
+        self._attends_compiled = on_amx(self._device, dtype) and parts.head_dim % amx.TILE == 0
+        shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
+        # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
+        self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
+        attend = self._attend_prompts(ids_NP, first_row)
+        x_TH = self._through(ids_NP.flatten(), self._columns(ids_NP), attend)
+        return self._logits(x_TH[self._last_tokens(ids_NP, lengths)])
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
+        positions_B = torch.tensor(positions, device=self._device)
+        return self.decode_within(ids_B, positions_B, columns=max(positions) + 1)
+
+    def decode_within(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
+        """Decode like ``decode``, with positions on the device, all below ``columns``.
+
+        It never waits for the value of a tensor, so it can be captured as a CUDA graph.
+        """
+        attend = self._attend_newest(positions_B, columns)
+        return self._logits(self._through(ids_B, positions_B, attend))
+
+    def decode_and_prefill(
+        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+    ) -> Tensor:
+        """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
+        num_rows = len(ids_B)
+        positions_B = torch.tensor(positions, device=self._device)
+        positions_T = torch.cat([positions_B, self._columns(ids_NP)])
+        attend: Attend
+        if self._attends_compiled and ids_NP.shape[1] <= SHORT:
+            rows_N = torch.arange(num_rows, num_rows + len(ids_NP))
+            rows_T = torch.cat([torch.arange(num_rows), rows_N.repeat_interleave(ids_NP.shape[1])])
+            attend = partial(amx.attend, rows_T=rows_T, positions_T=positions_T)
+        else:
+            attend = _attend_both(
+                self._attend_newest(positions_B, max(positions) + 1),
+                self._attend_prompts(ids_NP, num_rows),
+                num_rows,
+            )
+        x_TH = self._through(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
+        last_N = num_rows + self._last_tokens(ids_NP, lengths)
+        return self._logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
+
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
+        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
+
+    def _columns(self, ids_NP: Tensor) -> Tensor:
+        """Return the positions (N * P) of the prompts' tokens."""
+        num_prompts, num_columns = ids_NP.shape
+        return torch.arange(num_columns, device=self._device).repeat(num_prompts)
+
+    def _last_tokens(self, ids_NP: Tensor, lengths: list[int]) -> Tensor:
+        """Return the indices (N) of the prompts' last tokens among all N * P tokens."""
+        num_columns = ids_NP.shape[1]
+        last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
+        return torch.tensor(last, device=self._device)
+
+    def _attend_prompts(self, ids_NP: Tensor, first_row: int) -> Attend:
+        """Return the attention function for prompts in the rows from ``first_row`` on."""
+        num_prompts, num_columns = ids_NP.shape
+        rows = slice(first_row, first_row + num_prompts)
+
+        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+            query, key, value = (
+                x.view(num_prompts, num_columns, *x.shape[1:]).transpose(1, 2) for x in heads
+            )
+            memory_2RKLD[0, rows, :, :num_columns] = key
+            memory_2RKLD[1, rows, :, :num_columns] = value
+            # Causal, so that no token attends to the padding on its right.
+            mixed_NQPD = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            )
+            return mixed_NQPD.transpose(1, 2).flatten(0, 1)
+
+        return attend
+
+    def _attend_newest(self, positions_B: Tensor, columns: int) -> Attend:
+        """Return the attention function for one new token in each of the first B rows."""
+        num_rows, parts = len(positions_B), self._parts
+        rows_B = torch.arange(num_rows, device=self._device)
+        if self._attends_compiled:
+            return partial(amx.attend, rows_T=rows_B, positions_T=positions_B)
+        hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
+        mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
+        mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
+        grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
+
+        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+            keys_RKLD, values_RKLD = memory_2RKLD.unbind()
+            keys_RKLD[rows_B, :, positions_B] = heads.key_TKD
+            values_RKLD[rows_B, :, positions_B] = heads.value_TKD
+            # Fold grouped query heads into the sequence dimension so that K and V need no repeat.
+            return functional.scaled_dot_product_attention(
+                heads.query_TQD.reshape(grouped),
+                keys_RKLD[:num_rows, :, :columns],
+                values_RKLD[:num_rows, :, :columns],
+                attn_mask=mask_B11L,
+            ).reshape(num_rows, parts.num_heads, parts.head_dim)
+
+        return attend
+
+    def _embed(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
+        parts = self._parts
+        x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(self._dtype)
+        if self._project_in is not None:
+            x_TH = self._project_in(x_TH)
+        if parts.positions is not None:
+            places_T = positions_T + parts.position_offset
+            x_TH = x_TH + functional.embedding(places_T, parts.positions.weight).to(self._dtype)
+        return x_TH
+
+    def _through(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Return the hidden state (T, H) after all blocks."""
+        order, x = self._parts.order, self._embed(ids_T, positions_T)
+        rotate = None if self._rotations is None else self._rotations.at(positions_T[:, None])
+        for layer, memory in zip(self._layers, self._memory, strict=True):
+            normed = x if order is BlockOrder.norm_last else layer.attention_norm(x)
+            heads = self._heads(layer, normed, rotate)
+            mixed = layer.output.plus(attend(memory, heads).flatten(1), x)
+            if order is BlockOrder.norm_last:
+                x = layer.attention_norm(mixed)
+                x = layer.mlp_norm(layer.down.plus(layer.widened(x), x))
+            else:
+                inner = x if order is BlockOrder.parallel else mixed
+                x = layer.down.plus(layer.widened(layer.mlp_norm(inner)), mixed)
+        return x
+
+    def _heads(self, layer: Layer, x_TH: Tensor, rotate: Rotations | None) -> Heads:
+        query, key, value = self._split([project(x_TH) for project in layer.query_key_value])
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = layer.query_norm(query), layer.key_norm(key)
+        if rotate is not None:
+            query, key = rotate(query), rotate(key)
+        return Heads(query, key, value)
+
+    def _split(self, projected: list[Tensor]) -> tuple[Tensor, ...]:
+        """Split one projection, or three, into queries, keys and values (T, heads, D)."""
+        parts, num_tokens = self._parts, len(projected[0])
+        if len(parts.blocks[0].query_key_value) == 1:
+            return projected[0].view(num_tokens, parts.num_heads, -1).chunk(3, dim=-1)
+        counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
+        if len(projected) == 1:
+            together = projected[0].view(num_tokens, sum(counts), parts.head_dim)
+            return torch.split(together, list(counts), dim=1)
+        shapes = ((num_tokens, count, parts.head_dim) for count in counts)
+        return tuple(x.view(shape) for x, shape in zip(projected, shapes, strict=True))
+
+    def _logits(self, x_BH: Tensor) -> Tensor:
+        for step in self._final:
+            x_BH = step(x_BH)
+        return self._head(x_BH)
+
+
+def _attend_both(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
+    """Return a function that decodes the first ``num_rows`` tokens and prefills the others."""
+
+    def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+        newest_BQD = attend_newest(memory_2RKLD, Heads(*(x[:num_rows] for x in heads)))
+        prompts_TQD = attend_prompts(memory_2RKLD, Heads(*(x[num_rows:] for x in heads)))
+        return torch.cat([newest_BQD, prompts_TQD])
+
+    return attend

@@ -1,0 +1,219 @@
+"""Decoding for every decoder-only model of transformers, through its cache interface.
+
+Shapes: B = rows of a call, P = prompt tokens, S = tokens per row of a call, V = vocabulary; in the
+KV cache R = rows, N = heads, C = columns, D = head size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Their attention biases (ALiBi, https://arxiv.org/abs/2108.12409) depend on the keys' columns.
+WITHOUT_POSITIONS = {"bloom", "mpt"}
+
+
+class CacheDecoder:
+    """A ``Decoder`` for any causal language model, run by its own ``forward``.
+
+    A row's token at position p is stored in column p of the KV cache, so a row attends to the
+    columns up to its own position. From the first call on the cache holds rows x tokens keys and
+    values of every layer.
+
+    Raises:
+        CapabilityError: ``decoding_obstacle`` finds that the model cannot be run this way.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int,
+        tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        obstacle = decoding_obstacle(type(model), model.config, tokens=tokens)
+        if obstacle is not None:
+            raise CapabilityError(
+                f"rollout.backend=fast: a model of model_type={model.config.model_type} "
+                f"{obstacle}; use rollout=hf"
+            )
+        self._model = model
+        self._memory = RowCache(rows, tokens, device=device, dtype=dtype)
+        self._columns_C = torch.arange(tokens, device=device)
+        self._takes_positions = "position_ids" in _parameters(model.forward)
+
+    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Prefill right-padded prompts into the rows from ``first_row`` on.
+
+        Prompt i has lengths[i] tokens. Returns the logits (B, V) after each prompt's last token.
+        """
+        longest = max(lengths)
+        self._memory.expect_prompts(lengths, first_row=first_row)
+        with _output_of_last(self._model, [length - 1 for length in lengths]):
+            positions_BP = self._columns_C[None, :longest].expand(len(lengths), -1)
+            return self._logits(ids_BP[:, :longest], positions_BP, lengths)
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        """Decode one token for each of the rows 0 to B - 1, row i's at position positions[i].
+
+        Returns the logits (B, V) after these tokens.
+        """
+        positions_B = torch.tensor(positions, device=ids_B.device)
+        self._memory.expect_tokens(positions, positions_B)
+        lengths = [position + 1 for position in positions]
+        return self._logits(ids_B[:, None], positions_B[:, None], lengths)
+
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
+        self._memory.copy_row(source, target, columns)
+
+    def _logits(self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]) -> Tensor:
+        """Return logits (B, V) of the one token per row that reaches the output layer."""
+        longest = max(lengths)
+        attend_BC = None
+        if min(lengths) < longest:
+            lengths_B1 = torch.tensor(lengths, device=ids_BS.device)[:, None]
+            attend_BC = (self._columns_C[:longest] < lengths_B1).long()
+        positions = {"position_ids": positions_BS} if self._takes_positions else {}
+        output = self._model(
+            input_ids=ids_BS,
+            attention_mask=attend_BC,
+            past_key_values=self._memory,
+            use_cache=True,
+            **positions,
+        )
+        logits_BV: Tensor = output.logits.squeeze(1)
+        return logits_BV
+
+
+class RowCache:
+    """A KV cache whose rows grow independently; a model uses it as a transformers ``Cache``.
+
+    It has the methods of ``Cache`` that models call, and reports the length of the longest row; the
+    attention mask marks the columns that each row has.
+    """
+
+    is_compileable = False
+
+    def __init__(self, rows: int, tokens: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._rows, self._tokens = rows, tokens
+        self._device, self._dtype = device, dtype
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._lengths = [0] * rows
+        self._row_numbers_B = torch.arange(rows, device=device)
+        self._first_row, self._past = 0, 0
+        self._positions_B: Tensor | None = None
+
+    def expect_prompts(self, lengths: list[int], *, first_row: int) -> None:
+        """Prepare for a call with whole prompts for the rows from ``first_row`` on."""
+        self._lengths[first_row : first_row + len(lengths)] = lengths
+        self._first_row, self._past, self._positions_B = first_row, 0, None
+
+    def expect_tokens(self, positions: list[int], positions_B: Tensor) -> None:
+        """Prepare for a call with one token, at its position, for each of the first rows."""
+        self._lengths[: len(positions)] = [position + 1 for position in positions]
+        self._past, self._positions_B = max(positions), positions_B
+
+    def copy_row(self, source: int, target: int, columns: int) -> None:
+        """Copy keys and values of ``columns`` tokens from row ``source`` to row ``target``."""
+        self._lengths[target] = columns
+        for layer in self._layers.values():
+            for memory_RNCD in layer:
+                memory_RNCD[target, :, :columns] = memory_RNCD[source, :, :columns]
+
+    def update(
+        self, keys_BNSD: Tensor, values_BNSD: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values; return all keys and values of the call's rows."""
+        if layer_idx not in self._layers:
+            self._layers[layer_idx] = self._empty(keys_BNSD), self._empty(values_BNSD)
+        keys_RNCD, values_RNCD = self._layers[layer_idx]
+        return self._written(keys_RNCD, keys_BNSD), self._written(values_RNCD, values_BNSD)
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        """Return the number of columns before the tokens of the call."""
+        return self._past
+
+    get_query_offset = get_seq_length  # column of the call's first token, for causal masks
+
+    def get_mask_sizes(self, query_length: int, *_: Any, **__: Any) -> tuple[int, int]:
+        """Return the number of columns of the attention mask, and its first column."""
+        return self._past + query_length, 0
+
+    def get_max_length(self, *_: Any, **__: Any) -> int:
+        """Return the number of columns."""
+        return self._tokens
+
+    def _empty(self, like_BNSD: Tensor) -> Tensor:
+        # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
+        shape = (self._rows, like_BNSD.shape[1], self._tokens, like_BNSD.shape[3])
+        return torch.zeros(shape, device=self._device, dtype=self._dtype)
+
+    def _written(self, memory_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
+        num_rows, _, num_tokens, _ = new_BNSD.shape
+        if self._positions_B is None:
+            memory_RNCD[self._first_row :][:num_rows, :, :num_tokens] = new_BNSD
+            return new_BNSD
+        rows_B = self._row_numbers_B[:num_rows]
+        memory_RNCD[rows_B, :, self._positions_B] = new_BNSD[:, :, 0].to(self._dtype)
+        return memory_RNCD[:num_rows, :, : self._past + 1].to(new_BNSD.dtype)
+
+
+@contextmanager
+def _output_of_last(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
+    """Run the output layer on position last[i] of row i only, since the vocabulary is large."""
+
+    def only_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden_BSH, *others = args
+        rows_B = torch.arange(len(last), device=hidden_BSH.device)
+        last_B = torch.tensor(last, device=hidden_BSH.device)
+        return hidden_BSH[rows_B, last_B][:, None], *others
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(only_last)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def decoding_obstacle(
+    model: type[PreTrainedModel], config: PreTrainedConfig, *, tokens: int
+) -> str | None:
+    """Return why ``model`` cannot be run with rows of ``tokens`` in a ``RowCache``, or None."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    parameters = _parameters(model.forward)
+    if config.is_encoder_decoder:
+        return "has an encoder"
+    if model._is_stateful or "past_key_values" not in parameters:
+        return "does not remember keys and values of its tokens"
+    layers = DynamicCache(config=config).layers
+    if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        return "has layers that do not remember keys and values of all tokens"
+    if "position_ids" not in parameters and config.model_type not in WITHOUT_POSITIONS:
+        return "cannot be told the positions of its tokens"
+    windows = [layer.sliding_window for layer in layers if layer.is_sliding]
+    if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo
+        windows.append(config.window_size)
+    if windows and min(windows) < tokens:
+        return (
+            f"attends to {min(windows)} tokens at most, fewer than the {tokens} of "
+            "rollout.max_prompt_tokens and rollout.max_response_tokens together"
+        )
+    return None

@@ -1,0 +1,179 @@
+"""Decide how the ranks of a run are started, and by which command; reads only the hostfile."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.config.batches import num_ranks
+from rlhf.config.rules.launcher import check_hostfile
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+
+class LaunchMode(StrEnum):
+    """The program or person that starts the ranks."""
+
+    process = "process"
+    """None: one rank, in this process."""
+    node = "node"
+    """torchrun's agent, on this node."""
+    slurm = "slurm"
+    """torchrun's agent in every task of a SLURM job, on the task's node."""
+    hostfile = "hostfile"
+    """The DeepSpeed launcher, on the nodes of a hostfile."""
+    by_hand = "by_hand"
+    """The user, with torchrun on every node."""
+
+
+class SlurmTask(NamedTuple):
+    """One task of a SLURM job, which is one node of the run."""
+
+    number: int
+    size: int
+    hosts: list[str]
+
+
+class Program(NamedTuple):
+    """The program that a command runs: an interpreter, launch.py and its arguments."""
+
+    python: str
+    script: str
+    arguments: Sequence[str]
+
+
+def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode:
+    """Return how a process with this environment starts the ranks of ``config``.
+
+    Raises:
+        ConfigError: if the hostfile or SLURM job has other nodes, or if no option names the nodes.
+    """
+    nodes = config.hardware.nodes
+    if config.launcher.hostfile is not None:
+        check_hostfile(config)
+        return LaunchMode.hostfile
+    task = slurm_task(environment)
+    if task is not None and (nodes > 1 or task.number > 0):
+        _check_task(task, config, environment)
+        return LaunchMode.slurm
+    if nodes == 1:
+        return LaunchMode.process if num_ranks(config) == 1 else LaunchMode.node
+    if config.launcher.master_addr is not None:
+        return LaunchMode.by_hand
+    raise ConfigError(
+        f"hardware.nodes={nodes}: nothing says which nodes; use launcher.hostfile=FILE with one "
+        "`name slots=N` a line, or -m hydra/launcher=submitit_slurm (or srun inside a SLURM job), "
+        "or launcher.master_addr=ADDRESS with torchrun on every node; see docs/launching.md"
+    )
+
+
+def launch_commands(
+    config: RunConfig, program: Program, environment: Mapping[str, str]
+) -> list[list[str]]:
+    """Return the commands, as words, that start the ranks: if by hand one per node, else one."""
+    python, script, arguments = program
+    hardware, launcher = config.hardware, config.launcher
+    ranks = f"--nproc-per-node={hardware.ranks_per_node}"
+    torchrun = [python, "-m", "torch.distributed.run"]
+    match launch_mode(config, environment):
+        case LaunchMode.process:
+            return [[python, script, *arguments]]
+        case LaunchMode.node:
+            return [[*torchrun, "--standalone", ranks, script, *arguments]]
+        case LaunchMode.hostfile:
+            deepspeed = [python, "-m", "deepspeed.launcher.runner"]
+            first = launcher.master_addr  # if null, DeepSpeed gets it from the first node
+            options = [
+                f"--hostfile={Path(launcher.hostfile or '').expanduser()}",
+                *([] if first is None else [f"--master_addr={first}"]),
+                f"--master_port={launcher.master_port}",
+                "--no_local_rank",
+            ]
+            return [[*deepspeed, *options, script, *arguments]]
+        case LaunchMode.slurm:
+            task = slurm_task(environment)
+            assert task is not None
+            numbers: Sequence[int] = [task.number]
+        case LaunchMode.by_hand:
+            numbers = range(hardware.nodes)
+    address, port = rendezvous_address(config, environment)
+    return [
+        [
+            *torchrun,
+            f"--nnodes={hardware.nodes}",
+            f"--node-rank={number}",
+            ranks,
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            script,
+            *arguments,
+        ]
+        for number in numbers
+    ]
+
+
+def in_shell(command: Sequence[str]) -> str:
+    """Return the line to type for a command."""
+    return shlex.join(command)
+
+
+def rendezvous_address(config: RunConfig, environment: Mapping[str, str]) -> tuple[str, int]:
+    """Return the address and port, on the first node, at which the nodes meet."""
+    task, launcher = slurm_task(environment), config.launcher
+    address = launcher.master_addr or (task.hosts[0] if task is not None else "localhost")
+    return address, launcher.master_port
+
+
+def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
+    """Return the SLURM task that this process runs; None outside of a SLURM job."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:
+        return None
+    return SlurmTask(
+        int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"]), hosts_of(nodes)
+    )
+
+
+def hosts_of(nodes: str) -> list[str]:
+    """Return the names in a SLURM node list: ``a[01-02,7],b`` is a01, a02, a7 and b."""
+    names = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)
+    return [host for name in names for host in _expanded(name)]
+
+
+def _expanded(name: str) -> list[str]:
+    """Return the names that one name with brackets stands for."""
+    parts = re.split(r"\[([^\]]*)\]", name)  # text and ranges alternate
+    choices = [_range(part) if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(each) for each in itertools.product(*choices)]
+
+
+def _range(text: str) -> list[str]:
+    """Return the numbers of ``01-03,7``, with as many digits as they are written with."""
+    numbers = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
+    return numbers
+
+
+def _check_task(task: SlurmTask, config: RunConfig, environment: Mapping[str, str]) -> None:
+    """Check that the job has one task for each node of the run."""
+    nodes = config.hardware.nodes
+    on_nodes = int(environment.get("SLURM_NNODES", task.size))
+    if not task.size == on_nodes == nodes:
+        raise ConfigError(
+            f"SLURM_NTASKS={task.size} on SLURM_NNODES={on_nodes} with hardware.nodes={nodes}: "
+            "a run has one task on each node, which starts the node's ranks; "
+            f"use srun --nodes={nodes} --ntasks-per-node=1, or hardware.nodes={on_nodes}"
+        )
+
+
+def script_name(path: Path) -> str:
+    """Return ``path`` as a user types it: relative to the current folder if it is inside."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

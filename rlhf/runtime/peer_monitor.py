@@ -1,0 +1,183 @@
+"""Monitor the other ranks: if one ends early, all others end too and name it.
+
+A collective waits for hours for a rank that has died. Therefore every rank keeps a connection to
+rank 0, which forwards the news. The kernel closes a connection together with its process, and
+keepalive probes find a machine that is gone, so nothing depends on how busy a rank is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+ADDRESS_KEY = "rlhf/peer_monitor"
+# A machine that is gone is noticed after 5 + 3 * 3 seconds.
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+# Seconds before this rank follows a lost one: a signal may end both, or news may name the cause.
+GRACE_S = 1.0
+CONNECT_S = 60.0
+LONGEST = 1 << 20  # maximum size of a message, bytes
+
+
+class Store(Protocol):
+    """The part of torch's TCPStore that is used here."""
+
+    def get(self, key: str, /) -> bytes:
+        """Wait for ``key`` and return its value."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set ``key``."""
+
+
+class PeerMonitor:
+    """This rank's connections: to rank 0, or from rank 0 to all others; one thread reads each.
+
+    ``on_loss`` is called once, from such a thread, with the reason for which another rank ended;
+    it is expected to end the process.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, *, master: tuple[str, int], on_loss: Callable[[str], None]
+    ) -> None:
+        self._name = f"rank {rank} on {socket.gethostname()}"
+        self._on_loss = on_loss
+        self._peers: set[socket.socket] = set()
+        self._cause: str | None = None  # why this rank is about to end
+        self._is_over = threading.Event()
+        self._lock = threading.RLock()
+        if rank == 0:
+            self._listen(store, master)
+        else:
+            self._connect(store, master[0])
+        if {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"} & os.environ.keys():  # torchrun, DeepSpeed
+            _start(self._watch_launcher, os.getppid())
+
+    def fail(self, reason: str) -> None:
+        """Send the other ranks the reason for which this rank ends."""
+        self._end(failed=f"{self._name} failed: {reason}")
+
+    def done(self) -> None:
+        """Notify the other ranks that this rank has finished."""
+        self._end(done=True)
+
+    def _listen(self, store: Store, master: tuple[str, int]) -> None:
+        """Accept the other ranks, on the address by which this machine reaches ``master``."""
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._server = socket.create_server(
+            ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
+        )
+        token, port = secrets.token_hex(), self._server.getsockname()[1]
+        host = "" if _is_here(master) else _route_to(master)  # empty: the rendezvous address
+        _start(self._accept, token)
+        store.set(ADDRESS_KEY, json.dumps({"host": host, "port": port, "token": token}))
+
+    def _accept(self, token: str) -> None:
+        with self._server, contextlib.suppress(OSError):  # shutdown() ends the loop
+            while True:
+                _start(self._read, self._server.accept()[0], token)
+
+    def _connect(self, store: Store, master: str) -> None:
+        """Connect to rank 0 and send this rank's name."""
+        address = json.loads(store.get(ADDRESS_KEY))
+        there = (address["host"] or master, address["port"])
+        peer = socket.create_connection(there, timeout=CONNECT_S)
+        _send(peer, token=address["token"], name=self._name)
+        _start(self._read, peer, None)
+
+    def _read(self, peer: socket.socket, token: str | None) -> None:
+        """Read from ``peer`` until its end. A stranger without the ``token`` is disconnected."""
+        name, is_lost = "rank 0", False
+        _keep_alive(peer)
+        with peer, peer.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
+            if token is not None:
+                hello = json.loads(lines.readline(LONGEST))
+                if not isinstance(hello, dict) or hello.get("token") != token:
+                    return
+                name = str(hello["name"])
+                _send(peer, name=self._name)
+            is_lost = True  # unless it reports that it is done
+            with self._lock:
+                self._peers.add(peer)
+            while line := lines.readline(LONGEST):
+                news = json.loads(line)
+                name, is_lost = news.get("name", name), is_lost and "done" not in news
+                if "failed" in news:
+                    self._follow(str(news["failed"]))
+        with self._lock:
+            self._peers.discard(peer)
+        if is_lost:
+            self._lose(f"{name} ended without a word: it was killed, or its node is gone")
+
+    def _lose(self, what: str) -> None:
+        """End after the grace period, unless another rank sends its reason by then."""
+        with self._lock:
+            self._cause = self._cause or what
+        if not self._is_over.wait(GRACE_S):
+            self._follow(self._cause)
+
+    def _follow(self, cause: str) -> None:
+        """End because another rank has ended; only the first cause counts."""
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            self._end(failed=cause)
+        self._on_loss(cause)
+
+    def _end(self, **news: Any) -> None:
+        """Send ``news`` to all connected ranks, and then disconnect."""
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            self._is_over.set()
+            for peer in self._peers:
+                _send(peer, **news)
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_WR)
+            if hasattr(self, "_server"):
+                self._server.shutdown(socket.SHUT_RDWR)
+
+    def _watch_launcher(self, parent: int) -> None:
+        """End if the launcher, this process's parent, is gone."""
+        while not self._is_over.wait(GRACE_S / 4):
+            if os.getppid() != parent:
+                self._follow(f"the launcher of {self._name} was killed")
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=target, args=arguments, name="peer monitor", daemon=True).start()
+
+
+def _send(peer: socket.socket, **news: Any) -> None:
+    """Send one JSON object as a line. A peer that is gone is noticed by the thread that reads."""
+    with contextlib.suppress(OSError):
+        peer.sendall(json.dumps(news).encode() + b"\n")
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """Let the kernel probe whether the other machine is still there."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):  # macOS has no TCP_KEEPIDLE
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _route_to(master: tuple[str, int]) -> str:
+    """Return this machine's own address towards ``master``, without sending anything."""
+    family, kind, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _is_here(master: tuple[str, int]) -> bool:
+    """Return True if ``master`` is this machine: the route to it begins at its own address."""
+    there = {info[4][0] for info in socket.getaddrinfo(*master)}
+    return _route_to(master) in there

@@ -1,0 +1,139 @@
+"""Read a run's data as its phases will, before the run starts, so that the plan counts real data.
+
+Nothing here imports torch. Generated data is counted from a sample, and data that cannot be read
+quickly (a data set of the hub, large files) is not read at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.config.batches import phase_steps
+from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.reading import SAMPLE, load_datasets
+from rlhf.data.records import Record
+from rlhf.data.splits import Part, blend, divide
+from rlhf.data.tokens import Encoder, TokenLimits, columns_for
+from rlhf.errors import DataError
+from rlhf.models.tokenizers import byte_level_bpe
+from rlhf.planning.steps import Load, Loads, total_examples
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LARGEST = 2**26  # bytes of all data files together, above which they are not read
+GENERATED = 2000  # examples that are generated as a sample of synthetic data
+ENCODED = 1000  # examples per phase that are encoded
+LETTERS_PER_TOKEN = 4  # assumed for a tokenizer that is not on this machine
+
+
+def read_loads(config: RunConfig) -> Loads | None:
+    """Return the load of every phase, or None if the data cannot be read quickly.
+
+    Raises:
+        DataError: if the data is malformed or too small; with plan=only, None is returned instead.
+    """
+    data = config.data
+    if data.source is Source.hub or not (data.source is Source.synthetic or _is_small(config)):
+        return None
+    made = min(data.size, GENERATED) if data.source is Source.synthetic else 0
+    scale = data.size / made if made else 1.0
+    if made:
+        data = replace(data, size=made)
+    try:
+        sets = load_datasets(data, seed=config.seed)
+        divided = divide(sets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+    except DataError:
+        if config.plan is PlanMode.only:
+            return None  # the data may be on the machine that the plan is for
+        raise
+    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    encoder = Encoder(_Lengths(_tokenizer(config, parts.values())))
+    records = total_examples(config.data) or 0
+    return {
+        phase: replace(_load(config, phase, parts, encoder, scale), records=records)
+        for phase in config.phase.order
+    }
+
+
+def _load(
+    config: RunConfig, phase: Phase, parts: dict[Phase, Part], encoder: Encoder, scale: float
+) -> Load:
+    """Return the load of one phase; every example in ``parts`` stands for ``scale`` examples."""
+    part = parts[Phase.reward if phase is Phase.dpo else phase]
+    columns_of, limit = columns_for(phase, TokenLimits.of(config))
+    columns, _ = columns_of(list(islice(enumerate(part.train), ENCODED)), encoder, limit)
+    sides = ("chosen_ids", "rejected_ids") if phase in (Phase.reward, Phase.dpo) else ("ids",)
+    lengths = sorted(len(ids) for side in sides for ids in columns[side])
+    kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
+    answer = None
+    if phase is Phase.ppo and Phase.sft in config.phase.order:
+        answer = _answer_tokens(parts[Phase.sft], encoder, config.rollout.max_response_tokens)
+    return Load(
+        answer=answer,
+        steps=phase_steps(config, phase, examples=round(len(part.train) * kept * scale)),
+        lengths=tuple(lengths) or (0,),
+        held_out=round(len(part.eval) * kept * scale),
+    )
+
+
+def _answer_tokens(part: Part, encoder: Encoder, most: int) -> float | None:
+    """Return the mean length of the answers that SFT learns from, cut at ``most`` tokens."""
+    texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
+    lengths = [min(most, len(ids)) for ids in encoder.endings(texts)]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def _is_small(config: RunConfig) -> bool:
+    """Return True if all data files are on this machine, with ``LARGEST`` bytes at most."""
+    paths = config.data.path if isinstance(config.data.path, list) else [config.data.path]
+    paths += [dataset.path for dataset in config.data.sets.values()]
+    files = [Path(str(path)).expanduser() for path in paths if path is not None]
+    is_sample = [str(path).startswith(SAMPLE) for path in files]
+    sizes = [path.stat().st_size for path in files if path.is_file()]
+    return len(sizes) + sum(is_sample) == len(files) and sum(sizes) <= LARGEST
+
+
+class _Encoded(NamedTuple):
+    input_ids: Sequence[Sequence[int]]
+
+
+class _Lengths:
+    """A tokenizer for ``Encoder`` that counts tokens, without transformers."""
+
+    eos_token_id = -1
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = True) -> _Encoded:
+        if self._tokenizer is None:
+            return _Encoded([[0] * math.ceil(len(text) / LETTERS_PER_TOKEN) for text in texts])
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return _Encoded([each.ids for each in found])
+
+
+def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:
+    """Return the run's tokenizer, or train it on a sample; None if it is not on this machine."""
+    from tokenizers import Tokenizer
+
+    is_alone = config.phase.order == [Phase.reward]
+    model = config.model
+    if is_alone and config.reward_model.init is not ModelInit.sft:
+        model = config.reward_model
+    place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
+    if place is None:
+        return byte_level_bpe(_texts(parts), vocab_size=model.vocab_size)
+    file = Path(place).expanduser() / "tokenizer.json"
+    return Tokenizer.from_file(str(file)) if file.is_file() else None
+
+
+def _texts(parts: Iterable[Part]) -> Iterable[str]:
+    records: Iterable[Record] = (r for part in parts for r in islice(part.train, ENCODED))
+    return (text for record in records for text in record if text)

@@ -1,0 +1,212 @@
+"""Join ranks that torchrun or deepspeed started, which describe them in environment variables.
+
+Nothing here imports torch before a rank really starts, so that --help stays fast.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from rlhf.config.batches import num_ranks
+from rlhf.config.choices import Device
+from rlhf.config.precision import cpu_dtype
+from rlhf.config.rules.run import validate
+from rlhf.config.schema.run import RunConfig
+from rlhf.cpu import cores
+from rlhf.errors import ConfigError, RlhfError
+from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task
+
+RUN_DIR_KEY = "rlhf/run_dir"
+REFUSAL_KEY = "rlhf/refusal"
+POD_VARIABLES = {"RANK", "WORLD_SIZE"}
+OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
+# Seconds that a rank with a broken collective waits for the report of the rank that broke it.
+CAUSE_S = 3.0
+# Seconds that rank 0, if it refuses the run, waits until the other ranks have read the reason.
+HEARD_S = 30.0
+
+
+def started_rank() -> int | None:
+    """Return the rank of a process that torchrun or the DeepSpeed launcher started, else None."""
+    if not OF_A_RANK.issubset(os.environ):
+        return None
+    return int(os.environ["RANK"])
+
+
+def drop_pod_variables() -> str | None:
+    """Remove RANK and WORLD_SIZE if they number pods instead of ranks; return advice or None.
+
+    Kubeflow's PyTorchJob and Alibaba PAI set both in every pod, without LOCAL_RANK. They are
+    removed because libraries would read them too, and LOCAL_RANK is set for DeepSpeed later on.
+    """
+    if not POD_VARIABLES.issubset(os.environ) or "LOCAL_RANK" in os.environ:
+        return None
+    rank, world = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    if world == "1":
+        return None
+    return (
+        f"RANK={rank} and WORLD_SIZE={world} without LOCAL_RANK: torchrun did not start this "
+        "process, which therefore runs by itself. Start torchrun on every pod with "
+        "--nnodes=$WORLD_SIZE --node-rank=$RANK, or unset both variables (docs/launching.md)"
+    )
+
+
+def with_started_ranks(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the numbers of nodes and ranks that were really started.
+
+    Raises:
+        ConfigError: if the batch sizes do not divide over the ranks, or nothing can start them.
+    """
+    if started_rank() is None:
+        check_started(config)
+        return config
+    world = int(os.environ["WORLD_SIZE"])
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world)
+    if world % per_node:
+        raise ConfigError(f"WORLD_SIZE={world} is not a multiple of the {per_node} ranks per node")
+    hardware = replace(config.hardware, nodes=world // per_node, ranks_per_node=per_node)
+    config = replace(config, hardware=hardware)
+    validate(config)
+    return config
+
+
+def ignores_job_signals() -> bool:
+    """Return True in a SLURM job, whose signals reach every process and are meant for its tasks."""
+    return "SLURM_PROCID" in os.environ
+
+
+def check_started(config: RunConfig) -> None:
+    """Check that the ranks were started, or can be started from here.
+
+    Raises:
+        ConfigError: if the user must start them, or no option names the nodes.
+    """
+    if started_rank() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
+        raise ConfigError(
+            f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
+            f"{config.launcher.master_addr}: torchrun starts the ranks, on every node; "
+            "launcher.dry_run=true prints the commands"
+        )
+
+
+def check_machine(config: RunConfig) -> None:
+    """Check that the ranks that start on this machine can compute here.
+
+    Raises:
+        CapabilityError: if a GPU is missing, or the precision cannot be computed.
+    """
+    hardware = config.hardware
+    if hardware.device is Device.cpu:
+        cpu_dtype(hardware.dtype)  # without torch
+    elif started_rank() is not None or launch_mode(config, os.environ) is not LaunchMode.hostfile:
+        from rlhf.engine.devices import check_machine as check
+
+        check(hardware)
+
+
+def is_secondary_node() -> bool:
+    """Return True if this process starts ranks of a run that another node composes and freezes."""
+    task = slurm_task(os.environ)
+    return started_rank() is None and task is not None and task.number > 0
+
+
+class Rendezvous:
+    """The connection between started ranks, made before any of them has a device.
+
+    ``on_loss`` is called from a separate thread if another rank ends early.
+
+    Raises:
+        RlhfError: if other ranks did not connect, or if rank 0 refused the run.
+    """
+
+    def __init__(self, on_loss: Callable[[str], None]) -> None:
+        from torch.distributed import DistError
+        from torch.distributed.rendezvous import rendezvous
+
+        self._on_loss = on_loss
+        try:
+            self._store, self._rank, self._size = next(rendezvous("env://"))
+        except DistError as error:
+            raise RlhfError(f"the ranks did not meet at {_store_address()}: {error}") from error
+
+    def agree(self, run_dir: Path | None) -> Path:
+        """Return the run directory, which rank 0 publishes, and start to monitor other ranks."""
+        from torch.distributed import DistError
+
+        from rlhf.runtime.peer_monitor import PeerMonitor
+
+        if self._rank == 0:
+            assert run_dir is not None
+            self._store.set(RUN_DIR_KEY, str(run_dir.resolve()))
+        try:
+            told = self._store.get(RUN_DIR_KEY).decode()
+            if not told:
+                refusal = self._store.get(REFUSAL_KEY).decode()
+                self._store.add(f"{REFUSAL_KEY}/heard", 1)
+                raise RlhfError(f"rank 0 refused the run: {refusal}")
+            master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            self._monitor = PeerMonitor(
+                self._store, self._rank, master=master, on_loss=self._on_loss
+            )
+        except (DistError, OSError) as error:
+            raise RlhfError(
+                f"rank 0 ended before the run began; its error is on {_store_address()}"
+            ) from error
+        return Path(told)
+
+    def refuse(self, reason: str) -> None:
+        """Publish, on rank 0, the reason for aborting instead of a run directory."""
+        self._store.set(REFUSAL_KEY, reason)
+        self._store.set(RUN_DIR_KEY, "")
+        patience = time.monotonic() + HEARD_S  # the store may end with this process
+        while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
+            if time.monotonic() > patience:
+                return
+            time.sleep(0.1)
+
+    def start(self, config: RunConfig) -> None:
+        """Start the process group of all ranks."""
+        import torch
+
+        if self._size != num_ranks(config):
+            raise ConfigError(
+                f"{self._size} ranks were started, and the run has hardware.nodes="
+                f"{config.hardware.nodes} x hardware.ranks_per_node="
+                f"{config.hardware.ranks_per_node}; start as many"
+            )
+        torch.distributed.init_process_group(
+            "nccl" if config.hardware.device is Device.cuda else "gloo",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._size,
+            timeout=timedelta(minutes=config.launcher.timeout_minutes),
+        )
+
+    def fail(self, reason: str) -> None:
+        """Send the other ranks the reason for which this rank ends."""
+        self._monitor.fail(reason)
+
+    def await_cause(self) -> None:
+        """Wait briefly so that the root cause is reported before this rank's broken collective."""
+        time.sleep(CAUSE_S)
+
+    def done(self) -> None:
+        """Notify the other ranks that this rank has finished, and leave the process group."""
+        import torch
+
+        self._monitor.done()
+        torch.distributed.destroy_process_group()
+
+
+def _store_address() -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
+def cores_of_rank(config: RunConfig) -> int:
+    """Return the number of CPU cores that one rank may use."""
+    return max(1, cores() // config.hardware.ranks_per_node)

@@ -1,0 +1,191 @@
+"""A wrong name is answered with the right one."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from rlhf.config.choices import KlEstimator
+from rlhf.config.hydra_errors import explain, in_words, nearest, schema_types, unknown_key
+from rlhf.config.schema.ppo import PpoConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("stage9", "stage1"),
+        ("STAGE1", "stage1"),
+        ("offload", "stage1_offload"),
+        ("fp-16", "FP16"),
+        ("zero", None),
+        ("stge1_ofload", "stage1_offload"),
+    ],
+)
+def test_nearest(name: str, expected: str | None) -> None:
+    assert nearest(name, ["stage1", "stage1_offload", "FP16"]) == expected
+
+
+def test_schema_types_hold_groups_and_inherited_keys() -> None:
+    types = schema_types()
+    assert types["ppo"] is PpoConfig
+    assert types["ppo.kl_estimator"] is KlEstimator
+    assert types["sft.lr"] is float
+    assert types["model.path"] == types["reward_model.path"] == str | None
+
+
+def test_every_type_of_the_schema_has_words() -> None:
+    assert all(in_words(kind) for kind in schema_types().values())
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("ppo.cliprang", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
+        ("phas", "unknown key phas; did you mean phase?"),
+        ("cliprange", "unknown key cliprange; did you mean ppo.cliprange?"),
+        ("lr", "unknown key lr; did you mean lora.lr or sft.lr or reward.lr or dpo.lr?"),
+        ("model@reward_modl", "unknown key model@reward_modl; did you mean model@reward_model?"),
+        ("qqq", "unknown key qqq"),
+        ("ppo.kl_coef", "unknown key ppo.kl_coef; did you mean ppo.kl_ctl?"),
+        ("kl_coef", "unknown key kl_coef; did you mean ppo.kl_ctl?"),
+        ("ppo.init_kl_coef", "unknown key ppo.init_kl_coef; did you mean ppo.kl_ctl?"),
+        ("ppo.beta", "unknown key ppo.beta; did you mean ppo.kl_ctl?"),
+        ("ppo.lr", "unknown key ppo.lr; did you mean ppo.actor_lr or ppo.critic_lr?"),
+        (
+            "ppo.learning_rate",
+            "unknown key ppo.learning_rate; did you mean ppo.actor_lr or ppo.critic_lr?",
+        ),
+        ("sft.learning_rate", "unknown key sft.learning_rate; did you mean sft.lr?"),
+        (
+            "ppo.batch_size",
+            "unknown key ppo.batch_size; did you mean ppo.mini_batch_size or "
+            "ppo.rollout_batch_size?",
+        ),
+        ("precision", "unknown key precision; did you mean hardware.dtype?"),
+        ("bf16", "unknown key bf16; did you mean hardware.dtype?"),
+        ("hardware.fp16", "unknown key hardware.fp16; did you mean hardware.dtype?"),
+        ("zero.extra.a", "unknown key zero.extra.a; a new one is added with +zero.extra.a=VALUE"),
+        (
+            "zero.extra.a.b",
+            "unknown key zero.extra.a.b; a new one is added with +zero.extra.a.b=VALUE",
+        ),
+    ],
+)
+def test_unknown_key(key: str, message: str) -> None:
+    assert str(unknown_key(key)) == message
+
+
+def failure(overrides: list[str]) -> Exception:
+    """What Hydra raises for these overrides."""
+    with pytest.raises((HydraException, ValueError)) as caught:
+        compose("config", overrides)
+    return caught.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.cliprang=1", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
+        ("phas=ppo", "unknown key phas; did you mean phase?"),
+        ("ppo.steps.x=1", "unknown key ppo.steps.x; did you mean ppo.steps?"),
+        (
+            "model.architecture.hidden_sizes=8",
+            "unknown key model.architecture.hidden_sizes; a new one is added with "
+            "+model.architecture.hidden_sizes=VALUE; did you mean hidden_size?",
+        ),
+        ("model@reward=tiny", "unknown key model@reward; did you mean model@reward_model?"),
+        ("hydra.jobb=1", "unknown key hydra.jobb"),
+        ("zero=1", "cannot choose zero=1: a group takes the name of one of its options, see"),
+        ("model=null", "cannot choose model=null: a group takes the name of one of its options"),
+        ("zero", "cannot read zero: missing EQUAL at '<EOF>'; write key=value"),
+        ("data.path=[a", "cannot read data.path=[a: no viable alternative at input '[a'; if it is"),
+        ("run_dir=~/a", """cannot read run_dir=~/a; if it is text, write "run_dir='~/a'\""""),
+        (
+            "+zero=stage1",
+            "Multiple values for zero. To override a value use 'override zero: stage1'",
+        ),
+        ("+seed=2", "Could not append to config. An item is already at 'seed'."),
+        ("~sed", "Could not delete from config. 'sed' does not exist."),
+        ("name='${a'", "Error merging override name='${a': "),
+        ("hydra.run=3", "Error merging override hydra.run=3: "),
+    ],
+)
+@pytest.mark.usefixtures("compose")
+def test_hydra_error_becomes_one_line(override: str, message: str) -> None:
+    explained = str(explain(failure([override]), [override]))
+    assert explained.startswith(message)
+    assert "\n" not in explained
+
+
+@pytest.mark.parametrize(
+    ("override", "wrong", "suggestion"),
+    [
+        (
+            "zero=stag1",
+            "zero=stag1; options: auto, stage0, stage1, stage2, stage2_offload, ",
+            "stage1",
+        ),
+        ("model@reward_model=opt125m", "model@reward_model=opt125m; options: ", "opt_125m"),
+        ("experiment=smok", "experiment=smok; options: ", "smoke"),
+        ("hydra/help=rlh", "hydra/help=rlh; options: default, rlhf", "rlhf"),
+    ],
+)
+@pytest.mark.usefixtures("compose")
+def test_unknown_option(override: str, wrong: str, suggestion: str) -> None:
+    explained = str(explain(failure([override]), ["seed=1", override]))
+    assert explained.startswith(f"unknown option {wrong}")
+    assert explained.endswith(f"; did you mean {suggestion}?")
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("model=org/name", "model=pretrained model.path=org/name"),
+        ("model=/data/name", "model=pretrained model.path=/data/name"),
+        (
+            "model@reward_model=org/name",
+            "model@reward_model=pretrained reward_model.path=org/name",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("compose")
+def test_a_model_named_by_its_path_is_no_option(override: str, way_out: str) -> None:
+    explained = str(explain(failure([override]), [override]))
+    assert explained == (
+        f"unknown option {override}; to use a model of the hub or a folder, write {way_out}"
+    )
+
+
+@pytest.mark.usefixtures("compose")
+def test_an_unknown_machine_can_be_described() -> None:
+    explained = str(explain(failure(["hardware=rtx4090"]), ["hardware=rtx4090"]))
+    assert explained.endswith(
+        "; for another machine, copy conf/hardware/template.yaml to conf/hardware/rtx4090.yaml "
+        "and fill in its figures"
+    )
+
+
+@pytest.mark.usefixtures("compose")
+def test_only_the_group_with_a_number_is_named() -> None:
+    error = failure(["model@reward_model=3"])
+    arguments = ["-m", "model=tiny", "model@reward_model=3", "seed=1,2", "--config-dir=a"]
+    assert str(explain(error, arguments)).startswith("cannot choose model@reward_model=3: a group")
+
+
+@pytest.mark.usefixtures("compose")
+def test_unknown_option_is_found_among_the_values_of_a_sweep() -> None:
+    explained = str(explain(failure(["model=opt_1b"]), ["-m", "model@reward_model=tiny,opt_1b"]))
+    assert explained.startswith("unknown option model@reward_model=opt_1b; options: ")
+
+
+def test_unknown_primary_config() -> None:
+    with initialize_config_dir("/", version_base="1.3"), pytest.raises(HydraException) as caught:
+        compose("nothing", [])
+    assert "'nothing'" in str(explain(caught.value, []))
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes differ"), KeyError("loss"), OSError("disk")])
+def test_other_errors_are_not_explained(error: Exception) -> None:
+    assert explain(error, ["zero=1"]) is None

@@ -1,0 +1,107 @@
+"""Models of every family that is advertised, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.errors import CheckpointError, ConfigError
+from rlhf.models.build import (
+    ModelSource,
+    build_actor,
+    build_scorer,
+    require_positions,
+    require_trained_head,
+)
+from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
+from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_scorer_reads_its_head_at_every_position(family: str, tokenizer) -> None:
+    scorer = build_scorer(source_of(family), tokenizer, seed=1).eval()
+    ids = torch.randint(2, 260, (2, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        values = scorer(ids)
+        at_the_end = scorer.pretrained(ids).logits[:, 0]
+    assert values.shape == (2, 7)
+    torch.testing.assert_close(values[:, -1], at_the_end)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_behind_a_sequence_changes_no_value(family: str, tokenizer) -> None:
+    ids = torch.randint(2, 260, (1, 6), generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([ids, torch.zeros(1, 3, dtype=torch.long)], dim=1)
+    scorer = build_scorer(source_of(family), tokenizer, seed=1).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(scorer(padded)[:, :6], scorer(ids))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_is_what_is_asked_for(family: str, tokenizer) -> None:
+    def probabilities(model: torch.nn.Module) -> set[float]:
+        return {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
+
+    ids = torch.arange(2, 12)[None]
+    actor = build_actor(source_of(family), tokenizer, seed=1).train()
+    assert probabilities(actor) <= {0.0}
+    torch.testing.assert_close(actor(ids).logits, actor(ids).logits)
+    noisy = build_actor(source_of(family, dropout=0.5), tokenizer, seed=1).train()
+    assert probabilities(noisy) <= {0.5}
+    assert not torch.equal(noisy(ids).logits, noisy(ids).logits)
+
+
+def test_weights_follow_from_the_seed(tokenizer) -> None:
+    models = [build_actor(source_of("llama"), tokenizer, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (model.lm_head.weight for model in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path) -> None:
+    actor = build_actor(source_of("llama"), tokenizer, seed=1)
+    actor.save_pretrained(tmp_path)
+    scorer = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=3)
+    again = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=3)
+    trunk = scorer.pretrained.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(trunk, actor.model.layers[0].mlp.up_proj.weight)
+    assert torch.equal(scorer.pretrained.score.weight, again.pretrained.score.weight)
+    with pytest.raises(CheckpointError, match="no trained reward model"):
+        require_trained_head(tmp_path)
+    scorer.pretrained.save_pretrained(tmp_path / "reward")
+    require_trained_head(tmp_path / "reward")
+
+
+def test_positions_are_checked_against_the_model(tokenizer) -> None:
+    actor = build_actor(source_of("opt"), tokenizer, seed=1)
+    require_positions(actor, 2048, key="model", wanted="a + b")
+    with pytest.raises(ConfigError, match=r"a \+ b=2049: the model of model has 2048 positions"):
+        require_positions(actor, 2049, key="model", wanted="a + b")
+
+
+def test_an_architecture_that_cannot_be_built_is_refused(tokenizer) -> None:
+    source = ModelSource(key="model.architecture", path=None, architecture={"model_type": "no"})
+    with pytest.raises(ConfigError, match=r"model\.architecture: .*model_type='no'"):
+        build_actor(source, tokenizer, seed=1)
+
+
+def test_a_trained_tokenizer_encodes_any_text_and_comes_back(tokenizer, tmp_path: Path) -> None:
+    text = "some новый 词 words 🙂\n\n  to"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path, key="k")
+    assert loaded(text).input_ids == tokenizer(text).input_ids
+    assert loaded.pad_token_id != loaded.eos_token_id
+    check_same_tokens(tokenizer, loaded, reward_place="there")
+
+
+def test_a_tiny_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is too small.*258"):
+        train_tokenizer(["a"], vocab_size=100)

@@ -1,0 +1,361 @@
+"""Log-probabilities and entropies of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlhf.models.output_layer import _FusedLogprobs, fused_logprobs, token_logprobs
+from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
+from tests.algorithms import loop_reference as reference
+from tests.algorithms.ragged import (
+    assert_close,
+    f64,
+    garbage,
+    keeps,
+    normal,
+    quick,
+    seeds,
+    shuffled,
+)
+
+# softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8
+LOGITS = f64([[0.0, math.log(2), math.log(5)]] * 3)
+IDS = torch.tensor([[0, 1, 2]])
+TOLERANCE = 1e-6  # they are computed in fp32
+
+
+class Told(NamedTuple):
+    """What was told of tokens (B, T)."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor
+
+
+Tell = Callable[..., Told]
+
+
+def shaped(told: TokenLogprobs, ids_BT: Tensor) -> Told:
+    return Told(*(x_N.view(ids_BT.shape) for x_N in told))
+
+
+def by_logits(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
+    return shaped(token_logprobs(logits_BTV, ids_BT, LogprobOptions(**reading)), ids_BT)
+
+
+def by_layer(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
+    """Through an output layer whose logits are the hidden state itself.
+
+    Its bias bars tokens that cannot come: an infinity of the hidden state would reach all logits.
+    """
+    hidden_NH, ids_N = logits_BTV.flatten(0, 1), ids_BT.flatten()
+    is_barred_V = (hidden_NH == -math.inf).all(dim=0)
+    bias_V = hidden_NH.new_zeros(len(is_barred_V)).masked_fill(is_barred_V, -math.inf)
+    hidden_NH = hidden_NH.masked_fill(is_barred_V, 0.0)
+    weight_VH = torch.eye(hidden_NH.shape[1], dtype=hidden_NH.dtype)
+    return shaped(
+        fused_logprobs(hidden_NH, weight_VH, bias_V, ids_N, LogprobOptions(**reading), chunk=2),
+        ids_BT,
+    )
+
+
+ways = pytest.mark.parametrize("tell", [by_logits, by_layer])
+
+
+def random_tokens(keep_BT: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Logits over seven tokens, and ids."""
+    return normal(*keep_BT.shape, 7, seed=seed), normal(*keep_BT.shape, 7, seed=seed + 1).argmax(-1)
+
+
+@ways
+def test_logprobs_by_hand(tell: Tell) -> None:
+    # log(1/8), log(2/8), log(5/8)
+    result = tell(LOGITS, IDS)
+    assert_close(result.logprobs_BT, [[-2.0794415, -1.3862944, -0.4700036]], atol=TOLERANCE)
+
+
+@ways
+def test_entropy_by_hand(tell: Tell) -> None:
+    # log(8) / 8 + log(4) / 4 + 5/8 * log(8/5) = 0.2599302 + 0.3465736 + 0.2937523
+    result = tell(LOGITS, IDS)
+    assert_close(result.entropy_BT, [[0.9002561] * 3], atol=TOLERANCE)
+
+
+@ways
+def test_temperature_by_hand(tell: Tell) -> None:
+    # at 0.5 the weights 1, 2, 5 are squared: 1/30, 4/30, 25/30
+    # log(30) / 30 + 4/30 * log(7.5) + 25/30 * log(1.2) = 0.1133732 + 0.2686537 + 0.1519346
+    result = tell(LOGITS, IDS, temperature=0.5)
+    assert_close(result.logprobs_BT, [[-3.4011974, -2.0149030, -0.1823216]], atol=TOLERANCE)
+    assert_close(result.entropy_BT, [[0.5339615] * 3], atol=TOLERANCE)
+
+
+@ways
+def test_gradient_by_hand(tell: Tell) -> None:
+    # d log p_i / d logit_j = (1[i = j] - p_j) / temperature, with p = 1/30, 4/30, 25/30
+    logits_BTV = LOGITS[:, 2:].clone().requires_grad_()
+    tell(logits_BTV, IDS[:, 2:], temperature=0.5).logprobs_BT.sum().backward()
+    assert_close(logits_BTV.grad, [[[-2 / 30, -8 / 30, 10 / 30]]], atol=TOLERANCE)
+
+
+@ways
+def test_entropy_carries_no_gradient(tell: Tell) -> None:
+    result = tell(LOGITS.clone().requires_grad_(), IDS)
+    assert result.logprobs_BT.requires_grad
+    assert not result.entropy_BT.requires_grad
+
+
+@ways
+def test_entropy_gradient_by_hand(tell: Tell) -> None:
+    # d H / d logit_j = -p_j * (log p_j + H), with p = 1/2, 1/4, 1/4 and H = 1.5 log 2:
+    # -1/2 * (-1 + 1.5) * log 2 = -0.1732868 and -1/4 * (-2 + 1.5) * log 2 = 0.0866434
+    logits_BTV = f64([[math.log(2), 0.0, 0.0]]).requires_grad_()
+    result = tell(logits_BTV, torch.tensor([[0]]), entropy_gradient=True)
+    result.entropy_BT.sum().backward()
+    assert_close(logits_BTV.grad, [[[-0.1732868, 0.0866434, 0.0866434]]], atol=TOLERANCE)
+
+
+@ways
+@quick
+@given(seed=seeds, temperature=st.floats(0.5, 2.0))
+def test_entropy_gradient_agrees_with_differences_of_the_loop(
+    tell: Tell, seed: int, temperature: float
+) -> None:
+    logits_BTV = normal(2, 3, 7, seed=seed).requires_grad_()
+    ids_BT = torch.zeros(2, 3, dtype=torch.long)
+    plain = tell(logits_BTV, ids_BT, temperature=temperature)
+    result = tell(logits_BTV, ids_BT, temperature=temperature, entropy_gradient=True)
+    assert result.entropy_BT.detach().equal(plain.entropy_BT)
+    (gradient,) = torch.autograd.grad(result.entropy_BT.sum(), logits_BTV)
+    rows = logits_BTV.detach().flatten(0, 1).tolist()
+    slopes = reference.gradient(
+        lambda rows: math.fsum(reference.entropy(row, temperature) for row in rows), rows
+    )
+    assert_close(gradient.flatten(0, 1), slopes, atol=5e-6)
+
+
+@ways
+def test_entropy_gradient_of_a_token_that_cannot_come_is_0(tell: Tell) -> None:
+    # 3/4, 1/4, 0: H = 0.5623351; -3/4 * (log 3/4 + H) = -0.2059898, and +0.2059898
+    logits_BTV = f64([[math.log(3), 0.0, -math.inf]]).requires_grad_()
+    result = tell(logits_BTV, torch.tensor([[1]]), entropy_gradient=True)
+    result.entropy_BT.sum().backward()
+    assert_close(logits_BTV.grad, [[[-0.2059898, 0.2059898, 0.0]]], atol=TOLERANCE)
+
+
+@ways
+def test_entropy_of_equal_logits_is_log_of_the_vocabulary(tell: Tell) -> None:
+    result = tell(torch.zeros(1, 1, 50), torch.zeros(1, 1, dtype=torch.long))
+    assert_close(result.entropy_BT, [[3.9120230]], atol=TOLERANCE)  # log 50
+
+
+@ways
+def test_a_token_that_cannot_come_adds_nothing_to_the_entropy(tell: Tell) -> None:
+    # 1/2, 1/2, 0: log 2
+    result = tell(f64([[0.0, 0.0, -math.inf]]), torch.tensor([[1]]))
+    assert_close(result.entropy_BT, [[0.6931472]], atol=TOLERANCE)
+    assert_close(result.logprobs_BT, [[-0.6931472]], atol=TOLERANCE)
+
+
+@ways
+def test_large_logits_do_not_overflow(tell: Tell) -> None:
+    # difference 10: log sigmoid(10) = -0.0000454
+    result = tell(f64([[9990.0, 10000.0]]), torch.tensor([[1]]))
+    assert_close(result.logprobs_BT, [[-0.0000454]], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_left_before_the_softmax(dtype: torch.dtype) -> None:
+    logits_BTV = normal(2, 3, 7, seed=0, scale=5.0).to(dtype)
+    ids_BT = torch.zeros(2, 3, dtype=torch.long)
+    half, single = by_logits(logits_BTV, ids_BT), by_logits(logits_BTV.float(), ids_BT)
+    assert half.logprobs_BT.dtype == half.entropy_BT.dtype == torch.float32
+    assert half.logprobs_BT.equal(single.logprobs_BT)
+
+
+@ways
+@quick
+@given(seed=seeds, temperature=st.floats(0.5, 2.0))
+def test_probabilities_of_the_vocabulary_sum_to_1(
+    tell: Tell, seed: int, temperature: float
+) -> None:
+    logits_V = normal(7, seed=seed)
+    logits_BTV = logits_V.expand(1, 7, 7)
+    result = tell(logits_BTV, torch.arange(7)[None], temperature=temperature)
+    assert_close(result.logprobs_BT.exp().sum(), 1.0, atol=TOLERANCE)
+    entropy = -(result.logprobs_BT.exp() * result.logprobs_BT).sum()
+    assert_close(result.entropy_BT[0, 0], entropy, atol=TOLERANCE)
+
+
+@ways
+@quick
+@given(seed=seeds, shift=st.floats(-5.0, 5.0))
+def test_a_shift_of_all_logits_changes_nothing(tell: Tell, seed: int, shift: float) -> None:
+    logits_BTV, ids_BT = normal(2, 3, 7, seed=seed), torch.zeros(2, 3, dtype=torch.long)
+    plain, shifted = tell(logits_BTV, ids_BT), tell(logits_BTV + shift, ids_BT)
+    assert_close(shifted.logprobs_BT, plain.logprobs_BT, atol=5e-6)
+    assert_close(shifted.entropy_BT, plain.entropy_BT, atol=5e-6)
+
+
+@ways
+@quick
+@given(keep=keeps(), seed=seeds, value=garbage)
+def test_garbage_in_one_token_stays_there(
+    tell: Tell, keep: Tensor, seed: int, value: float
+) -> None:
+    logits_BTV, ids_BT = random_tokens(keep, seed)
+    clean = tell(logits_BTV, ids_BT)
+    dirty_BTV = torch.where(keep[..., None], logits_BTV, value)
+    dirty = tell(dirty_BTV, ids_BT)
+    assert dirty.logprobs_BT[keep].equal(clean.logprobs_BT[keep])
+    assert dirty.entropy_BT[keep].equal(clean.entropy_BT[keep])
+
+
+@ways
+@quick
+@given(keep=keeps(), seed=seeds)
+def test_batch_order_and_parts_change_nothing(tell: Tell, keep: Tensor, seed: int) -> None:
+    logits_BTV, ids_BT = random_tokens(keep, seed)
+    whole = tell(logits_BTV, ids_BT)
+    order = shuffled(len(keep), seed=seed)
+    rows = [tell(logits_BTV[i : i + 1], ids_BT[i : i + 1]) for i in order]
+    assert_close(torch.cat([row.logprobs_BT for row in rows]), whole.logprobs_BT[order], atol=1e-6)
+    assert_close(torch.cat([row.entropy_BT for row in rows]), whole.entropy_BT[order], atol=1e-6)
+
+
+N, V, H = 11, 40, 6
+
+
+class Layer(NamedTuple):
+    """Hidden states, and an output layer over them."""
+
+    hidden_NH: Tensor
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    ids_N: Tensor
+
+
+def layer(*, dtype: torch.dtype = torch.float64, bias: bool = True, count: int = N) -> Layer:
+    bias_V = normal(V, seed=2) if bias else None
+    tensors = (normal(count, H, seed=0), normal(V, H, seed=1, scale=0.5), bias_V)
+    leaves = (None if x is None else x.to(dtype).requires_grad_() for x in tensors)
+    return Layer(*leaves, torch.arange(count) * 7 % V)
+
+
+def plainly(given: Layer, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies in fp64, from all logits."""
+    logits_NV = given.hidden_NH.double() @ given.weight_VH.double().T
+    if given.bias_V is not None:
+        logits_NV = logits_NV + given.bias_V.double()
+    logs_NV = (logits_NV / temperature).log_softmax(-1)
+    entropy_N = -(logs_NV.exp() * logs_NV).sum(-1)
+    return logs_NV[torch.arange(len(given.ids_N)), given.ids_N], entropy_N
+
+
+def slopes(given: Layer, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, [x for x in given[:3] if x is not None]))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 11, 50])
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_a_layer_agrees_with_the_plain_formula(
+    temperature: float, chunk: int, *, bias: bool, entropy_gradient: bool
+) -> None:
+    given, pull_N = layer(dtype=torch.float32, bias=bias), normal(N, seed=3)
+    reading = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
+    told = fused_logprobs(*given, reading, chunk=chunk)
+    logprobs_N, entropy_N = plainly(given, temperature)
+    assert told.logprobs_N.dtype == told.entropy_N.dtype == torch.float32
+    assert_close(told.logprobs_N.detach(), logprobs_N.detach(), atol=2e-6)
+    assert_close(told.entropy_N.detach(), entropy_N.detach(), atol=2e-6)
+    loss = (pull_N * logprobs_N).sum()
+    ours = (pull_N * told.logprobs_N).sum()
+    if entropy_gradient:
+        loss, ours = loss + 0.3 * entropy_N.sum(), ours + 0.3 * told.entropy_N.sum()
+    for got, expected in zip(slopes(given, ours), slopes(given, loss), strict=True):
+        assert_close(got, expected, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [1, 3 * V])
+def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf.models.output_layer.CPU_BLOCK", block)
+    given = layer()
+
+    def told(*leaves: Tensor) -> tuple[Tensor, ...]:
+        reading = LogprobOptions(0.8, entropy_gradient=True)
+        return _FusedLogprobs.apply(*leaves, given.ids_N, reading, 5)
+
+    assert torch.autograd.gradcheck(told, given[:3])
+
+
+def test_of_no_tokens_nothing_is_told() -> None:
+    given = layer(count=0)
+    told = fused_logprobs(*given)
+    assert told.logprobs_N.shape == told.entropy_N.shape == (0,)
+    for slope, leaf in zip(slopes(given, told.logprobs_N.sum()), given[:3], strict=True):
+        assert slope.equal(torch.zeros_like(leaf))
+
+
+def test_nothing_as_large_as_the_logits_is_kept() -> None:
+    given = layer()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        fused_logprobs(*given, LogprobOptions(0.8, entropy_gradient=True), chunk=4)
+    assert kept
+    assert max(x.numel() for x in kept) < N * V
+
+
+def test_only_what_learns_gets_a_gradient() -> None:
+    given = layer()
+    frozen = given._replace(weight_VH=given.weight_VH.detach())
+    told = fused_logprobs(*frozen)
+    told.logprobs_N.sum().backward()
+    assert frozen.weight_VH.grad is None
+    assert given.hidden_NH.grad.abs().max() > 0
+    with torch.no_grad():
+        assert not fused_logprobs(*given).logprobs_N.requires_grad
+
+
+def test_entropy_is_left_out_where_nobody_asks() -> None:
+    given = layer()
+    assert fused_logprobs(*given, LogprobOptions(with_entropy=False)).entropy_N is None
+    logits_NV = given.hidden_NH @ given.weight_VH.T
+    assert (
+        token_logprobs(logits_NV, given.ids_N, LogprobOptions(with_entropy=False)).entropy_N is None
+    )
+
+
+@pytest.mark.parametrize("chunk", [2, 11])
+def test_under_autocast_gradients_have_the_type_of_their_parameters(chunk: int) -> None:
+    given = layer(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        told = fused_logprobs(*given, chunk=chunk)
+    assert told.logprobs_N.dtype == torch.float32
+    halves = [x.detach().bfloat16().float().requires_grad_() for x in given[:3]]
+    rounded = Layer(*halves, given.ids_N)
+    logprobs_N, entropy_N = plainly(rounded, 1.0)
+    assert (told.logprobs_N - logprobs_N).abs().max() < 0.05  # logits of up to 8, in bf16
+    assert (told.entropy_N - entropy_N).abs().max() < 0.02
+    expected = slopes(rounded, logprobs_N.sum())
+    for got, slope in zip(slopes(given, told.logprobs_N.sum()), expected, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - slope).norm() < 0.02 * slope.norm()
+
+
+def test_picks_are_the_kept_tokens_that_something_predicts() -> None:
+    ids_BS = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]])
+    keep_BS = torch.tensor([[True, True, False, False], [False, False, True, True]])
+    picks = TokenPositions.of(SequenceBatch(ids_BS, ids_BS > 0, keep_BS))
+    assert [x.tolist() for x in picks] == [[0, 1, 1], [0, 1, 2], [6, 3, 4]]

@@ -1,0 +1,166 @@
+"""Specks of PPO's models under plain engines, and a rollout to learn from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.choices import Backend, When
+from rlhf.data.collate import collate_prompts
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.language_model import LanguageModel
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.shared.scoring import ModelScores
+from rlhf.types import Ranks, Responses, Rollout
+from tests.plain_engine import PlainEngine, TrainingEngine
+
+UNTIMED = SimpleNamespace(values=lambda *_, **__: {})  # in place of StepSpeed
+ROWS, MICRO = 4, 2
+PARTS = ROWS // MICRO  # micro-batches of an optimiser step
+PROMPT_LENGTHS = [2, 4, 3, 1]
+LENGTHS = [3, 5, 1, 4]  # response tokens of each row
+TEMPERATURE = 0.7
+ROLLOUT_CONFIG = SimpleNamespace(
+    backend=Backend.fast, reuse_logprobs=When.auto, max_logprob_mismatch=0.05
+)
+ARCHITECTURE = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "initializer_range": 0.5,  # far from uniform, so that a wrong token shows
+}
+
+
+def source(**options: Any) -> ModelSource:
+    return ModelSource(key="model", path=None, architecture=ARCHITECTURE, **options)
+
+
+def separate_engine(
+    *,
+    lr: float = 0.0,
+    overflows: tuple[bool, bool] = (False, False),
+    ptx_parts: int = 0,
+    has_critic: bool = True,
+    dropout: float = 0.0,
+    **options: Any,
+) -> Any:
+    """What PPOTrainer needs of an RLHFEngine; ``options`` are those of SeparateModels."""
+    tokenizer = train_tokenizer(["words"], vocab_size=260)
+    actor = TrainingEngine(
+        LanguageModel(build_actor(source(dropout=dropout), tokenizer, seed=1)),
+        accumulation=PARTS + ptx_parts,
+        lr=lr,
+        overflows=overflows[0],
+    )
+    critic = TrainingEngine(
+        build_scorer(source(dropout=dropout), tokenizer, seed=2),
+        accumulation=PARTS,
+        lr=lr,
+        overflows=overflows[1],
+    )
+    reference = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=3)))
+    reward = PlainEngine(build_scorer(source(), tokenizer, seed=4))
+    models = SeparateModels(
+        actor,
+        reference,
+        critic if has_critic else None,
+        ModelScores(reward),
+        temperature=TEMPERATURE,
+        **options,
+    )
+    return SimpleNamespace(
+        actor=actor,
+        critic=critic,
+        models=models,
+        has_critic=has_critic,
+        ranks=Ranks(),
+        plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
+        tokenizer=tokenizer,
+        config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+        constant_metrics={},
+        speed=UNTIMED,
+    )
+
+
+def some_rollout(*, seed: int = 0) -> Rollout:
+    """Random prompts and responses, and random opinions of them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    ids = [torch.randint(2, 258, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
+    prompts = collate_prompts(
+        ids, list("abcd"), noise(ROWS, 5), pad_id=0, device=torch.device("cpu")
+    )
+    keep_BT = torch.arange(5)[None] < torch.tensor(LENGTHS)[:, None]
+    responses = Responses(
+        torch.randint(2, 258, (ROWS, 5), generator=generator).masked_fill(~keep_BT, 0),
+        keep_BT,
+        torch.tensor([True, False, True, True]),
+    )
+    logprobs_BT = -5.5 + 0.3 * noise(ROWS, 5)
+    return Rollout(
+        prompts,
+        responses,
+        logprobs_BT,
+        logprobs_BT + 0.2 * noise(ROWS, 5),
+        noise(ROWS, 5),
+        4 * noise(ROWS),
+    )
+
+
+def kept(x_BT: Tensor) -> list[list[float]]:
+    """The cells of response tokens, one list for each row."""
+    return [row[:length].tolist() for row, length in zip(x_BT, LENGTHS, strict=True)]
+
+
+def flat(x_BT: Tensor) -> Tensor:
+    """The same in one row."""
+    return torch.cat([row[:length] for row, length in zip(x_BT, LENGTHS, strict=True)])
+
+
+def log_distributions(module: nn.Module, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (N, V) and ids (N,) of all response tokens, each row alone and unpadded."""
+    rows, tokens = [], []
+    for row, (prompt, response) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, strict=True)):
+        ids = torch.cat(
+            [rollout.prompts.ids_BP[row, -prompt:], rollout.responses.ids_BT[row, :response]]
+        )
+        logits_SV = module.pretrained(ids[None]).logits[0] / TEMPERATURE
+        rows.append(logits_SV[prompt - 1 : -1].log_softmax(-1))
+        tokens.append(ids[prompt:])
+    return torch.cat(rows), torch.cat(tokens)
+
+
+def token_values(scorer: nn.Module, rollout: Rollout) -> Tensor:
+    """Values (N,) before all response tokens, each row alone and unpadded."""
+    rows = []
+    model = scorer.pretrained
+    for row, (prompt, response) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, strict=True)):
+        ids = torch.cat(
+            [rollout.prompts.ids_BP[row, -prompt:], rollout.responses.ids_BT[row, :response]]
+        )
+        values_S = model.score(model.model(ids[None]).last_hidden_state)[0, :, 0]
+        rows.append(values_S[prompt - 1 : -1])
+    return torch.cat(rows)
+
+
+def assert_gradient(got: dict[str, Tensor], loss: Tensor, module: nn.Module) -> None:
+    """``got`` is the gradient of ``loss`` by the trained parameters of ``module``.
+
+    Up to what fp32 rounds: where terms cancel, that is a share of the largest gradient.
+    """
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    expected = torch.autograd.grad(loss, list(trained.values()))
+    assert any(gradient.abs().max() > 1e-4 for gradient in expected), "a gradient worth the name"
+    for name, gradient in zip(trained, expected, strict=True):
+        atol = 2e-6 * max(1.0, gradient.abs().max().item())
+        torch.testing.assert_close(got[name], gradient, atol=atol, rtol=1e-4, msg=name)

@@ -1,0 +1,274 @@
+"""A whole step of PPOTrainer under ``ppo=deepspeed_chat`` is DeepSpeed-Chat's arithmetic.
+
+The models' logits and values are read row by row, without padding, and go through the loops of
+``seed_reading``; the trainer sees left-padded prompts and ragged responses in micro-batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.freeze import to_run_config
+from rlhf.data.collate import collate_prompts
+from rlhf.data.corpus import PtxBlocks
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.language_model import LanguageModel
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.ppo.options.ptx import PtxCorpus
+from rlhf.phases.shared.scoring import ModelScores
+from rlhf.types import PromptBatch, Ranks, Responses, StepReport
+from tests.algorithms import seed_reading as seeds
+from tests.algorithms.loop_reference import Row, Rows
+from tests.algorithms.ragged import keep_of
+from tests.models_on_disk import small_tokenizer, source_of
+from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
+from tests.plain_engine import PlainEngine
+
+Compose = Callable[[list[str]], DictConfig]
+
+ROWS, MICRO, P, T = 4, 2, 4, 5
+PROMPTS, LENGTHS = [2, 4, 3, 1], [3, 5, 5, 2]
+TOKENIZER = small_tokenizer()
+END = TOKENIZER.eos_token_id
+ENDED = [True, False, True, True]
+TOLERANCE = 1e-6
+
+
+class AccumulatingEngine(PlainEngine):
+    """Adds up the gradients of ``parts`` backward passes and leaves the weights as they are."""
+
+    lr_scale = 1.0
+
+    def __init__(self, module: nn.Module, *, parts: int = ROWS // MICRO) -> None:
+        super().__init__(module)
+        self.parts = parts
+        self.backwards = 0
+
+    def backward(self, loss: Tensor) -> None:
+        self.backwards += 1
+        loss.backward()
+
+    def has_overflow(self) -> bool:
+        return False
+
+    def step(self, *, discard: bool = False) -> StepReport:
+        assert self.backwards == self.parts, "a step before all micro-batches are in"
+        return StepReport(0.5, 2.0, is_skipped=discard)
+
+
+def moved(module: nn.Module, *, by: float) -> nn.Module:
+    """A copy in fp64 with noise of this deviation on its weights."""
+    generator = torch.Generator().manual_seed(0)
+    copied = copy.deepcopy(module).double()
+    with torch.no_grad():
+        for weight in copied.parameters():
+            weight.add_(by * torch.randn(weight.shape, generator=generator))
+    return copied
+
+
+class Run:
+    """Four models in fp64, fixed prompts and responses, and a trainer over them."""
+
+    def __init__(self, compose: Compose, *, ended: list[bool], ptx_coef: float = 0.0) -> None:
+        source = source_of("llama")
+        actor = build_actor(source, TOKENIZER, seed=1)
+        scorer = build_scorer(source, TOKENIZER, seed=2)
+        reward = moved(scorer, by=0.02)
+        with torch.no_grad():
+            reward.pretrained.score.weight *= 150  # beyond the clip of the scores
+        parts = ROWS // MICRO * (2 if ptx_coef else 1)
+        models = SeparateModels(
+            AccumulatingEngine(LanguageModel(moved(actor, by=0.0)), parts=parts),
+            PlainEngine(LanguageModel(moved(actor, by=0.05))),
+            AccumulatingEngine(moved(scorer, by=0.0)),
+            ModelScores(PlainEngine(reward)),
+            temperature=1.0,
+        )
+        self.models = models
+        self.prompts, self.responses = sequences(ended)
+        engine: Any = SimpleNamespace(
+            models=models,
+            actor=models.actor,
+            has_critic=True,
+            ranks=Ranks(),
+            plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+            constant_metrics={},
+            speed=UNTIMED,
+            tokenizer=TOKENIZER,
+            rollout=SimpleNamespace(generate=lambda *_: self.responses),
+        )
+        overrides = ["ppo=deepspeed_chat", f"ppo.ptx_coef={ptx_coef}"]
+        config = to_run_config(compose(overrides)).ppo
+        corpus = PtxCorpus(PtxBlocks(BLOCKS, []), engine.plan, seed=1) if ptx_coef else None
+        self.trainer = PPOTrainer(engine, config, corpus)
+        self.rollout = self.trainer.generate_experience(self.prompts)
+
+    def learn(self) -> dict[str, float]:
+        """Metrics of one update of models that have moved since the rollout was made."""
+        for engine in (self.models.actor, self.models.critic):
+            engine.module = moved(engine.module, by=0.02)
+        return self.trainer.train_rlhf(self.rollout).metrics
+
+
+BLOCKS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]] * 2
+
+
+def sequences(ended: list[bool]) -> tuple[PromptBatch, Responses]:
+    """Prompts and responses of random words; a response that ended has the end token last."""
+    generator = torch.Generator().manual_seed(3)
+    ids = [torch.randint(5, 258, (n,), generator=generator).tolist() for n in PROMPTS]
+    pad_id = TOKENIZER.pad_token_id
+    prompts = collate_prompts(
+        ids, list("abcd"), torch.zeros(ROWS, T), pad_id=pad_id, device=torch.device("cpu")
+    )
+    lengths = [n if has_end else T for n, has_end in zip(LENGTHS, ended, strict=True)]
+    keep_BT = keep_of(lengths, T)
+    ids_BT = torch.randint(5, 258, (ROWS, T), generator=generator).masked_fill(~keep_BT, pad_id)
+    for row, (length, has_end) in enumerate(zip(lengths, ended, strict=True)):
+        if has_end:
+            ids_BT[row, length - 1] = END
+    return prompts, Responses(ids_BT, keep_BT, torch.tensor(ended))
+
+
+class Reading:
+    """What the models say of each sequence alone, spread over DeepSpeed-Chat's columns."""
+
+    def __init__(self, run: Run) -> None:
+        ids_BS = torch.cat([run.prompts.ids_BP, run.responses.ids_BT], dim=1)
+        attend_BS = torch.cat([run.prompts.attend_BP, run.responses.keep_BT], dim=1)
+        self.ids = ids_BS.masked_fill(~attend_BS, END).tolist()  # its padding is the end token
+        self._alone = [row[keep][None] for row, keep in zip(ids_BS, attend_BS, strict=True)]
+        self._left = [P - n for n in PROMPTS]
+
+    def logprobs(self, model: nn.Module) -> Rows:
+        """Log-probability of every token but the first; 0 on padding."""
+        with torch.no_grad():
+            rows = [
+                (model.pretrained(ids).logits[0].tolist(), ids[0].tolist()) for ids in self._alone
+            ]
+        return [
+            self._spread(row, seeds.gather_log_probs([logits], [ids])[0])
+            for row, (logits, ids) in enumerate(rows)
+        ]
+
+    def values(self, scorer: nn.Module) -> Rows:
+        """Values before every token but the first; 0 on padding."""
+        return [self._spread(row, x[:-1]) for row, x in enumerate(self._all_values(scorer))]
+
+    def scores(self, scorer: nn.Module) -> Row:
+        """Values at the last tokens."""
+        return [x[-1] for x in self._all_values(scorer)]
+
+    def _all_values(self, scorer: nn.Module) -> Rows:
+        with torch.no_grad():
+            return [scorer(ids)[0].tolist() for ids in self._alone]
+
+    def _spread(self, row: int, x: Row) -> Row:
+        left = self._left[row]
+        return [0.0] * left + x + [0.0] * (P + T - 1 - left - len(x))
+
+
+def responses_of(rows: Rows) -> Rows:
+    """The response actions of rows of all actions."""
+    return [row[P - 1 :] for row in rows]
+
+
+@pytest.mark.parametrize("ended", [ENDED, [False] * ROWS])
+def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -> None:
+    run = Run(compose, ended=ended)
+    reading, models = Reading(run), run.models
+    experience = seeds.Experience(
+        reading.ids,
+        P,
+        END,
+        reading.logprobs(models.actor.module),
+        reading.logprobs(models.reference.module),
+        reading.values(models.critic.module),
+        reading.scores(models.scores.model.module),
+    )
+    assert max(map(abs, experience.scores)) > seeds.CLIP_REWARD > min(map(abs, experience.scores))
+    targets = seeds.targets(experience, late=True)
+    mask = [row[P - 1 :] for row in experience.action_mask()]
+    keep = run.responses.keep_BT.long().tolist()
+    # The end token is the one that its mask leaves out, here the padding being the end token too.
+    missing = sum(map(sum, keep)) - sum(map(sum, mask))
+    assert missing == sum(ended)
+
+    metrics = run.learn()
+    new = responses_of(reading.logprobs(models.actor.module))
+    new_values = responses_of(reading.values(models.critic.module))
+    old, old_values = responses_of(experience.logprobs), responses_of(experience.values)
+    expected = {
+        "ppo/actor_loss": seeds.actor_loss(new, old, targets.advantages, keep),
+        "ppo/critic_loss": seeds.critic_loss(new_values, old_values, targets.returns, keep),
+        "ppo/reward_mean": sum(sum(row) for row in responses_of(targets.rewards)) / ROWS,
+        "ppo/score_mean": sum(experience.scores) / ROWS,
+        "ppo/advantages_mean": kept_mean(targets.advantages, keep),
+        "ppo/returns_mean": kept_mean(targets.returns, keep),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=TOLERANCE)
+    assert metrics["ppo/ratio_max"] > 1.01
+    if not missing:
+        assert mask == keep
+
+    def actor_loss() -> float:
+        logprobs = responses_of(reading.logprobs(models.actor.module))
+        return seeds.actor_loss(logprobs, old, targets.advantages, keep)
+
+    def critic_loss() -> float:
+        values = responses_of(reading.values(models.critic.module))
+        return seeds.critic_loss(values, old_values, targets.returns, keep)
+
+    for loss, engine in ((actor_loss, models.actor), (critic_loss, models.critic)):
+        norm, slope = along_the_gradient(loss, engine.module)
+        assert norm == pytest.approx(slope, rel=1e-4)
+
+
+def along_the_gradient(loss: Callable[[], float], module: nn.Module) -> tuple[float, float]:
+    """Norm of a module's gradient, and how fast ``loss`` grows along it; they should be equal."""
+    weights = [weight for weight in module.parameters() if weight.grad is not None]
+    norm = torch.stack([weight.grad.norm() for weight in weights]).norm().item()
+    step, sides = 1e-5, []
+    for sign in (+1, -1):
+        for weight in weights:
+            weight.data.add_(weight.grad, alpha=sign * step / norm)
+        sides.append(loss())
+        for weight in weights:
+            weight.data.sub_(weight.grad, alpha=sign * step / norm)
+    return norm, (sides[0] - sides[1]) / (2 * step)
+
+
+def kept_mean(rows: Rows, keep: seeds.Mask) -> float:
+    """Mean over kept tokens."""
+    values = [
+        x for row in zip(rows, keep, strict=True) for x, counts in zip(*row, strict=True) if counts
+    ]
+    return sum(values) / len(values)
+
+
+def test_the_ptx_mix_adds_its_coefficient_times_the_mean_loss(compose: Compose) -> None:
+    """In one optimiser step, as DeepSpeed-Chat has it with its accumulation doubled."""
+    plain, mixed = (Run(compose, ended=ENDED, ptx_coef=coefficient) for coefficient in (0.0, 27.8))
+    plain.learn()
+    metrics = mixed.learn()
+    actor = mixed.models.actor.module
+    ids_BS = torch.tensor(BLOCKS)
+    logits_BSV = actor.pretrained(ids_BS).logits
+    expected = seeds.lm_loss(logits_BSV.tolist(), BLOCKS)
+    assert metrics["ppo/ptx_loss"] == pytest.approx(expected, abs=TOLERANCE)
+    loss = nn.functional.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), ids_BS[:, 1:].flatten())
+    extra = torch.autograd.grad(27.8 * loss, list(actor.parameters()))
+    before = plain.models.actor.module.parameters()
+    for weight, alone, added in zip(actor.parameters(), before, extra, strict=True):
+        torch.testing.assert_close(weight.grad, alone.grad + added, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,254 @@
+"""SFT and the reward model learn the mean they should, however a step is cut and padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from rlhf.algorithms.reward import end_loss
+from rlhf.config.choices import Dtype, Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.data.batching import pair_steps
+from rlhf.data.records import Record
+from rlhf.data.splits import Part
+from rlhf.engine.settings import EngineSettings
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.phases import reward, sft
+from rlhf.phases.shared.context import RunContext, eval_batches
+from rlhf.tracking.console import build_console
+from rlhf.tracking.registry import check_name
+from rlhf.types import Ranks, StepReport
+from tests.plain_engine import PlainEngine
+from tests.runs import is_timing
+
+Compose = Callable[[list[str]], DictConfig]
+
+SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:8,"
+SHAPE += "num_hidden_layers:1,num_attention_heads:1}"
+WORDS = ["kiwi", "plum", "fig", "pear and apple", "a long answer with many more words in it"]
+
+
+def pairs_of(prompt: str, *responses: str) -> list[Record]:
+    """All pairs of responses, the best of which stands first."""
+    return [
+        Record(prompt=f"\n\nHuman: {prompt}\n\nAssistant:", chosen=f" {a}", rejected=f" {b}")
+        for place, a in enumerate(responses)
+        for b in responses[place + 1 :]
+    ]
+
+
+TRAIN = [
+    *pairs_of("one", *WORDS[:4]),
+    *pairs_of("two", *WORDS[2:]),
+    *pairs_of("three, with a longer question", *WORDS[1:4]),
+]  # 6 + 3 + 3 pairs
+EVAL = [*pairs_of("five", *WORDS[2:]), *pairs_of("six", *WORDS[:2])]
+
+
+class SummingEngine(PlainEngine):
+    """Adds up gradients and never changes a weight; reports a step when the plan says so."""
+
+    made: list[SummingEngine] = []  # noqa: RUF012
+
+    def __init__(self, module: torch.nn.Module, *, plan: Any, **_: Any) -> None:
+        super().__init__(module)
+        self.plan, self.backwards = plan, 0
+        self.widths: list[int] = []
+        SummingEngine.made.append(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.widths.append(args[0].shape[1])
+        return super().__call__(*args, **kwargs)
+
+    def backward(self, loss: Tensor) -> None:
+        self.backwards += 1
+        loss.backward()
+
+    def step(self) -> StepReport | None:
+        is_complete = self.backwards % self.plan.accumulation == 0
+        return StepReport(0.5, 2.0, is_skipped=False) if is_complete else None
+
+    def gradient(self) -> Tensor:
+        return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def run(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
+    """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
+    for module in (sft, reward):
+        monkeypatch.setattr(module, "build_engine", SummingEngine)
+        monkeypatch.setattr(module, "exported", lambda *_, **__: None)
+    monkeypatch.setattr(RunContext, "save", lambda *_, **__: None)
+
+    def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:
+        config = to_run_config(
+            compose(["phase.order=[reward]", SHAPE, "model.vocab_size=300", *overrides])
+        )
+        config.data.cache_dir = str(tmp_path)
+        texts = [text for record in TRAIN for text in record if text]
+        logged: list[tuple[int, dict[str, float]]] = []
+        part = Part(TRAIN, EVAL)
+        context = RunContext(
+            config=config,
+            run_dir=tmp_path,
+            ranks=Ranks(),
+            settings=EngineSettings(zero=config.zero, dtype=Dtype.fp32),
+            tokenizer=train_tokenizer(texts, vocab_size=300),
+            parts={Phase.sft: part, Phase.reward: part},
+            judge=None,
+            console=build_console(is_main=False, log_every=1),
+            tracker=SimpleNamespace(log=lambda _, step, values: logged.append((step, values))),
+            samples=None,
+        )
+        result = runner(context)
+        engine = SummingEngine.made.pop()
+        return SimpleNamespace(engine=engine, logged=logged, result=result, context=context)
+
+    return ran
+
+
+def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) -> Tensor:
+    """Of each step the mean over prompts of the mean loss of their pairs, one by one."""
+    data = ran.context.tokens(Phase.reward, batch_size=1, key="k").train
+    module = ran.engine.module
+    module.zero_grad()
+
+    def score(ids: list[int]) -> Tensor:
+        return module(torch.tensor([ids]))[:, -1]
+
+    steps = pair_steps(
+        data["group"][:],
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=ran.context.seed("reward", "shuffle"),
+    )
+    for step in steps:
+        prompts: dict[int, list[Tensor]] = {}
+        rows = [row for row, weight in zip(step.rows, step.weights, strict=True) if weight]
+        assert len(rows) < batch_size, "a slot is filled up"
+        for row in rows:
+            pair = data[row]
+            loss = end_loss(score(pair["chosen_ids"]), score(pair["rejected_ids"]))
+            prompts.setdefault(pair["group"], []).append(loss)
+        means = [  # a small epoch ends within a step: a prompt may be there twice
+            torch.stack(losses).mean()
+            for group, losses in prompts.items()
+            for _ in range(len(losses) // data["group"][:].count(group))
+        ]
+        torch.stack(means).mean().backward()
+    return ran.engine.gradient()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("buckets", [False, True])
+@pytest.mark.parametrize("micro", [1, 2, 10])
+def test_each_prompt_weighs_one_in_the_reward_loss(
+    run: Callable[..., SimpleNamespace], *, micro: int, buckets: bool
+) -> None:
+    batch = ["reward.batch_size=10", f"reward.micro_batch_size={micro}", "reward.epochs=1"]
+    batch += ["reward.loss=end"]
+    ran = run(reward.run_reward, *batch, f"data.bucket_by_length={buckets}")
+    assert ran.engine.backwards == 10 // micro * ran.result["steps"]
+    got = ran.engine.gradient()
+    expected = reference_gradient(ran, batch_size=10, epochs=1)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_a_phase_shorter_than_its_warm_up_is_told(
+    run: Callable[..., SimpleNamespace], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.warmup_steps=3", "sft.lr=2e-5"]
+    context = run(sft.run_sft, "phase.order=[sft]", *short).context
+    said: list[str] = []
+    monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
+    context.warn_of_few_steps("sft", context.config.sft, steps=steps)
+    if steps == 4:
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith(f"warning: sft takes {steps} steps with sft.warmup_steps=3: ")
+        assert "never reaches sft.lr=2e-05. Give the phase more examples (data.split)" in line
+
+
+def test_buckets_change_the_padding_alone(run: Callable[..., SimpleNamespace]) -> None:
+    batch = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.epochs=1"]
+    plain, sorted_ = (
+        run(sft.run_sft, "phase.order=[sft]", *batch, f"data.bucket_by_length={buckets}")
+        for buckets in (False, True)
+    )
+    assert sum(sorted_.engine.widths) < sum(plain.engine.widths)
+    torch.testing.assert_close(
+        sorted_.engine.gradient(), plain.engine.gradient(), atol=1e-6, rtol=1e-4
+    )
+    for (step, values), (other, others) in zip(sorted_.logged, plain.logged, strict=True):
+        assert step == other
+        names = [name for name in values if not is_timing(name)]
+        assert [values[n] for n in names] == pytest.approx([others[n] for n in names], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "sft_steps", "reward_steps"),
+    [(0, [0, 3], [3]), (1, [0, 1, 2, 3], [0, 1, 2, 3]), (2, [0, 2, 3], [0, 2, 3])],
+)
+def test_evaluations_come_when_they_should(
+    run: Callable[..., SimpleNamespace],
+    every: int,
+    sft_steps: list[int],
+    reward_steps: list[int],
+) -> None:
+    overrides = ["sft.batch_size=4", "reward.batch_size=4", "reward.group_pairs=false"]
+    overrides += [f"sft.eval_every={every}", f"reward.eval_every={every}"]
+    overrides += ["sft.epochs=1", "reward.epochs=1"]
+    for runner, order, expected in (
+        (sft.run_sft, "sft", sft_steps),
+        (reward.run_reward, "reward", reward_steps),
+    ):
+        ran = run(runner, f"phase.order=[{order}]", *overrides)
+        logged = [(step, v) for step, v in ran.logged if f"{order}/eval_loss" in v]
+        assert [step for step, _ in logged] == expected
+        assert [step for step, v in ran.logged if f"{order}/loss" in v] == [1, 2, 3]
+        for _, values in ran.logged:
+            for name in values:
+                check_name(name)
+        assert len({values[f"{order}/eval_loss"] for _, values in logged}) == 1, "no weight moved"
+
+
+@pytest.mark.parametrize("init", ["random", "sft"])
+def test_the_reward_model_has_its_own_dropout(
+    run: Callable[..., SimpleNamespace], init: str
+) -> None:
+    overrides = ["reward_model.dropout=0.25", "model.dropout=0.5", f"reward_model.init={init}"]
+    shape = SHAPE.replace("model.architecture=", "+reward_model.architecture=")
+    overrides += ["reward_model.vocab_size=300", shape] if init == "random" else []
+    ran = run(reward.run_reward, *overrides, "reward.batch_size=8", "reward.epochs=1")
+    assert ran.engine.module.pretrained.config.attention_dropout == 0.25
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 9, 1, 7, 5]])
+def test_held_out_rows_are_covered_once(lengths: list[int] | None) -> None:
+    by_rank = [
+        list(eval_batches(5, batch_size=2, ranks=Ranks(rank, 2), lengths=lengths))
+        for rank in range(2)
+    ]
+    kept = [
+        row
+        for turn in zip(*by_rank, strict=True)
+        for rows, keep_B in turn
+        for row, keep in zip(rows, keep_B.tolist(), strict=True)
+        if keep
+    ]
+    assert kept == ([0, 1, 2, 3, 4] if lengths is None else [1, 3, 4, 0, 2])
+    assert [len(batches) for batches in by_rank] == [2, 2]

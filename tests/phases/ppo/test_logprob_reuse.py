@@ -1,0 +1,183 @@
+"""When PPO takes the rollout's own log-probabilities, and what it measures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.choices import Backend, When
+from rlhf.config.freeze import to_run_config
+from rlhf.errors import ConfigError
+from rlhf.metrics import Mean, Metrics
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.options.logprob_reuse import MISMATCH, LogprobReuse
+from rlhf.phases.shared.scoring import score_responses
+from rlhf.types import Ranks, Responses, Rollout
+from tests.phases.ppo.ppo_pieces import (
+    MICRO,
+    kept,
+    log_distributions,
+    separate_engine,
+    some_rollout,
+)
+
+Compose = Callable[[list[str]], DictConfig]
+ERROR = 0.01  # of every log-probability that the rollout measured
+
+
+def settings(mode: str, *, limit: float = 0.05) -> Any:
+    return SimpleNamespace(
+        backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
+    )
+
+
+def responses(*, measured: bool = True) -> Responses:
+    given = some_rollout().responses
+    return given._replace(logprobs_BT=torch.zeros(given.ids_BT.shape)) if measured else given
+
+
+@pytest.mark.parametrize(
+    ("mode", "mismatch", "dropout", "reuses"),
+    [
+        ("always", None, 0.1, True),
+        ("always", 9.0, 0.0, True),
+        ("never", 0.0, 0.0, False),
+        ("auto", None, 0.0, False),  # nothing is known yet
+        ("auto", 0.05, 0.0, True),
+        ("auto", 0.051, 0.0, False),
+        ("auto", 0.0, 0.1, False),
+        ("auto", float("nan"), 0.0, False),
+    ],
+)
+def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses: bool) -> None:
+    reuse = LogprobReuse(settings(mode), actor_dropout=dropout)
+    if mismatch is not None:
+        reuse.measured({MISMATCH: mismatch})
+    reuse.measured({})  # a step that measured nothing changes nothing
+    assert reuse.decide(responses()) == reuses
+
+
+def test_without_measured_logprobs_nothing_is_reused() -> None:
+    reuse = LogprobReuse(settings("auto"), actor_dropout=0.0)
+    reuse.measured({MISMATCH: 0.0})
+    assert not reuse.decide(responses(measured=False))
+    always = LogprobReuse(settings("always"), actor_dropout=0.0)
+    with pytest.raises(ConfigError, match=r"reuse_logprobs=always: rollout\.backend=hf measures"):
+        always.decide(responses(measured=False))
+
+
+class Sampler:
+    """Answers as ``some_rollout``, and tells the actor's own log-probabilities with an error."""
+
+    def __init__(self, *, error: float) -> None:
+        self.error = error
+
+    def generate(self, actor: Any, _: Any) -> Responses:
+        rollout = some_rollout()
+        with torch.no_grad():
+            logs_NV, ids_N = log_distributions(actor.module, rollout)
+        given, signs_N = rollout.responses, torch.arange(len(ids_N)) % 2 * 2 - 1
+        own_N = logs_NV.gather(1, ids_N[:, None])[:, 0] + self.error * signs_N
+        garbage_BT = torch.full(given.ids_BT.shape, torch.nan)  # where no token is kept
+        return given._replace(logprobs_BT=garbage_BT.masked_scatter(given.keep_BT, own_N))
+
+
+def trainer_of(
+    compose: Compose, mode: str, *overrides: str, error: float = ERROR, **options: Any
+) -> PPOTrainer:
+    engine = separate_engine(lr=0.02, **options)
+    engine.rollout = Sampler(error=error)
+    engine.config = SimpleNamespace(seed=1, rollout=settings(mode))
+    return PPOTrainer(engine, to_run_config(compose(["ppo.ppo_epochs=2", *overrides])).ppo)
+
+
+def steps(trainer: PPOTrainer, count: int) -> list[tuple[bool, float | None]]:
+    """Of each step whether log-probabilities were reused, and the mismatch that it told."""
+    told = []
+    for _ in range(count):
+        rollout = trainer.generate_experience(some_rollout().prompts)
+        reused = rollout.logprobs_BT is rollout.responses.logprobs_BT
+        told.append((reused, trainer.train_rlhf(rollout).metrics.get(MISMATCH)))
+    return told
+
+
+def test_auto_measures_first_and_then_reuses_and_measures_on(compose: Compose) -> None:
+    told = steps(trainer_of(compose, "auto"), 3)
+    assert [reused for reused, _ in told] == [False, True, True]
+    # Also after updates, which move the weights: the two sides are of the same ones.
+    assert [value for _, value in told] == pytest.approx([ERROR] * 3, abs=1e-5)
+
+
+def test_auto_stops_reusing_what_has_gone_wrong(compose: Compose) -> None:
+    trainer = trainer_of(compose, "auto")
+    steps(trainer, 1)
+    trainer.setup.rollout.error = 0.3
+    told = steps(trainer, 3)
+    assert [reused for reused, _ in told] == [True, False, False]
+    assert [value for _, value in told] == pytest.approx([0.3] * 3, abs=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "reuses"), [("always", True), ("never", False)])
+def test_other_modes_measure_all_the_same(compose: Compose, mode: str, *, reuses: bool) -> None:
+    told = steps(trainer_of(compose, mode, error=0.3), 2)
+    assert [reused for reused, _ in told] == [reuses] * 2
+    assert [value for _, value in told] == pytest.approx([0.3] * 2, abs=1e-5)
+
+
+def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:
+    trainer, runs = trainer_of(compose, "always"), []
+    trainer.setup.actor.module.register_forward_hook(lambda *_: runs.append(1))
+    rollout = trainer.generate_experience(some_rollout().prompts)
+    assert not runs
+    assert kept(rollout.logprobs_BT) == kept(rollout.responses.logprobs_BT)
+    asked = score_responses(
+        trainer.setup.models, rollout.prompts, rollout.responses, micro_batch_size=MICRO
+    )
+    assert len(runs) == 2
+    assert torch.equal(asked.values_BT, rollout.values_BT)
+    assert torch.equal(asked.reference_logprobs_BT, rollout.reference_logprobs_BT)
+
+
+def test_large_differences_are_counted_and_the_largest_is_told(compose: Compose) -> None:
+    for mode, error, share in (("never", 0.05, 0.0), ("never", 0.3, 1.0), ("always", 0.3, 1.0)):
+        trainer = trainer_of(compose, mode, error=error)
+        stats = trainer.train_rlhf(trainer.generate_experience(some_rollout().prompts))
+        assert stats.metrics[f"{MISMATCH}_share"] == share
+        assert stats.metrics[f"{MISMATCH}_max"] == pytest.approx(error, abs=1e-5)
+
+
+def test_a_resting_actor_keeps_the_last_decision(compose: Compose) -> None:
+    trainer = trainer_of(compose, "auto", "ppo.actor_freeze_steps=2")
+    told = steps(trainer, 3)
+    assert [reused for reused, _ in told] == [False, True, True]
+    assert told[1][1] is None, "nothing to compare with"
+    assert told[2][1] == pytest.approx(ERROR, abs=1e-5)
+
+
+def test_ranks_decide_together(compose: Compose) -> None:
+    class WithFarAway(Ranks):
+        """The other rank's rollouts are 9 nats off on each of 13 tokens."""
+
+        def reduce_metrics(self, metrics: Metrics) -> Metrics:
+            theirs = Mean(torch.tensor(117.0), torch.tensor(13.0))
+            return (
+                metrics | {MISMATCH: metrics[MISMATCH] + theirs} if MISMATCH in metrics else metrics
+            )
+
+    trainer = trainer_of(compose, "auto")
+    trainer.setup.ranks = WithFarAway()
+    told = steps(trainer, 2)
+    assert [reused for reused, _ in told] == [False, False]
+    assert told[0][1] == pytest.approx((9 + ERROR) / 2, abs=1e-5)
+
+
+def test_a_backend_that_measures_nothing_tells_nothing(compose: Compose) -> None:
+    trainer = trainer_of(compose, "auto")
+    rollout: Rollout = some_rollout()
+    trainer.setup.rollout = SimpleNamespace(generate=lambda *_: rollout.responses)
+    assert steps(trainer, 2) == [(False, None)] * 2

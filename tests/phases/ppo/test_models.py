@@ -1,0 +1,247 @@
+"""Separate models, a shared trunk and adapters switched off say the same of the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlhf.config.roles import Role
+from rlhf.data.collate import collate_sequences
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.language_model import LanguageModel, kept_logprobs
+from rlhf.models.lora import LoraSpec
+from rlhf.models.scorer import Scorer
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.models.trunk import build_trunk
+from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_together
+from rlhf.phases.shared.policies import AdapterOff
+from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
+from rlhf.types import StepReport
+from tests.models_on_disk import disturb
+from tests.phases.ppo.ppo_pieces import (
+    LENGTHS,
+    PROMPT_LENGTHS,
+    TEMPERATURE,
+    flat,
+    some_rollout,
+    source,
+)
+from tests.plain_engine import PlainEngine, TrainingEngine
+
+SPEC = LoraSpec(rank=2, alpha=4.0, dropout=0.5, target_modules=None, train_rest=False)
+ROLLOUT = some_rollout()
+SEQUENCES = WholeSequences(ROLLOUT.prompts, ROLLOUT.responses)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["words"], vocab_size=260)
+
+
+@pytest.fixture
+def reward(tokenizer: Any) -> PlainEngine:
+    return PlainEngine(build_scorer(source(), tokenizer, seed=4))
+
+
+def trunk_models(tokenizer: Any, reward: PlainEngine, **options: Any) -> TrunkModels:
+    trunk = build_trunk(source(), tokenizer, num_layers_unfrozen=1, num_value_layers=1, seed=1)
+    nn.init.normal_(trunk.value_head.weight, generator=torch.Generator().manual_seed(5))
+    engine = TrainingEngine(trunk, accumulation=1)
+    return TrunkModels(engine, ModelScores(reward), temperature=TEMPERATURE, **options)
+
+
+def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
+    """The weights that a new trunk has, in models of their own."""
+    trunk = models.actor.module
+    critic = build_scorer(source(), tokenizer, seed=2)
+    critic.pretrained.model.load_state_dict(trunk.pretrained.model.state_dict())
+    critic.pretrained.score.load_state_dict(trunk.value_head.state_dict())
+    return SeparateModels(
+        TrainingEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)), accumulation=1),
+        PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1))),
+        TrainingEngine(critic, accumulation=1),
+        models.scores,
+        temperature=TEMPERATURE,
+        entropy_gradient=True,
+    )
+
+
+def gain(policy: ResponseLogprobs) -> Tensor:
+    gain_BT = policy.logprobs_BT + 0.5 * policy.entropy_BT
+    return gain_BT[ROLLOUT.responses.keep_BT].sum()
+
+
+def squares(values_BT: Tensor) -> Tensor:
+    return values_BT[ROLLOUT.responses.keep_BT].square().sum()
+
+
+def learn(models: PpoModels, *, trains_actor: bool = True) -> dict[Role, StepReport]:
+    """One update on ``SEQUENCES`` with gain and squares as the losses."""
+    reports = {}
+    for learners in models.learners(trains_actor=trains_actor):
+        for learner in learners:
+            policy, values_BT = learner.forward(SEQUENCES)
+            losses = [] if values_BT is None else [squares(values_BT)]
+            losses += [] if policy is None else [gain(policy)]
+            learner.engine.backward(sum(losses))
+        reports |= step_together(learners)
+    return reports
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a pass for nothing")
+
+
+def assert_all_close(one: Any, other: Any) -> None:
+    for first, second in zip(one, other, strict=True):
+        torch.testing.assert_close(flat(first), flat(second), atol=1e-5, rtol=1e-5)
+
+
+def test_a_new_trunk_scores_as_separate_models_do(tokenizer: Any, reward: PlainEngine) -> None:
+    models = trunk_models(tokenizer, reward)
+    got, expected = models.score(SEQUENCES), separate_twin(models, tokenizer).score(SEQUENCES)
+    assert_all_close(got[:3], expected[:3])
+    torch.testing.assert_close(got.scores_B, expected.scores_B)
+    assert got.values_BT.abs().max() > 0.01
+    assert not any(opinion.requires_grad for opinion in got)
+    torch.testing.assert_close(
+        flat(got.logprobs_BT), flat(got.reference_logprobs_BT), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_trunk_that_has_learned_keeps_its_reference(tokenizer: Any, reward: PlainEngine) -> None:
+    models = trunk_models(tokenizer, reward)
+    before = models.score(SEQUENCES)
+    disturb(models.actor.module)
+    after = models.score(SEQUENCES)
+    assert torch.equal(after.reference_logprobs_BT, before.reference_logprobs_BT)
+    assert (flat(after.logprobs_BT) - flat(before.logprobs_BT)).abs().max() > 0.01
+
+
+def test_a_pass_of_the_trunk_learns_what_separate_models_do(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    models = trunk_models(tokenizer, reward, entropy_gradient=True)
+    twin = separate_twin(models, tokenizer)
+    for each in (models, twin):
+        learn(each)
+    together = models.actor.gradients[0]
+    apart = twin.actor.gradients[0]
+    critic = twin.critic.gradients[0]
+    for name, gradient in together.items():
+        if name.startswith("pretrained."):
+            expected = apart[name]
+        elif name.startswith("value_branch.blocks.0."):
+            block = name.removeprefix("value_branch.blocks.0.")
+            expected = critic[f"pretrained.model.layers.1.{block}"]
+        elif name == "value_head.weight":
+            expected = critic["pretrained.score.weight"]
+        else:
+            assert name == "value_branch.tail.0.weight"
+            expected = critic["pretrained.model.norm.weight"]
+        torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)
+    assert {"pretrained.model.layers.1.mlp.up_proj.weight", "pretrained.lm_head.weight"} <= set(
+        together
+    )
+
+
+def test_language_logprobs_are_those_of_each_sequence_alone(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    models, rows = trunk_models(tokenizer, reward), [[5, 6, 7, 8], [9, 10]]
+    batch = collate_sequences(rows, [0, 0], pad_id=0, device=torch.device("cpu"))
+    alone = build_actor(source(), tokenizer, seed=1).eval()
+    expected = []
+    for ids in rows:
+        logs_SV = alone(torch.tensor([ids])).logits[0].log_softmax(-1)
+        expected += [logs_SV[place, token] for place, token in enumerate(ids[1:])]
+    for each in (models, separate_twin(models, tokenizer)):
+        got_N = each.language_logprobs(batch)
+        torch.testing.assert_close(got_N, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:
+    actor = TrainingEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)), accumulation=1)
+    models = SeparateModels(actor, actor, None, ModelScores(reward), temperature=TEMPERATURE)
+    assert not models.score(SEQUENCES).values_BT.any()
+    assert list(learn(models)) == [Role.actor]
+
+
+def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> None:
+    actor = TrainingEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)), accumulation=1)
+    actor.module.forward = refuse
+    critic = TrainingEngine(build_scorer(source(), tokenizer, seed=2), accumulation=1)
+    models = SeparateModels(actor, actor, critic, ModelScores(reward), temperature=TEMPERATURE)
+    assert list(learn(models, trains_actor=False)) == [Role.critic]
+    assert len(critic.gradients) == 1
+
+
+def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) -> None:
+    models = trunk_models(tokenizer, reward)
+    models.actor.overflows = True
+    reports = learn(models)
+    assert list(reports) == [Role.actor]
+    assert reports[Role.actor].is_skipped
+    assert reports[Role.actor].has_overflowed
+
+
+def adapted(tokenizer: Any) -> TrainingEngine:
+    model = LanguageModel(build_actor(source(), tokenizer, seed=1, lora=SPEC))
+    engine = TrainingEngine(model, accumulation=1)
+    disturb(model)
+    return engine
+
+
+def test_without_its_adapters_an_actor_is_the_untouched_base(tokenizer: Any) -> None:
+    engine = adapted(tokenizer)
+    base = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)))
+    batch = collate_sequences([[5, 6, 7, 8], [9, 10]], [0, 0], pad_id=0, device=torch.device("cpu"))
+    reference = AdapterOff(engine)
+    with reference.evaluating() as module, base.evaluating():
+        assert not module.training
+        assert not torch.is_grad_enabled()
+        assert torch.equal(kept_logprobs(reference, batch), kept_logprobs(base, batch))
+        inside = module.pretrained(batch.ids_BS).logits
+        expected = base.module.pretrained(batch.ids_BS).logits
+        assert torch.equal(inside, expected), "within the context the module itself has none"
+    assert engine.module.training
+    with torch.no_grad(), base.evaluating():
+        alone = kept_logprobs(reference, batch)
+        assert torch.equal(alone, kept_logprobs(base, batch)), "without a context neither"
+    with engine.evaluating():
+        moved = kept_logprobs(engine, batch) - kept_logprobs(base, batch)
+    assert moved.abs().max() > 0.01, "the actor has its adapters back"
+
+
+def test_with_adapters_policy_and_reference_start_equal_and_part(
+    tokenizer: Any, reward: PlainEngine
+) -> None:
+    engine = TrainingEngine(
+        LanguageModel(build_actor(source(), tokenizer, seed=1, lora=SPEC)), accumulation=1
+    )
+    models = SeparateModels(
+        engine, AdapterOff(engine), None, ModelScores(reward), temperature=TEMPERATURE
+    )
+    start = models.score(SEQUENCES)
+    assert torch.equal(start.logprobs_BT, start.reference_logprobs_BT)
+    disturb(engine.module)
+    after = models.score(SEQUENCES)
+    assert torch.equal(after.reference_logprobs_BT, start.logprobs_BT)
+    assert (flat(after.logprobs_BT) - flat(start.logprobs_BT)).abs().max() > 0.01
+
+
+def test_a_scorer_is_read_as_critic_and_as_reward_model(tokenizer: Any) -> None:
+    module = build_scorer(source(), tokenizer, seed=4)
+    assert isinstance(module, Scorer)
+    engine = PlainEngine(module)
+    actor = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)))
+    models = SeparateModels(actor, actor, engine, ModelScores(engine), temperature=TEMPERATURE)
+    opinions = models.score(SEQUENCES)
+    with torch.no_grad():
+        values_BS = engine(SEQUENCES.ids_BS)
+    ends = [prompt + response - 1 for prompt, response in zip(PROMPT_LENGTHS, LENGTHS, strict=True)]
+    expected = torch.stack([row[end] for row, end in zip(values_BS, ends, strict=True)])
+    assert torch.equal(opinions.scores_B, expected)

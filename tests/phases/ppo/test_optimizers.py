@@ -1,0 +1,115 @@
+"""Which optimiser each phase asks for: its own rates, decay and schedule, to the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.batches import num_steps
+from rlhf.config.choices import LoraRole
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import Role
+from rlhf.engine.settings import OptimizerSettings
+from rlhf.phases.ppo.optimizers import ppo_optimizer
+from rlhf.phases.shared.adapters import adapter_lr, lora_spec
+from rlhf.phases.shared.context import optimizer_settings
+
+Compose = Callable[[list[str]], DictConfig]
+
+OWN = ["lr=0.5", "weight_decay=0.25", "beta1=0.7", "beta2=0.8", "adam_eps=1e-3"]
+OWN += ["max_grad_norm=3", "warmup_steps=2", "lr_schedule=linear", "min_lr_ratio=0.1"]
+
+
+def shares(settings: OptimizerSettings, steps: int) -> list[float]:
+    return [settings.schedule(step) for step in range(steps)]
+
+
+@pytest.mark.parametrize("phase", ["sft", "reward", "dpo"])
+def test_a_phase_has_an_optimiser_of_its_own(phase: str, compose: Compose) -> None:
+    config = to_run_config(compose([f"{phase}.{setting}" for setting in OWN]))
+    settings = optimizer_settings(getattr(config, phase), total_steps=7, adapter_lr=0.75)
+    assert (settings.lr, settings.adapter_lr, settings.weight_decay) == (0.5, 0.75, 0.25)
+    assert (settings.betas, settings.eps, settings.max_grad_norm) == ((0.7, 0.8), 1e-3, 3)
+    # two steps of warm-up, then 1 - 0.9 * done with done = 0, 1/4, 2/4, 3/4, 1
+    expected = [0.5, 1.0, 1.0, 0.775, 0.55, 0.325, 0.1]
+    assert shares(settings, 7) == pytest.approx(expected)
+    others = {"sft", "reward", "dpo"} - {phase}
+    assert all(getattr(config, other).lr != 0.5 for other in others)
+
+
+def of_ppo(compose: Compose, *overrides: str) -> tuple[OptimizerSettings, OptimizerSettings]:
+    """Optimisers of actor and critic; 3 rollouts of 2 mini-batches, twice: 12 updates."""
+    short = ["ppo.steps=3", "ppo.rollout_batch_size=8", "ppo.mini_batch_size=4", "ppo.ppo_epochs=2"]
+    short += ["ppo.lr_schedule=linear", "ppo.min_lr_ratio=0", "ppo.warmup_steps=0"]
+    config = to_run_config(compose([*short, *overrides]))
+    return ppo_optimizer(config, Role.actor), ppo_optimizer(config, Role.critic)
+
+
+def test_actor_and_critic_learn_at_rates_of_their_own(compose: Compose) -> None:
+    rates = ["ppo.actor_lr=0.5", "ppo.critic_lr=0.25", "ppo.weight_decay=0.1", "ppo.ema_beta=0.9"]
+    actor, critic = of_ppo(compose, *rates)
+    assert (actor.lr, critic.lr) == (0.5, 0.25)
+    assert (actor.weight_decay, critic.weight_decay) == (0.1, 0.1)
+    assert (actor.ema_beta, critic.ema_beta) == (0.9, 0.0)
+    for settings in (actor, critic):
+        assert shares(settings, 12) == pytest.approx([1 - step / 11 for step in range(12)])
+
+
+def test_keys_of_the_critic_take_the_place_of_the_shared_ones(compose: Compose) -> None:
+    own = ["weight_decay=0.3", "beta1=0.6", "beta2=0.7", "warmup_steps=4", "lr_schedule=constant"]
+    actor, critic = of_ppo(compose, *(f"ppo.critic_{setting}" for setting in own))
+    assert (actor.weight_decay, critic.weight_decay) == (0.0, 0.3)
+    assert (actor.betas, critic.betas) == ((0.9, 0.95), (0.6, 0.7))
+    assert shares(actor, 12)[-1] == 0.0
+    assert shares(critic, 12) == pytest.approx([0.25, 0.5, 0.75] + [1.0] * 9)
+    decayed = of_ppo(compose, "ppo.critic_min_lr_ratio=0.5")
+    assert [shares(settings, 12)[-1] for settings in decayed] == [0.0, 0.5]
+
+
+def test_an_actor_that_rests_first_has_a_shorter_schedule(compose: Compose) -> None:
+    actor, critic = of_ppo(compose, "ppo.actor_freeze_steps=1")
+    assert shares(actor, 8) == pytest.approx([1 - step / 7 for step in range(8)])
+    assert shares(critic, 12)[-2] == pytest.approx(1 / 11)
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "expected"),
+    [(7, None, 7), (None, 1, 3), (None, 2, 5), (4, 2, 4), (9, 2, 5), (None, 0.01, 1)],
+)
+def test_steps_and_epochs_are_both_caps(
+    steps: int | None, epochs: float | None, expected: int
+) -> None:
+    # ten prompts by four: 2.5 rollouts in a pass
+    assert num_steps(10, 4, steps=steps, epochs=epochs) == expected
+
+
+def test_each_role_has_its_adapters(compose: Compose) -> None:
+    overrides = ["model=opt_125m", "lora=all", "lora.rank=8", "lora.critic_rank=4", "lora.lr=0.5"]
+    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
+    lora = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"])).lora
+    specs = {role: lora_spec(lora, role) for role in LoraRole}
+    assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
+        "sft": 8,
+        "reward": 8,
+        "actor": 8,
+        "critic": 4,
+    }
+    actor = specs[LoraRole.actor]
+    assert actor is not None
+    assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
+    assert actor.target_modules == ("q_proj",)
+    assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
+        "sft": 0.5,
+        "reward": 0.5,
+        "actor": 0.5,
+        "critic": 0.25,
+    }
+
+
+def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
+    lora = to_run_config(compose(["lora=default", "lora.roles=[critic]"])).lora
+    assert [role.value for role in LoraRole if lora_spec(lora, role)] == ["critic"]
+    none = to_run_config(compose([])).lora
+    assert not [role for role in LoraRole if lora_spec(none, role)]

@@ -1,0 +1,227 @@
+"""The phase around PPO's trainer: its prompts, how long it runs, and what it tells and keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.config.batches import num_steps
+from rlhf.config.choices import Phase
+from rlhf.errors import ConfigError
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.phases.ppo.loop import run_ppo
+from rlhf.phases.ppo.options.ptx import corpus_blocks
+from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.shared.context import RunContext
+from rlhf.types import Ranks
+from tests.phases.run_pieces import Compose, Judge, Notes, run_context
+
+SHORT = ["phase=ppo", "ppo.rollout_batch_size=4", "ppo.mini_batch_size=2", "ppo.steps=2"]
+SHORT += ["ppo.eval_prompts=3", "ppo.sample_every=2", "rollout.max_response_tokens=4"]
+SHORT += ["rollout.max_prompt_tokens=200"]
+Make = Callable[..., tuple[RunContext, Notes]]
+
+
+@pytest.fixture
+def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    def make(*overrides: str) -> tuple[RunContext, Notes]:
+        return run_context(compose, tmp_path, monkeypatch, *SHORT, *overrides)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "expected"),
+    [
+        (7, None, 7),
+        (None, 1.0, 4),  # 30 prompts, 8 a step
+        (None, 2.0, 8),  # 7.5
+        (None, 0.01, 1),
+        (3, 1.0, 3),
+        (7, 1.0, 4),
+    ],
+)
+def test_steps_and_passes_are_caps(steps: int | None, epochs: float | None, expected: int) -> None:
+    assert num_steps(30, 8, steps=steps, epochs=epochs) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(
+    made: Make, repeats: int, ranks: int
+) -> None:
+    context, _ = made(f"ppo.responses_per_prompt={repeats}")
+    examples = context.tokens(Phase.ppo, batch_size=1, key="k").train
+
+    def batches(step: int, size: int) -> list[tuple[str, list[int], list[float]]]:
+        rows = []
+        for rank in range(size):
+            here = replace(context, ranks=Ranks(rank, size))
+            batch = PromptLoader(here, examples).batch(step)
+            ids = [row[keep].tolist() for row, keep in zip(*batch[:2], strict=True)]
+            rows += list(zip(batch.texts, ids, batch.draws_BT.tolist(), strict=True))
+        return rows
+
+    seen = []
+    for step in range(3):
+        rows = batches(step, ranks)
+        assert rows == batches(step, 1)
+        texts = [text for text, _, _ in rows]
+        assert len(texts) == 4
+        assert texts == [text for text in texts[::repeats] for _ in range(repeats)]
+        assert len({tuple(draws) for _, _, draws in rows}) == 4, "each response has its own draws"
+        for text, ids, _ in rows:
+            assert context.tokenizer.decode(ids) == text
+        seen += texts[::repeats]
+    assert len(set(seen[: len(set(examples["row"]))])) > 1
+    assert batches(0, 1) != batches(1, 1)
+
+
+MEASURES = ("score", "kl", "ended_share", "response_tokens")
+KEYS = {f"{name}_{when}" for name in MEASURES for when in ("before", "after")}
+KEYS |= {"kl_to_reference", "steps", "seconds", "peak_memory_gib"}
+PERPLEXITY = {"corpus_perplexity_before", "corpus_perplexity_after"}
+
+
+def test_what_a_run_of_ppo_tells(made: Make) -> None:
+    context, notes = made()
+    result = run_ppo(context)
+    assert set(result) == KEYS
+    assert result["steps"] == 2
+    assert result["kl_before"] == pytest.approx(0, abs=1e-5)
+    assert result["kl_to_reference"] == result["kl_after"] != 0
+    assert notes.steps_with("ppo/actor_loss") == [1, 2]
+    assert notes.steps_with("ppo/eval_score") == []
+    assert list(notes.saved) == ["ppo/actor", "ppo/critic"]
+    assert [sample["step"] for sample in notes.samples] == [0] * 4 + [2] * 4
+    assert notes.logged[0][1]["ppo/approx_kl"] >= 0
+    assert notes.logged[0][1]["ppo/kl_to_reference"] == pytest.approx(0, abs=1e-4)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    (tmp_path / "corpus.txt").write_text("one text\n\nanother text\n\na third one")
+    return f"data.ptx_path={tmp_path / 'corpus.txt'}"
+
+
+def test_options_tell_more(made: Make, corpus: str) -> None:
+    options = ["ppo.ema_beta=0.5", "ppo.ptx_coef=0.5", "ppo.eval_every=1", corpus]
+    context, notes = made(*options, "ppo.responses_per_prompt=2", "ppo.lr_guard_kl=1")
+    result = run_ppo(replace(context, judge=Judge()))
+    gold = {"gold", "exact", "exact_greedy", "gold_parts"}
+    golds = {f"{name}_{when}" for name in gold for when in ("before", "after")}
+    after_ema = {"score", "kl", "ended_share", "response_tokens", "corpus_perplexity", *gold}
+    assert set(result) == KEYS | PERPLEXITY | golds | {f"{name}_after_ema" for name in after_ema}
+    assert result["gold_after"] == 0.25
+    assert notes.steps_with("ppo/eval_gold") == [1, 2]
+    assert notes.steps_with("ppo/ptx_loss") == notes.steps_with("ppo/lr_scale") == [1, 2]
+    assert list(notes.saved) == ["ppo/actor", "ppo/actor_ema", "ppo/critic"]
+
+
+def test_without_a_critic_none_is_kept(made: Make) -> None:
+    context, notes = made("ppo.advantage_estimator=reinforce_pp", "ppo.ptx_eval_blocks=0")
+    assert set(run_ppo(context)) == KEYS
+    assert list(notes.saved) == ["ppo/actor"]
+
+
+def test_passes_over_the_prompts_end_the_run(made: Make) -> None:
+    context, notes = made("ppo.steps=null", "ppo.epochs=0.5")
+    examples = context.tokens(Phase.ppo, batch_size=1, key="k").train
+    assert run_ppo(context)["steps"] == math.ceil(len(examples) / 2 / 4)
+    assert len(notes.steps_with("ppo/actor_loss")) == math.ceil(len(examples) / 2 / 4)
+
+
+def test_an_actor_that_would_rest_to_the_end_of_the_prompts_is_refused(made: Make) -> None:
+    context, notes = made("ppo.steps=80", "ppo.epochs=0.5", "ppo.actor_freeze_steps=3")
+    with pytest.raises(ConfigError, match=r"ppo\.actor_freeze_steps=3: .* ppo\.steps=2; use less"):
+        run_ppo(context)
+    assert notes.logged == []
+
+
+def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:
+    assert corpus_blocks(made("ppo.ptx_eval_blocks=0", corpus)[0]) is None
+    assert corpus_blocks(made()[0]) is None
+    measured = corpus_blocks(made(corpus)[0])
+    assert measured is not None
+    assert measured.eval
+    assert not measured.train, "nobody learns from it"
+    learned = corpus_blocks(made("ppo.ptx_coef=1", corpus)[0])
+    assert learned is not None
+    assert learned.train
+    assert learned.eval == measured.eval
+    from_sft = corpus_blocks(made("ppo.ptx_coef=1")[0])
+    assert from_sft is not None
+    assert {len(ids) for ids in from_sft.train} == {204} or len(from_sft.train) == 1
+    assert from_sft.eval == []
+
+
+def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path) -> None:
+    context, notes = made("ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.5")
+    architecture = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8}
+    architecture |= {"num_hidden_layers": 2, "num_attention_heads": 1}
+    deeper = ModelSource(key="k", path=None, architecture=architecture)
+    build_actor(deeper, context.tokenizer, seed=1).save_pretrained(tmp_path / "policy")
+    result = run_ppo(context)
+    assert set(result) >= KEYS
+    assert result["kl_before"] == pytest.approx(0, abs=1e-5)
+    assert result["kl_after"] != 0
+    assert list(notes.saved) == ["ppo/actor", "ppo/actor_ema", "ppo/critic"]
+    trunk_actor = notes.saved["ppo/actor"].model
+    for name in ("actor", "critic"):
+        (tmp_path / name).mkdir()
+        notes.saved[f"ppo/{name}"].write(tmp_path / name)
+    ids_BS = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        source = ModelSource(key="k", path=str(tmp_path / "actor"))
+        loaded = build_actor(source, context.tokenizer, seed=9).eval()
+        expected = trunk_actor.eval()(ids_BS).logits
+        torch.testing.assert_close(loaded(ids_BS).logits, expected, atol=1e-5, rtol=1e-5)
+        source = ModelSource(key="k", path=str(tmp_path / "critic"))
+        critic = build_scorer(source, context.tokenizer, seed=9).eval().pretrained
+        assert torch.equal(critic.model.norm.weight, loaded.model.norm.weight)
+        assert critic.score.weight.any(), "the head has learned"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("export", ["merged", "adapter"])
+def test_adapters_are_merged_or_kept_apart(made: Make, tmp_path: Path, export: str) -> None:
+    from peft import PeftConfig
+    from transformers import AutoModelForCausalLM
+
+    context, notes = made("lora=default", f"lora.export={export}")
+    run_ppo(context)
+    folders = {name: tmp_path / "written" / name for name in ("actor", "critic")}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True)
+        notes.saved[f"ppo/{name}"].write(folder)
+    actor = notes.saved["ppo/actor"].model
+    has_adapter = (folders["actor"] / "adapter_config.json").exists()
+    assert has_adapter == (export == "adapter")
+    assert (folders["actor"] / "model.safetensors").exists() != has_adapter
+    if has_adapter:
+        base = PeftConfig.from_pretrained(folders["actor"]).base_model_name_or_path
+        assert Path(base) == tmp_path / "policy"
+        base = PeftConfig.from_pretrained(folders["critic"]).base_model_name_or_path
+        assert Path(base) == tmp_path / "reward"
+    source = ModelSource(key="k", path=str(folders["actor"]))
+    loaded = build_actor(source, context.tokenizer, seed=9).eval()
+    ids_BS = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        live = actor.eval()(ids_BS).logits
+        torch.testing.assert_close(loaded(ids_BS).logits, live, atol=1e-5, rtol=1e-5)
+        start = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")(ids_BS).logits
+        assert not torch.allclose(start, live, atol=1e-5), "the adapters have learned"
+        source = ModelSource(key="k", path=str(folders["critic"]))
+        critic = build_scorer(source, context.tokenizer, seed=9).eval().pretrained
+        torch.testing.assert_close(
+            critic(ids_BS).logits,
+            notes.saved["ppo/critic"].model.eval()(ids_BS).logits,
+            atol=1e-5,
+            rtol=1e-5,
+        )

@@ -1,0 +1,133 @@
+"""Which models PPO builds, from what, and what each is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import Role
+from rlhf.phases.ppo import rlhf_engine
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from rlhf.phases.shared.policies import AdapterOff
+from rlhf.phases.shared.scoring import JudgeScores
+from rlhf.types import Ranks
+from tests.models_on_disk import save_models
+from tests.plain_engine import PlainEngine
+
+
+class NotedEngine(PlainEngine):
+    """Keeps what it was made with."""
+
+    def __init__(self, module: torch.nn.Module, **given: Any) -> None:
+        super().__init__(module)
+        self.given = given
+
+
+@pytest.fixture
+def built(
+    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RLHFEngine]:
+    """An RLHFEngine over models on disk, without training engines."""
+    monkeypatch.setattr(rlhf_engine, "build_engine", NotedEngine)
+    save_models(tmp_path, policy="some words", reward="some words")
+
+    def engine(*overrides: str) -> RLHFEngine:
+        paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
+        paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]
+        return RLHFEngine(to_run_config(compose([*paths, *overrides])), Ranks())
+
+    return engine
+
+
+def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(
+    built: Callable[..., RLHFEngine],
+) -> None:
+    engine = built()
+    roles = [engine.actor, engine.models.reference, engine.critic, engine.scores.model]
+    assert [e.given["role"] for e in roles] == [
+        Role.actor,
+        Role.reference,
+        Role.critic,
+        Role.reward,
+    ]
+    assert [e.given["optimizer"] is not None for e in roles] == [True, False, True, False]
+    states = [e.module.state_dict() for e in roles]
+    for one, other in (states[:2], states[2:]):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_judge_takes_the_place_of_the_reward_model(built: Callable[..., RLHFEngine]) -> None:
+    engine = built("model@reward_model=gold", "reward_model.path=null")
+    assert [e.given["role"] for e in engine._engines] == [Role.actor, Role.reference, Role.critic]
+    assert isinstance(engine.scores, JudgeScores)
+    actor, critic = (e.module.pretrained.base_model for e in (engine.actor, engine.critic))
+    weights = critic.state_dict()
+    assert all(torch.equal(one, weights[name]) for name, one in actor.state_dict().items())
+
+
+def dropouts(engine: Any) -> float:
+    model = getattr(engine.module, "pretrained", engine.module)
+    return float(model.config.attention_dropout)
+
+
+def test_actor_and_critic_have_dropout_of_their_own(built: Callable[..., RLHFEngine]) -> None:
+    engine = built("ppo.actor_dropout=0.25", "ppo.critic_dropout=0.5", "model.dropout=0.75")
+    assert (dropouts(engine.actor), dropouts(engine.critic)) == (0.25, 0.5)
+    assert (dropouts(engine.models.reference), dropouts(engine.scores.model)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("key", ["model", "reward_model"])
+def test_actor_and_critic_keep_activations_or_not(
+    key: str, built: Callable[..., RLHFEngine]
+) -> None:
+    engine = built(f"{key}.gradient_checkpointing=true")
+    models = (engine.actor.module, engine.critic.module)
+    got = [any(getattr(m, "gradient_checkpointing", False) for m in x.modules()) for x in models]
+    assert got == [key == "model", key == "reward_model"]
+
+
+def test_with_adapters_the_reference_is_the_actor_without_them(
+    built: Callable[..., RLHFEngine],
+) -> None:
+    assert isinstance(built("lora=default").models.reference, AdapterOff)
+    both_learn = built("lora=default", "lora.train_rest=true")
+    assert both_learn.models.reference.given["role"] is Role.reference
+
+
+def test_a_step_of_the_actor_takes_in_the_corpus(built: Callable[..., RLHFEngine]) -> None:
+    sizes = ["ppo.mini_batch_size=64", "ppo.micro_batch_size=16"]
+    engine = built(*sizes, "ppo.ptx_coef=1", "ppo.ptx_batch_size=32")
+    assert engine.critic.given["plan"].accumulation == 4
+    assert engine.actor.given["plan"].accumulation == 4 + 2
+
+
+def test_without_values_there_is_no_critic(built: Callable[..., RLHFEngine]) -> None:
+    assert built("ppo.advantage_estimator=reinforce_pp").critic is None
+
+
+def test_prompts_come_as_often_as_they_are_answered(built: Callable[..., RLHFEngine]) -> None:
+    batch = built("ppo.responses_per_prompt=2").prompts(["some", "words"])
+    assert batch.texts == ["some", "some", "words", "words"]
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_prompts_have_the_same_draws_on_any_number_of_ranks(
+    built: Callable[..., RLHFEngine], step: int
+) -> None:
+    engine, texts = built("ppo.responses_per_prompt=2"), ["some", "words", "to", "share"]
+    alone = engine.prompts(texts, step=step)
+    shares = []
+    for rank in range(2):
+        engine.ranks = Ranks(rank, 2)
+        shares.append(engine.prompts(texts, step=step))
+    assert [text for share in shares for text in share.texts] == alone.texts
+    assert torch.equal(torch.cat([share.draws_BT for share in shares]), alone.draws_BT)
+    engine.ranks = Ranks()
+    assert not torch.equal(engine.prompts(texts, step=step + 1).draws_BT, alone.draws_BT)

@@ -1,0 +1,78 @@
+"""Operations, speed and MFU of PPO's steps, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.phases.ppo.step_speed import PerPart, StepSpeed
+from rlhf.types import PromptBatch, Ranks, Responses, Rollout
+
+HIDDEN, LAYERS, VOCABULARY = 96, 4, 1024
+PEAK = 2e12  # operations per second
+SECONDS = PerPart(generate=0.5, score=0.25, train=1.0)
+
+
+def rollout(*, with_policy: bool) -> Rollout:
+    """One prompt of 6 tokens and a response of 4, both padded, scored with the policy or not."""
+    attend_BP = torch.tensor([[False] * 2 + [True] * 6])
+    keep_BT = torch.tensor([[True] * 4 + [False]])
+    zeros_BT = torch.zeros(1, 5)
+    prompts = PromptBatch(attend_BP.long(), attend_BP, torch.zeros(1, 5), ["a"])
+    measured_BT = torch.zeros(1, 5)
+    responses = Responses(keep_BT.long(), keep_BT, torch.tensor([True]), measured_BT)
+    logprobs_BT = torch.zeros(1, 5) if with_policy else measured_BT
+    seconds = {"generate": SECONDS.generate, "score": SECONDS.score}
+    return Rollout(prompts, responses, logprobs_BT, zeros_BT, zeros_BT, torch.zeros(1), seconds)
+
+
+# Per token and weight 2 operations; per layer 12 hidden ** 2 weights in products; attention over
+# half of 10 x 10 places, twice 2 operations for each of the hidden dimensions; logits at the places
+# of the response, values at the same.
+TRUNK = 10 * 2 * LAYERS * 12 * HIDDEN**2 + LAYERS * 2 * HIDDEN * 100
+ACTOR = TRUNK + 4 * 2 * VOCABULARY * HIDDEN
+SCORER = TRUNK + 4 * 2 * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("overrides", "with_policy", "score", "train"),
+    [
+        ([], True, 2 * ACTOR + 2 * SCORER, 2 * 3 * (ACTOR + SCORER)),
+        ([], False, ACTOR + 2 * SCORER, 2 * 3 * (ACTOR + SCORER)),
+        (["ppo.ppo_epochs=1"], False, ACTOR + 2 * SCORER, 3 * (ACTOR + SCORER)),
+        (["model.gradient_checkpointing=true"], False, ACTOR + 2 * SCORER, 6 * (ACTOR + SCORER)),
+        (["experiment=rloo"], False, ACTOR + SCORER, 2 * 3 * ACTOR),
+        (["experiment=gold_rloo"], False, ACTOR, 2 * 3 * ACTOR),
+    ],
+)
+def test_operations_by_hand(
+    compose: Callable[[list[str]], DictConfig],
+    overrides: list[str],
+    *,
+    with_policy: bool,
+    score: float,
+    train: float,
+) -> None:
+    peak = [f"hardware.{name}_tflops={PEAK / 1e12}" for name in ("peak", "fp32")]
+    speed = StepSpeed(to_run_config(compose([*overrides, *peak])), Ranks())
+    values = speed.values(rollout(with_policy=with_policy), train_seconds=SECONDS.train)
+    done = PerPart(generate=ACTOR, score=score, train=train)
+    for part, operations, seconds in zip(PerPart._fields, done, SECONDS, strict=True):
+        assert values[f"speed/{part}_tflops"] == pytest.approx(operations / seconds / 1e12)
+        assert values[f"speed/{part}_mfu"] == pytest.approx(operations / seconds / PEAK)
+    assert values["time/step_seconds"] == 1.75
+    assert values["speed/tokens_per_second"] == pytest.approx(10 / 1.75)
+
+
+def test_a_model_whose_shape_is_unknown_has_times_only(
+    compose: Callable[[list[str]], DictConfig],
+) -> None:
+    unknown = ["model=pretrained", "model.path=folder", "experiment=smoke"]
+    speed = StepSpeed(to_run_config(compose(unknown)), Ranks())
+    values = speed.values(rollout(with_policy=True), train_seconds=SECONDS.train)
+    assert not [name for name in values if "flops" in name or "mfu" in name]
+    assert values["time/train_seconds"] == 1.0

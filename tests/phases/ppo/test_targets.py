@@ -1,0 +1,102 @@
+"""From a rollout to what its updates aim at, as the keys of ppo ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.phases.ppo.targets import TargetMaker, Targets
+from rlhf.types import PromptBatch, Ranks, Responses, Rollout
+
+Compose = Callable[[list[str]], DictConfig]
+
+# The score alone reaches the targets, and nothing bends it.
+BARE = ["ppo.kl_ctl=0", "ppo.missing_end_penalty=0", "ppo.clip_reward_value=null"]
+BARE += ["ppo.whiten_advantages=false", "ppo.lam=1"]
+
+
+def rollout_of(*scores: float) -> Rollout:
+    """Responses of two tokens, without KL and with values of 0."""
+    batch = len(scores)
+    nothing_BT = torch.zeros(batch, 2)
+    keep_BT = torch.ones(batch, 2, dtype=torch.bool)
+    responses = Responses(nothing_BT.long(), keep_BT, keep_BT[:, 0])
+    prompts = PromptBatch(nothing_BT.long(), keep_BT, nothing_BT, [""] * batch)
+    return Rollout(prompts, responses, nothing_BT, nothing_BT, nothing_BT, torch.tensor(scores))
+
+
+@pytest.fixture
+def targets(compose: Compose) -> Callable[..., Callable[..., Targets]]:
+    """Targets of rollouts with these scores, one after another."""
+
+    def made(*overrides: str) -> Callable[..., Targets]:
+        config = to_run_config(compose([*BARE, *overrides])).ppo
+        maker = TargetMaker(config, Ranks())
+        return lambda *scores: maker(rollout_of(*scores), kl_ctl=config.kl_ctl)
+
+    return made
+
+
+def rewards(targets: Targets) -> list[float]:
+    """Rewards of the last tokens."""
+    assert not targets.rewards_BT[:, 0].any()
+    return targets.rewards_BT[:, 1].tolist()
+
+
+def test_scores_are_taken_as_they_are(targets: Callable[..., Callable[..., Targets]]) -> None:
+    assert rewards(targets()(1.0, 7.0)) == [1.0, 7.0]
+
+
+def test_scaling_follows_the_scores_of_all_rollouts(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    of = targets("ppo.scale_reward=running")
+    assert rewards(of(1.0, 3.0)) == pytest.approx([1.0, 3.0], abs=1e-6)  # deviation 1
+    # 1, 3, 5, 7: deviation sqrt(5)
+    assert rewards(of(5.0, 7.0)) == pytest.approx([5 / 5**0.5, 7 / 5**0.5], abs=1e-6)
+
+
+def test_scaling_by_the_first_rollout_stays(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    of = targets("ppo.scale_reward=reference", "ppo.scale_reward_shift=true")
+    assert rewards(of(2.0, 6.0)) == pytest.approx([-1.0, 1.0], abs=1e-6)  # mean 4, deviation 2
+    assert rewards(of(8.0, 4.0)) == pytest.approx([2.0, 0.0], abs=1e-6)
+
+
+def test_the_reference_can_be_given(targets: Callable[..., Callable[..., Targets]]) -> None:
+    given = ["ppo.reference_score_mean=1", "ppo.reference_score_std=4"]
+    of = targets("ppo.scale_reward=reference", "ppo.scale_reward_shift=true", *given)
+    assert rewards(of(5.0, 9.0)) == pytest.approx([1.0, 2.0], abs=1e-6)
+
+
+def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> None:
+    assert rewards(targets("ppo.clip_reward_value=2")(1.0, -3.0)) == [1.0, -2.0]
+
+
+def test_discount_and_lambda_reach_the_advantages(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    # values are 0: the first token's advantage is gamma * lam times the reward
+    made = targets("ppo.gamma=0.5", "ppo.lam=0.5")(8.0)
+    assert made.advantages.advantages_BT.tolist() == [[2.0, 8.0]]
+
+
+def test_whitening_can_be_turned_on(targets: Callable[..., Callable[..., Targets]]) -> None:
+    made = targets("ppo.whiten_advantages=true")(1.0, 3.0)
+    assert made.raw.advantages_BT.tolist() == [[1.0, 1.0], [3.0, 3.0]]
+    expected = torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
+    torch.testing.assert_close(made.advantages.advantages_BT, expected, atol=1e-6, rtol=0)
+
+
+def test_the_penalty_on_the_kl_is_in_the_rewards(compose: Compose) -> None:
+    config = to_run_config(compose(BARE)).ppo
+    rollout = rollout_of(1.0)
+    rollout = rollout._replace(logprobs_BT=torch.tensor([[-1.0, -2.0]]))
+    rollout = rollout._replace(reference_logprobs_BT=torch.tensor([[-3.0, -1.0]]))
+    made = TargetMaker(config, Ranks())(rollout, kl_ctl=0.25)
+    assert made.rewards_BT.tolist() == [[-0.5, 1.25]]  # 1/4 of -(2, -1), and the score

@@ -1,0 +1,397 @@
+"""PPOTrainer puts PPO's pieces together as the slow, loop-written reference does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.errors import ConfigError
+from rlhf.metrics import Mean, Metrics
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.targets import TargetMaker
+from rlhf.phases.shared.scoring import (
+    WholeSequences,
+    response_logprobs,
+    response_values,
+    score_responses,
+)
+from rlhf.types import LogprobOptions, Ranks, Rollout
+from tests.algorithms import loop_reference as reference
+from tests.phases.ppo.ppo_pieces import (
+    LENGTHS,
+    MICRO,
+    ROWS,
+    TEMPERATURE,
+    assert_gradient,
+    flat,
+    kept,
+    log_distributions,
+    separate_engine,
+    some_rollout,
+    token_values,
+)
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+@pytest.fixture
+def engine() -> Any:
+    return separate_engine()
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    return some_rollout()
+
+
+def config_of(compose: Compose, *overrides: str) -> PpoConfig:
+    return to_run_config(compose(["ppo.ppo_epochs=1", *overrides])).ppo
+
+
+def own_rollout(engine: Any, rollout: Rollout) -> Rollout:
+    """The same responses, as the engine's own models see them."""
+    prompts, responses = rollout.prompts, rollout.responses
+    return score_responses(engine.models, prompts, responses, micro_batch_size=MICRO)
+
+
+def mean(rows: list[list[float]]) -> float:
+    values = [x for row in rows for x in row]
+    return math.fsum(values) / len(values)
+
+
+@pytest.mark.parametrize("whitens_rewards", [False, True])
+def test_a_step_agrees_with_the_reference(
+    engine: Any, rollout: Rollout, compose: Compose, *, whitens_rewards: bool
+) -> None:
+    overrides = ["ppo.kl_ctl=0.3", "ppo.kl_estimator=k3", "ppo.gamma=0.9"]
+    overrides += ["ppo.kl_target=2", "ppo.kl_horizon=100", f"ppo.whiten_rewards={whitens_rewards}"]
+    overrides += ["ppo.cliprange_high=0.4", "ppo.dual_clip=1.05"]
+    config = config_of(compose, *overrides)
+    trainer = PPOTrainer(engine, config)
+    stats = trainer.train_rlhf(rollout)
+
+    old, other = kept(rollout.logprobs_BT), kept(rollout.reference_logprobs_BT)
+    scores = reference.clip_scores(
+        rollout.scores_B.tolist(),
+        rollout.responses.ended_B.tolist(),
+        limit=config.clip_reward_value,
+        penalty=config.missing_end_penalty,
+    )
+    rewards = reference.token_rewards(reference.kl_per_token(old, other, "k3"), scores, kl_ctl=0.3)
+    shaped = reference.whiten(rewards, shift_mean=False) if whitens_rewards else rewards
+    values = kept(rollout.values_BT)
+    advantages, returns = reference.gae(shaped, values, gamma=0.9, lam=config.lam)
+    sequences = WholeSequences(rollout.prompts, rollout.responses)
+    with torch.no_grad():
+        learned = response_logprobs(engine.actor, sequences, LogprobOptions(TEMPERATURE))
+        new = kept(learned.logprobs_BT)
+        new_values = kept(response_values(engine.critic, sequences))
+    actor = reference.policy_loss(
+        new,
+        old,
+        reference.whiten(advantages, shift_mean=True),
+        cliprange=config.cliprange,
+        cliprange_high=0.4,
+        dual_clip=1.05,
+    )
+    critic = reference.value_loss(new_values, values, returns, cliprange=config.cliprange_value)
+    kl = [math.fsum(row) for row in reference.kl_per_token(old, other, "k1")]
+    pairs = zip(returns, values, strict=True)
+    errors = [[r - v for r, v in zip(*rows, strict=True)] for rows in pairs]
+    expected = {
+        "ppo/actor_loss": actor.mean,
+        "ppo/clipfrac": actor.clipfrac,
+        "ppo/dual_clipfrac": actor.dual_clipfrac,
+        "ppo/approx_kl": actor.approx_kl,
+        "ppo/ratio_max": actor.ratio_max,
+        "ppo/ratio_mean": actor.ratio_mean,
+        "ppo/entropy": mean(kept(learned.entropy_BT)),
+        "ppo/critic_loss": critic.mean,
+        "ppo/value_clipfrac": critic.clipfrac,
+        "ppo/kl_to_reference": math.fsum(kl) / ROWS,
+        "ppo/kl_to_reference_k3": mean_of_sums(reference.kl_per_token(old, other, "k3")),
+        "ppo/kl_per_token": math.fsum(kl) / sum(LENGTHS),
+        "ppo/reward_mean": mean_of_sums(rewards),
+        "ppo/advantages_mean": mean(advantages),
+        "ppo/returns_mean": mean(returns),
+        "ppo/returns_min": min(map(min, returns)),
+        "ppo/returns_max": max(map(max, returns)),
+        "ppo/values_min": min(map(min, values)),
+        "ppo/values_max": max(map(max, values)),
+        "ppo/value_error": mean([[error**2 for error in row] for row in errors]),
+        "ppo/explained_variance": 1 - variance(errors) / variance(returns),
+        "ppo/response_tokens": sum(LENGTHS) / ROWS,
+        "ppo/ended_share": 0.75,
+        "ppo/kl_ctl": 0.3,
+        "ppo/actor_grad_norm": 2.0,
+        "ppo/critic_learning_rate": 0.5,
+        "ppo/updates": 1,
+        "ppo/skipped_steps": 0,
+    }
+    got = {name: stats.metrics[name] for name in expected}
+    assert got == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    assert actor.dual_clipfrac > 0
+    steered = reference.controlled_kl_ctl(
+        0.3, math.fsum(kl) / ROWS, target=2, horizon=100, num_sequences=ROWS
+    )
+    assert trainer.kl.coefficient == pytest.approx(steered, rel=1e-6)
+
+
+def mean_of_sums(rows: list[list[float]]) -> float:
+    return math.fsum(math.fsum(row) for row in rows) / len(rows)
+
+
+def variance(rows: list[list[float]]) -> float:
+    centre = mean(rows)
+    return mean([[(x - centre) ** 2 for x in row] for row in rows])
+
+
+def test_micro_batches_add_up_to_the_gradient_of_the_mean(
+    engine: Any, rollout: Rollout, compose: Compose
+) -> None:
+    config = config_of(compose)
+    stats = PPOTrainer(engine, config).train_rlhf(rollout)
+    engine.plan = BatchPlan(per_rank=ROWS, micro=ROWS, accumulation=1)
+    engine.actor.accumulation = engine.critic.accumulation = 1
+    whole = PPOTrainer(engine, config).train_rlhf(rollout)
+    assert whole.actor_loss == pytest.approx(stats.actor_loss, abs=1e-6)
+    for model in (engine.actor, engine.critic):
+        in_parts, at_once = model.gradients
+        for name, gradient in at_once.items():
+            torch.testing.assert_close(in_parts[name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_micro_batches_of_an_update_are_of_like_length(
+    engine: Any, rollout: Rollout, compose: Compose
+) -> None:
+    widths: list[int] = []
+    engine.actor.module.register_forward_hook(
+        lambda _, args, __: widths.append(args[0].shape[1]), prepend=True
+    )
+    PPOTrainer(engine, config_of(compose, "ppo.ppo_epochs=8")).train_rlhf(rollout)
+    # whole sequences of 2 + 3, 4 + 5, 3 + 1 and 1 + 4 tokens: 9 with 5, 5 with 4
+    assert widths == [9, 5] * 8
+
+
+def test_a_rollout_must_divide_into_mini_batches(
+    engine: Any, rollout: Rollout, compose: Compose
+) -> None:
+    engine.plan = BatchPlan(per_rank=3, micro=3, accumulation=1)
+    trainer = PPOTrainer(engine, to_run_config(compose([])).ppo)
+    with pytest.raises(ConfigError, match="rollout=4 is not a multiple of"):
+        trainer.train_rlhf(rollout)
+
+
+def surrogate(ratio_N: Tensor, advantages_N: Tensor, cliprange: float) -> Tensor:
+    clipped_N = ratio_N.clamp(1 - cliprange, 1 + cliprange)
+    return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+
+
+KL = {
+    "k2": lambda new, other: (new - other) ** 2 / 2,
+    "k3": lambda new, other: (other - new).exp() - 1 - (other - new),
+}
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_entropy_and_kl_in_the_loss_have_the_gradient_that_they_should(
+    estimator: str, rollout: Rollout, compose: Compose
+) -> None:
+    engine = separate_engine(entropy_gradient=True)
+    options = ["ppo.entropy_coef=0.3", "ppo.kl_placement=loss", f"ppo.kl_estimator={estimator}"]
+    options += ["ppo.kl_ctl=0.7", "ppo.value_coef=0.25", "ppo.cliprange_value=0.2"]
+    config = config_of(compose, *options)
+    stats = PPOTrainer(engine, config).train_rlhf(rollout)
+
+    targets = TargetMaker(config, Ranks())(rollout, kl_ctl=0.7)
+    actor, critic = engine.actor.module, engine.critic.module
+    logs_NV, ids_N = log_distributions(actor, rollout)
+    new_N = logs_NV[torch.arange(len(ids_N)), ids_N]
+    ratio_N = (new_N - flat(rollout.logprobs_BT)).exp()
+    losses_N = surrogate(ratio_N, flat(targets.advantages.advantages_BT), config.cliprange)
+    kl_N = KL[estimator](new_N, flat(rollout.reference_logprobs_BT))
+    entropy_N = -(logs_NV.exp() * logs_NV).sum(-1)
+    assert_gradient(
+        engine.actor.gradients[0], (losses_N + 0.7 * kl_N - 0.3 * entropy_N).mean(), actor
+    )
+    assert stats.metrics["ppo/kl_loss"] == pytest.approx(kl_N.mean().item(), rel=1e-5)
+    assert stats.actor_loss == pytest.approx(losses_N.mean().item(), abs=1e-5)
+
+    values_N, old_N = token_values(critic, rollout), flat(rollout.values_BT)
+    held_N = values_N.clamp(old_N - config.cliprange_value, old_N + config.cliprange_value)
+    returns_N = flat(targets.advantages.returns_BT)
+    errors_N = torch.maximum((values_N - returns_N) ** 2, (held_N - returns_N) ** 2)
+    assert_gradient(engine.critic.gradients[0], 0.25 * 0.5 * errors_N.mean(), critic)
+    assert stats.critic_loss == pytest.approx(0.5 * errors_N.mean().item(), rel=1e-5)
+
+
+def test_kl_in_the_loss_is_not_charged_in_the_rewards(rollout: Rollout, compose: Compose) -> None:
+    config = config_of(compose, "ppo.kl_placement=loss", "ppo.kl_estimator=k3")
+    stats = PPOTrainer(separate_engine(), config).train_rlhf(rollout)
+    scores = reference.clip_scores(
+        rollout.scores_B.tolist(), rollout.responses.ended_B.tolist(), limit=7.0, penalty=1.0
+    )
+    assert stats.metrics["ppo/reward_mean"] == pytest.approx(math.fsum(scores) / ROWS, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("garbage", [math.inf, -math.inf, math.nan, 1e4])
+def test_what_stands_behind_a_response_reaches_no_gradient(
+    garbage: float, rollout: Rollout, compose: Compose
+) -> None:
+    options = ["ppo.entropy_coef=0.3", "ppo.kl_placement=loss", "ppo.kl_estimator=k3"]
+    config = config_of(compose, *options)
+    clean, spoiled = separate_engine(entropy_gradient=True), separate_engine(entropy_gradient=True)
+    PPOTrainer(clean, config).train_rlhf(rollout)
+    dead_BT = ~rollout.responses.keep_BT
+    names = ("logprobs_BT", "reference_logprobs_BT", "values_BT")
+    filled = {name: getattr(rollout, name).masked_fill(dead_BT, garbage) for name in names}
+    stats = PPOTrainer(spoiled, config).train_rlhf(rollout._replace(**filled))
+    assert all(math.isfinite(value) for value in stats.metrics.values())
+    for one, other in ((clean.actor, spoiled.actor), (clean.critic, spoiled.critic)):
+        for name, gradient in one.gradients[0].items():
+            torch.testing.assert_close(other.gradients[0][name], gradient)
+
+
+def test_the_actor_rests_while_the_critic_learns(rollout: Rollout, compose: Compose) -> None:
+    engine = separate_engine(lr=0.1)
+    start = {n: p.clone() for n, p in engine.actor.module.named_parameters()}
+    config = config_of(compose, "ppo.ppo_epochs=2", "ppo.actor_freeze_steps=1")
+    trainer = PPOTrainer(engine, config)
+    first = trainer.train_rlhf(rollout)
+    assert (engine.actor.micro_steps, len(engine.critic.gradients)) == (0, 2)
+    assert all(p.grad is None for p in engine.actor.module.parameters())
+    assert all(torch.equal(p, start[n]) for n, p in engine.actor.module.named_parameters())
+    assert first.actor_loss == 0.0
+    assert "ppo/actor_learning_rate" not in first.metrics
+    assert first.metrics["ppo/critic_learning_rate"] == 0.5
+    assert first.critic_loss > 0
+    second = trainer.train_rlhf(rollout)
+    assert (len(engine.actor.gradients), len(engine.critic.gradients)) == (2, 4)
+    assert not torch.equal(
+        engine.actor.module.pretrained.lm_head.weight, start["pretrained.lm_head.weight"]
+    )
+    assert second.metrics["ppo/actor_learning_rate"] == 0.5
+
+
+@pytest.mark.slow
+def test_updates_end_once_the_policy_has_moved_too_far(rollout: Rollout, compose: Compose) -> None:
+    def updates(limit: str, *, lr: float) -> float:
+        engine = separate_engine(lr=lr)
+        config = config_of(compose, "ppo.ppo_epochs=4", f"ppo.stop_update_kl={limit}")
+        stats = PPOTrainer(engine, config).train_rlhf(own_rollout(engine, rollout))
+        assert len(engine.actor.gradients) == stats.metrics["ppo/updates"]
+        return stats.metrics["ppo/updates"]
+
+    assert updates("1e-6", lr=0.3) == 2  # before the first step nothing has moved
+    assert updates("1e-6", lr=0.0) == 4
+    assert updates("1e6", lr=0.3) == 4
+    assert updates("null", lr=0.3) == 4
+
+
+@pytest.mark.slow
+def test_ranks_end_their_updates_together(rollout: Rollout, compose: Compose) -> None:
+    class WithRestless(Ranks):
+        """The other rank's policy has moved by 3 nats on each of 1000 tokens."""
+
+        def reduce_metrics(self, metrics: Metrics) -> Metrics:
+            theirs = Mean(torch.tensor(3000.0), torch.tensor(1000.0))
+            key = "ppo/approx_kl"
+            return metrics if key not in metrics else metrics | {key: metrics[key] + theirs}
+
+    engine = separate_engine()
+    engine.ranks = WithRestless()
+    config = config_of(compose, "ppo.ppo_epochs=4", "ppo.stop_update_kl=1")
+    stats = PPOTrainer(engine, config).train_rlhf(own_rollout(engine, rollout))
+    assert stats.metrics["ppo/updates"] == 1
+
+
+def test_the_guard_moves_the_share_of_the_learning_rate(rollout: Rollout, compose: Compose) -> None:
+    engine = separate_engine()
+    engine.actor.lr_scale = 0.5
+    trainer = PPOTrainer(engine, config_of(compose, "ppo.lr_guard_kl=1e-3"))
+    stats = trainer.train_rlhf(rollout)  # of another policy: far away
+    assert stats.metrics["ppo/approx_kl"] > 1e-3
+    assert stats.metrics["ppo/lr_scale"] == 0.5
+    assert engine.actor.lr_scale == pytest.approx(0.5 / 1.5)
+    stats = trainer.train_rlhf(own_rollout(engine, rollout))
+    assert stats.metrics["ppo/lr_scale"] == pytest.approx(0.5 / 1.5)
+    assert engine.actor.lr_scale == pytest.approx(0.5)
+    assert engine.critic.lr_scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overflows", "aligned", "discarded", "skipped"),
+    [
+        ((True, False), True, (False, True), 2),
+        ((False, True), True, (True, False), 2),
+        ((True, True), True, (False, False), 2),
+        ((False, False), True, (False, False), 0),
+        ((True, False), False, (False, False), 1),
+        ((False, True), False, (False, False), 1),
+    ],
+)
+def test_an_overflow_of_one_skips_the_step_of_both(
+    overflows: tuple[bool, bool],
+    discarded: tuple[bool, bool],
+    skipped: int,
+    rollout: Rollout,
+    compose: Compose,
+    *,
+    aligned: bool,
+) -> None:
+    engine = separate_engine(lr=0.1, overflows=overflows, align_overflow=aligned)
+    models = (engine.actor, engine.critic)
+    heads = [engine.actor.module.pretrained.lm_head, engine.critic.module.pretrained.score]
+    before = [head.weight.clone() for head in heads]
+    stats = PPOTrainer(engine, config_of(compose)).train_rlhf(rollout)
+    assert tuple(model.discarded[0] for model in models) == discarded
+    moved = [not torch.equal(h.weight, w) for h, w in zip(heads, before, strict=True)]
+    stays = [o or d for o, d in zip(overflows, discarded, strict=True)]
+    assert moved == [not s for s in stays]
+    assert stats.metrics["ppo/skipped_steps"] == skipped
+    counted = (stats.metrics["ppo/actor_overflows"], stats.metrics["ppo/critic_overflows"])
+    assert counted == overflows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["rloo", "grpo", "reinforce_pp"])
+def test_without_values_the_policy_learns_alone(
+    estimator: str, rollout: Rollout, compose: Compose
+) -> None:
+    engine = separate_engine(has_critic=False)
+    options = [f"ppo.advantage_estimator={estimator}", "ppo.responses_per_prompt=2"]
+    stats = PPOTrainer(engine, config_of(compose, *options)).train_rlhf(rollout)
+    assert (len(engine.actor.gradients), engine.critic.micro_steps) == (1, 0)
+    assert stats.critic_loss == 0.0
+    without = {"critic_loss", "value_clipfrac", "values_mean", "explained_variance"}
+    assert not {f"ppo/{name}" for name in without} & stats.metrics.keys()
+
+
+def test_dropout_is_in_the_updates_and_not_in_the_scoring(
+    rollout: Rollout, compose: Compose
+) -> None:
+    engine = separate_engine(dropout=0.5)
+    first, again = own_rollout(engine, rollout), own_rollout(engine, rollout)
+    assert torch.equal(first.logprobs_BT, again.logprobs_BT)
+    assert torch.equal(first.values_BT, again.values_BT)
+    assert engine.actor.module.training
+    assert engine.critic.module.training
+    torch.manual_seed(0)
+    config = config_of(compose, "ppo.cliprange_value=null")
+    stats = PPOTrainer(engine, config).train_rlhf(first)
+    assert stats.metrics["ppo/approx_kl"] > 1e-3
+    still = separate_engine()
+    same = own_rollout(still, rollout)
+    assert torch.equal(same.logprobs_BT, first.logprobs_BT)
+    stats = PPOTrainer(still, config).train_rlhf(same)
+    assert stats.metrics["ppo/approx_kl"] == pytest.approx(0, abs=1e-9)

@@ -1,0 +1,175 @@
+"""The updates of one rollout: how many, over what, and what each model is asked to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import Role
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.models import ForwardPass
+from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
+from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
+from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
+
+Compose = Callable[[list[str]], DictConfig]
+ROWS, T = 4, 3
+
+
+class Engine:
+    """Writes down the losses that it is given."""
+
+    lr_scale = 1.0
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.steps = 0
+
+    def backward(self, loss: Tensor) -> None:
+        self.losses.append(loss.item())
+
+    def has_overflow(self) -> bool:
+        return False
+
+    def step(self, *, discard: bool = False) -> StepReport:
+        self.steps += 1
+        return StepReport(0.5, 2.0, is_skipped=discard)
+
+
+class Learner(NamedTuple):
+    role: Role
+    engine: Engine
+    forward: Callable[[WholeSequences], ForwardPass]
+
+
+class Answers:
+    """Models that always answer the same, and write down what they are asked to learn."""
+
+    def __init__(self, *, drift: float) -> None:
+        self._drift = drift
+        self.actor, self.critic = Engine(), Engine()
+        self.rows: list[list[int]] = []
+
+    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+        critic = Learner(Role.critic, self.critic, self._values)
+        actor = Learner(Role.actor, self.actor, self._policy)
+        return [[critic], [actor]] if trains_actor else [[critic]]
+
+    def _values(self, sequences: WholeSequences) -> ForwardPass:
+        self.rows.append(sequences.ids_BS[:, 0].tolist())
+        return ForwardPass(None, torch.full(sequences.keep_BT.shape, 2.0))
+
+    def _policy(self, sequences: WholeSequences) -> ForwardPass:
+        shape = sequences.keep_BT.shape
+        logprobs_BT = torch.full(shape, -1.0 + self._drift)
+        return ForwardPass(ResponseLogprobs(logprobs_BT, torch.full(shape, 0.5)), None)
+
+
+def rollout(score: float) -> Rollout:
+    """Rows 0 to 3, told apart by their first response token; values are 0, the scores equal."""
+    ids_BT = torch.arange(ROWS)[:, None].expand(ROWS, T).contiguous()
+    keep_BT = torch.ones(ROWS, T, dtype=torch.bool)
+    zeros_BT = torch.zeros(ROWS, T)
+    prompts = PromptBatch(ids_BT[:, :1], keep_BT[:, :1], zeros_BT, [""] * ROWS)
+    responses = Responses(ids_BT, keep_BT, keep_BT[:, 0])
+    scores_B = torch.full((ROWS,), score)
+    return Rollout(prompts, responses, zeros_BT - 1, zeros_BT - 1, zeros_BT, scores_B)
+
+
+@pytest.fixture
+def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
+    """A trainer and its models after some rollouts under these overrides."""
+
+    def after(
+        *overrides: str, rollouts: int = 1, drift: float = 0.0, score: float = 0.0
+    ) -> SimpleNamespace:
+        config = to_run_config(compose(["ppo.ppo_epochs=1", *overrides])).ppo
+        models = Answers(drift=drift)
+        engine: Any = SimpleNamespace(
+            models=models,
+            actor=models.actor,
+            has_critic=True,
+            ranks=Ranks(),
+            plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+            constant_metrics={},
+            speed=UNTIMED,
+        )
+        trainer = PPOTrainer(engine, config)
+        stats = [trainer.train_rlhf(rollout(score)) for _ in range(rollouts)]
+        return SimpleNamespace(engine=engine, models=models, stats=stats, trainer=trainer)
+
+    return after
+
+
+def test_every_pass_takes_each_response_once_in_an_order_of_its_own(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    models = trained("ppo.ppo_epochs=8").models
+    assert models.critic.steps == 8 * 2  # two mini-batches of two rows each
+    taken = [row for rows in models.rows for row in rows]
+    passes = [taken[i : i + ROWS] for i in range(0, len(taken), ROWS)]
+    assert all(sorted(rows) == [0, 1, 2, 3] for rows in passes)
+    assert len({tuple(rows) for rows in passes}) > 1
+
+
+def test_the_value_loss_has_its_weight(trained: Callable[..., SimpleNamespace]) -> None:
+    # values of 2 for returns of 0, three of a mini-batch's six tokens: 0.5 * 2^2 / 2
+    free = "ppo.cliprange_value=null"
+    for more, expected in ([], 1.0), (["ppo.value_coef=0.1"], 0.1):
+        losses = trained(free, *more).models.critic.losses
+        assert losses == pytest.approx([expected] * ROWS)
+
+
+def test_values_that_move_too_far_are_clipped(trained: Callable[..., SimpleNamespace]) -> None:
+    # values went from 0 to 2, where the returns are: what counts is that 0.2 is 1.8 away
+    clipped, free = (
+        trained("ppo.lam=1", f"ppo.cliprange_value={limit}", score=2.0).stats[0]
+        for limit in ("0.2", "null")
+    )
+    assert clipped.critic_loss == pytest.approx(0.5 * 1.8**2)
+    assert clipped.metrics["ppo/value_clipfrac"] == 1.0
+    assert free.critic_loss == 0.0
+
+
+def test_an_entropy_bonus_is_subtracted(trained: Callable[..., SimpleNamespace]) -> None:
+    losses = trained("ppo.entropy_coef=0.2").models.actor.losses
+    assert losses == pytest.approx([-0.05] * ROWS)  # 0.2 * 0.5 nats on half of the tokens
+
+
+def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -> None:
+    run = trained("ppo.actor_freeze_steps=2", rollouts=3)
+    assert len(run.models.critic.losses) == 12  # four micro-batches in a rollout
+    assert len(run.models.actor.losses) == 4
+    assert ["ppo/actor_loss" in stats.metrics for stats in run.stats] == [False, False, True]
+
+
+# The policy moved by log 1.5 on every token: KL(old || new) is 0.5 - log 1.5 = 0.0945.
+DRIFT = 0.4054651
+
+
+def test_updates_stop_where_the_policy_has_moved_too_far(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    def updates(limit: str) -> int:
+        run = trained("ppo.ppo_epochs=4", f"ppo.stop_update_kl={limit}", drift=DRIFT)
+        assert run.stats[0].metrics["ppo/approx_kl"] == pytest.approx(0.0945349)
+        assert run.models.actor.steps == run.models.critic.steps
+        return run.models.actor.steps
+
+    assert updates("0.09") == 1
+    assert updates("0.1") == updates("null") == 8
+
+
+def test_the_learning_rate_is_guarded(trained: Callable[..., SimpleNamespace]) -> None:
+    assert trained("ppo.lr_guard_kl=0.09", drift=DRIFT).engine.actor.lr_scale < 1.0
+    assert trained("ppo.lr_guard_kl=0.1", drift=DRIFT).engine.actor.lr_scale == 1.0
+    assert trained("ppo.lr_guard_kl=null", drift=DRIFT).engine.actor.lr_scale == 1.0

@@ -1,0 +1,162 @@
+"""Held-out prompts are each counted once, and answered with the same random numbers each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.config.choices import Phase
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.policy_evaluation import (
+    AnsweringPolicy,
+    HeldOutPrompts,
+    evaluate_policy,
+    write_samples,
+)
+from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences
+from rlhf.types import PromptBatch, Responses
+from tests.phases.run_pieces import Compose, Notes, run_context
+
+
+class Answers:
+    """Ends every other response at once; notes the prompts and the random numbers."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[float, ...], str] = {}
+
+    def generate(self, _: Any, prompts: PromptBatch) -> Responses:
+        rows = list(zip(map(tuple, prompts.draws_BT.tolist()), prompts.texts, strict=True))
+        self.seen |= dict(rows)
+        tokens_B = prompts.attend_BP.sum(dim=1)
+        ended_B = tokens_B % 2 == 0
+        keep_BT = torch.ones(len(rows), 3, dtype=torch.bool)
+        keep_BT[ended_B, 1:] = False
+        return Responses(torch.full_like(keep_BT, 7, dtype=torch.long), keep_BT, ended_B)
+
+
+class FixedModels:
+    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+        """Half a nat of KL on each token; the score is the number of tokens."""
+        logprobs_BT = torch.full(sequences.keep_BT.shape, -1.0)
+        scores_B = sequences.lengths_B.float()
+        return ModelOutputs(logprobs_BT, logprobs_BT - 0.5, torch.zeros_like(logprobs_BT), scores_B)
+
+
+class LengthJudge:
+    """A response is as good as its text is long, and right if it ended."""
+
+    def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
+        return {
+            "gold": len(response) + (100 if ended else 0) + 1000 * len(prompt),
+            "exact": float(ended),
+            "correct": 0.5,
+        }
+
+
+class NoAnswers:
+    """A backend whose responses never end."""
+
+    def generate(self, _: Any, prompts: PromptBatch) -> Responses:
+        keep_BT = torch.ones(len(prompts.texts), 3, dtype=torch.bool)
+        ended_B = torch.zeros(len(prompts.texts), dtype=torch.bool)
+        return Responses(torch.full_like(keep_BT, 7, dtype=torch.long), keep_BT, ended_B)
+
+
+@pytest.fixture
+def made(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[RunContext, Notes]]:
+    options = ["phase=ppo", "rollout.max_response_tokens=3", "rollout.max_prompt_tokens=200"]
+    return lambda *more: run_context(compose, tmp_path, monkeypatch, *options, *more)
+
+
+def held_out_of(context: RunContext) -> HeldOutPrompts:
+    data = context.tokens(Phase.ppo, batch_size=1, key="k")
+    return HeldOutPrompts(data.eval, context.part(Phase.ppo).eval)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [1, 2, 3, 10])
+@pytest.mark.parametrize("num_prompts", [1, 2, 100])
+def test_each_prompt_counts_once(
+    made: Callable[..., tuple[RunContext, Notes]], micro: int, num_prompts: int
+) -> None:
+    context, _ = made()
+    held_out, rollout = held_out_of(context), Answers()
+    policy = AnsweringPolicy(None, rollout, NoAnswers(), FixedModels(), micro)
+    for _ in range(2):  # the second time with the same random numbers
+        result = evaluate_policy(context, policy, held_out, num_prompts=num_prompts)
+    ids = held_out.examples["ids"][:num_prompts]
+    assert len(ids) == min(num_prompts, len(held_out.examples))
+    lengths = [1 if len(row) % 2 == 0 else 3 for row in ids]
+    count = len(ids)
+    assert result.score == pytest.approx(
+        sum(len(row) + n for row, n in zip(ids, lengths, strict=True)) / count
+    )
+    assert result.kl_to_reference == pytest.approx(0.5 * sum(lengths) / count)
+    assert result.ended_share == pytest.approx(sum(n == 1 for n in lengths) / count)
+    assert result.response_tokens == pytest.approx(sum(lengths) / count)
+    assert (result.gold, result.exact_greedy) == (None, None)
+    assert list(result.result("after")) == [
+        f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")
+    ]
+    rows = held_out.examples["row"][:num_prompts]
+    assert list(rollout.seen.values()) == [held_out.records[row].prompt for row in rows]
+
+
+def test_gold_scores_are_those_of_the_texts(
+    made: Callable[..., tuple[RunContext, Notes]],
+) -> None:
+    context, _ = made()
+    context = replace(context, judge=LengthJudge())
+    held_out = held_out_of(context)
+    policy = AnsweringPolicy(None, Answers(), NoAnswers(), FixedModels(), 2)
+    result = evaluate_policy(context, policy, held_out, num_prompts=100)
+    letters = len(context.tokenizer.decode([7]))
+    prompts = [held_out.records[row].prompt for row in held_out.examples["row"]]
+    golds = [
+        letters * (1 if len(ids) % 2 == 0 else 3)
+        + (100 if len(ids) % 2 == 0 else 0)
+        + 1000 * len(p)
+        for ids, p in zip(held_out.examples["ids"], prompts, strict=True)
+    ]
+    assert result.gold == pytest.approx(sum(golds) / len(golds))
+    ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
+    assert result.gold_parts["exact"] == pytest.approx(sum(ended) / len(ended))
+    assert result.exact_greedy == 0, "the greedy answers are others"
+    entries = result.result("before")
+    assert entries["gold_before"] == result.gold
+    assert entries["exact_before"] == result.gold_parts["exact"]
+    assert entries["exact_greedy_before"] == 0
+    assert entries["gold_parts_before"] == {"correct": 0.5}
+    values = result.metrics()
+    assert values["ppo/eval_gold"] == result.gold
+    assert values["ppo/eval_exact_greedy"] == 0
+    assert values["ppo/eval_correct"] == 0.5
+
+
+def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
+    made: Callable[..., tuple[RunContext, Notes]],
+) -> None:
+    context, notes = made()
+    held_out = held_out_of(context)
+    policy = AnsweringPolicy(None, Answers(), NoAnswers(), FixedModels(), 3)
+    write_samples(context, 0, policy, held_out)
+    write_samples(replace(context, judge=LengthJudge()), 6, policy, held_out)
+    count = min(8, len(held_out.examples))
+    first, second = notes.samples[:count], notes.samples[count:]
+    prompts = [held_out.records[row].prompt for row in held_out.examples["row"][:count]]
+    ids = held_out.examples["ids"][:count]
+    for samples, step in ((first, 0), (second, 6)):
+        assert [sample["prompt"] for sample in samples] == prompts
+        assert {(sample["phase"], sample["step"]) for sample in samples} == {("ppo", step)}
+        assert [sample["ended"] for sample in samples] == [len(row) % 2 == 0 for row in ids]
+    assert {sample["gold_parts"] for sample in first} == {None}
+    for sample in second:
+        rated = LengthJudge().rate(sample["prompt"], sample["response"], ended=sample["ended"])
+        assert sample["gold_parts"] == rated

@@ -1,0 +1,124 @@
+"""A rollout backend that cannot work is refused before any model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.config.choices import Backend, LoraRole, Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import CapabilityError, ConfigError
+from rlhf.models.families import FAMILIES
+from rlhf.phases.shared import preflight as rollout_checks
+from rlhf.phases.shared.preflight import require_rollouts
+from tests.rollout.decoder_checks import FAMILIES as DECODED
+from tests.rollout.decoder_checks import tiny_model
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+def config_of(compose: Compose, backend: Backend = Backend.fast, **architecture: Any) -> RunConfig:
+    """A run whose model has this architecture; rules between keys are not looked at again."""
+    config = to_run_config(compose(["hardware=a6000_48g"]))
+    model = replace(config.model, architecture=architecture)
+    return replace(config, model=model, rollout=replace(config.rollout, backend=backend))
+
+
+def hybrid(compose: Compose, model_type: str, **fields: Any) -> RunConfig:
+    return config_of(compose, Backend.hybrid_engine, model_type=model_type, **fields)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that can run the Hybrid Engine."""
+    monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_the_hybrid_engine_needs_a_model_that_it_knows(compose: Compose) -> None:
+    require_rollouts(hybrid(compose, "llama"))
+    for model_type, words in {"opt": "is left out by DeepSpeed", "qwen2": "has no layers"}.items():
+        with pytest.raises(CapabilityError, match=f"{model_type} {words}.*use rollout=fast"):
+            require_rollouts(hybrid(compose, model_type))
+    with pytest.raises(CapabilityError, match="num_key_value_heads=4"):
+        require_rollouts(hybrid(compose, "llama", num_key_value_heads=4))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_hybrid_engine_does_not_see_adapters(compose: Compose) -> None:
+    config = hybrid(compose, "llama")
+    for roles, is_refused in (([LoraRole.critic], False), ([LoraRole.actor], True)):
+        adapted = replace(config, lora=replace(config.lora, rank=4, roles=roles))
+        if not is_refused:
+            require_rollouts(adapted)
+            continue
+        with pytest.raises(CapabilityError, match=r"lora.rank=4 on the actor.*lora=none"):
+            require_rollouts(adapted)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_config_of_a_folder_is_read(compose: Compose, tmp_path: Path) -> None:
+    for family in ("opt", "llama"):
+        tiny_model(family).config.save_pretrained(tmp_path / family)
+    overrides = ["model=pretrained", "hardware=a6000_48g", "rollout=hybrid_engine"]
+    for family, words in {"opt": "model_type=opt", "llama": "num_key_value_heads=2"}.items():
+        config = to_run_config(compose([*overrides, f"model.path={tmp_path / family}"]))
+        with pytest.raises(CapabilityError, match=words):
+            require_rollouts(config)
+    # What cannot be read is left to whoever builds the model.
+    require_rollouts(to_run_config(compose([*overrides, f"model.path={tmp_path / 'none'}"])))
+
+
+def test_the_machine_is_asked_first(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(CapabilityError, match=r"torch finds no GPU here.*use rollout=fast"):
+        require_rollouts(hybrid(compose, "llama"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_only_ppo_has_the_hybrid_engine(compose: Compose) -> None:
+    config = hybrid(compose, "llama")
+    phases = replace(config.phase, order=[Phase.sft, Phase.dpo])
+    with pytest.raises(ConfigError, match="with the dpo phase"):
+        require_rollouts(replace(config, phase=phases))
+    # Where nothing is sampled, nothing is asked.
+    sft = replace(config.phase, order=[Phase.sft])
+    require_rollouts(replace(hybrid(compose, "opt"), phase=sft))
+
+
+CONVOLUTION = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "words"),
+    [
+        ("mamba", {}, "does not remember keys and values of its tokens"),
+        ("lfm2", CONVOLUTION, "has layers that do not remember keys and values of all tokens"),
+    ],
+)
+def test_fast_needs_a_model_that_it_can_decode(
+    model_type: str, fields: dict[str, Any], words: str, compose: Compose
+) -> None:
+    with pytest.raises(CapabilityError, match=f"model_type={model_type} {words}; use rollout=hf"):
+        require_rollouts(config_of(compose, model_type=model_type, **fields))
+    require_rollouts(config_of(compose, Backend.hf, model_type=model_type, **fields))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*DECODED, *FAMILIES])
+def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
+    fields = DECODED.get(family, {})
+    require_rollouts(config_of(compose, model_type=family.partition("-")[0], **fields))
+
+
+def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> None:
+    require_rollouts(config_of(compose, model_type="bart"))  # its decoder may be taken alone
+    require_rollouts(config_of(compose, model_type="gemma3_text", sliding_window=8))

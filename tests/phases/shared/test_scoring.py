@@ -1,0 +1,215 @@
+"""Responses and what the models think of them, against plain computation on unpadded sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf.data.collate import collate_prompts
+from rlhf.data.synthetic import render_prompt
+from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.language_model import LanguageModel
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.shared.scoring import (
+    JudgeScores,
+    ModelOutputs,
+    ModelScores,
+    WholeSequences,
+    score_responses,
+)
+from rlhf.rollout.hf import HfRollout
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens
+from rlhf.rollout.stopping import StopTexts
+from rlhf.types import PromptBatch, Responses, Rollout, take_rows
+from tests.plain_engine import PlainEngine
+
+ARCHITECTURE = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.5,  # far from uniform, so that a wrong token shows
+}
+TEMPERATURE = 0.8
+MAX_TOKENS = 6
+SAMPLING = SamplingSettings(max_tokens=MAX_TOKENS, temperature=TEMPERATURE, top_k=0, top_p=1.0)
+CPU = torch.device("cpu")
+TOKENIZER = train_tokenizer(["words"], vocab_size=260)
+
+
+@pytest.fixture(scope="module")
+def models() -> SeparateModels:
+    source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
+    actors = [
+        PlainEngine(LanguageModel(build_actor(source, TOKENIZER, seed=seed))) for seed in (1, 2)
+    ]
+    scorers = [PlainEngine(build_scorer(source, TOKENIZER, seed=seed)) for seed in (3, 4)]
+    critic, reward = scorers
+    return SeparateModels(*actors, critic, ModelScores(reward), temperature=TEMPERATURE)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> PromptBatch:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(2, 258, (n,), generator=generator).tolist() for n in (3, 7, 1, 5)]
+    draws = torch.rand(4, MAX_TOKENS, generator=generator)
+    return collate_prompts(ids, list("abcd"), draws, pad_id=0, device=CPU)
+
+
+def rollout_of(
+    models: SeparateModels, prompts: PromptBatch, *, end_id: int, micro: int = 4
+) -> Rollout:
+    backend = HfRollout(SAMPLING, end_id=end_id, pad_id=0, stop=StopTexts(TOKENIZER, []))
+    responses = backend.generate(models.actor, prompts)
+    return score_responses(models, prompts, responses, micro_batch_size=micro)
+
+
+@pytest.fixture(scope="module")
+def rollout(models: SeparateModels, prompts: PromptBatch) -> Rollout:
+    # The end token is one that row 1 samples third, so that one response ends early.
+    free = rollout_of(models, prompts, end_id=1)
+    return rollout_of(models, prompts, end_id=int(free.responses.ids_BT[1, 2]))
+
+
+def unpadded(rollout: Rollout, row: int) -> tuple[list[int], list[int]]:
+    prompt = rollout.prompts.ids_BP[row][rollout.prompts.attend_BP[row]].tolist()
+    response = rollout.responses.ids_BT[row][rollout.responses.keep_BT[row]].tolist()
+    return prompt, response
+
+
+def test_a_response_keeps_its_end_token_and_nothing_behind_it(rollout: Rollout) -> None:
+    keep, ended = rollout.responses.keep_BT, rollout.responses.ended_B
+    assert ended[1]
+    assert keep[1].tolist() == [True] * 3 + [False] * 3
+    assert (rollout.responses.ids_BT[1, 3:] == 0).all()
+    for row in range(4):
+        if not ended[row]:
+            assert keep[row].all(), "a response that never ended keeps all its tokens"
+
+
+def test_tokens_are_where_their_draws_fall(models: SeparateModels, rollout: Rollout) -> None:
+    for row in range(4):
+        prompt, response = unpadded(rollout, row)
+        for step, token in enumerate(response):
+            ids = torch.tensor([prompt + response[:step]])
+            with torch.no_grad():
+                logits = models.actor.module.pretrained(ids).logits[:, -1]
+            draw = rollout.prompts.draws_BT[row, step][None]
+            assert draw_tokens(logits, draw, SAMPLING).tokens_B.item() == token
+
+
+def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
+    models: SeparateModels, rollout: Rollout
+) -> None:
+    for row in range(4):
+        prompt, response = unpadded(rollout, row)
+        ids = torch.tensor([prompt + response])
+        places = torch.arange(len(prompt) - 1, ids.shape[1] - 1)  # where each token is predicted
+        with torch.no_grad():
+            for model, name in (
+                (models.actor, "logprobs"),
+                (models.reference, "reference_logprobs"),
+            ):
+                logits = model.module.pretrained(ids).logits[0, places] / TEMPERATURE
+                expected = logits.log_softmax(-1)[torch.arange(len(response)), response]
+                got = getattr(rollout, f"{name}_BT")[row, : len(response)]
+                torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+            critic, reward = models.critic.module.pretrained, models.scores.model.module.pretrained
+            values = critic.score(critic.model(ids).last_hidden_state)[0, places, 0]
+            score = reward(ids).logits[0, 0]
+        got = rollout.values_BT[row, : len(response)]
+        torch.testing.assert_close(got, values, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rollout.scores_B[row], score, atol=1e-5, rtol=1e-5)
+
+
+def test_neighbours_and_micro_batches_change_nothing(
+    models: SeparateModels, prompts: PromptBatch, rollout: Rollout
+) -> None:
+    end_id = int(rollout.responses.ids_BT[1, 2])
+    for rows in ([1], [2, 0], [3, 2, 1, 0]):
+        part = rollout_of(models, take_rows(prompts, rows), end_id=end_id, micro=1)
+        width = part.logprobs_BT.shape[1]
+        keep = part.responses.keep_BT
+        assert torch.equal(keep, rollout.responses.keep_BT[rows][:, :width])
+        for name in ("logprobs_BT", "values_BT"):
+            got, expected = getattr(part, name), getattr(rollout, name)[rows][:, :width]
+            torch.testing.assert_close(got[keep], expected[keep], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(part.scores_B, rollout.scores_B[rows], atol=1e-5, rtol=1e-5)
+
+
+def test_the_checkpoint_own_generation_settings_do_not_bend_the_policy(
+    models: SeparateModels, prompts: PromptBatch
+) -> None:
+    plain = rollout_of(models, prompts, end_id=1)
+    own = models.actor.module.pretrained.generation_config
+    own.repetition_penalty, own.no_repeat_ngram_size = 5.0, 1
+    try:
+        bent = rollout_of(models, prompts, end_id=1)
+    finally:
+        own.repetition_penalty, own.no_repeat_ngram_size = None, None
+    assert torch.equal(bent.responses.ids_BT, plain.responses.ids_BT)
+    assert models.actor.module.pretrained.generation_config is own
+
+
+def test_whole_sequences_by_hand() -> None:
+    prompts = PromptBatch(
+        torch.tensor([[0, 0, 5], [6, 7, 8], [0, 9, 10]]),
+        torch.tensor([[False, False, True], [True] * 3, [False, True, True]]),
+        torch.zeros(3, 4),
+        list("abc"),
+    )
+    keep_BT = torch.tensor([[True] * 4, [True, False, False, False], [True, True, False, False]])
+    ids_BT = torch.tensor([[11, 12, 13, 14], [15, 0, 0, 0], [16, 17, 0, 0]])
+    whole = WholeSequences(prompts, Responses(ids_BT, keep_BT, keep_BT[:, 0]))
+    assert whole.ids_BS.tolist() == [[5, 11, 12, 13, 14], [6, 7, 8, 15, 0], [9, 10, 16, 17, 0]]
+    assert whole.lengths_B.tolist() == [5, 4, 4]
+    assert whole.positions.rows_N.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert whole.positions.columns_N.tolist() == [0, 1, 2, 3, 2, 1, 2]
+    assert whole.positions.ids_N.tolist() == [11, 12, 13, 14, 15, 16, 17]
+    x_N = torch.arange(1.0, 8.0, requires_grad=True)
+    x_BT = whole.scatter(x_N)
+    assert x_BT.tolist() == [[1, 2, 3, 4], [5, 0, 0, 0], [6, 7, 0, 0]]
+    (slope_N,) = torch.autograd.grad((x_BT * torch.tensor([[1.0, 2, 3, 4]])).sum(), x_N)
+    assert slope_N.tolist() == [1, 2, 3, 4, 1, 1, 2]
+    x_BS = torch.arange(15).reshape(3, 5)
+    assert whole.before_response(x_BS).tolist() == [[0, 1, 2, 3], [7, 0, 0, 0], [11, 12, 0, 0]]
+
+
+def test_a_judge_scores_the_text_of_each_response() -> None:
+    prompt = render_prompt("Repeat this: boat fig.")
+    texts = [" Sure! boat fig.", " boat fig.", " fig.", " boat fig."]
+    ended = [True, True, True, False]
+    rows = [
+        TOKENIZER.encode(text) + [TOKENIZER.eos_token_id] * end
+        for text, end in zip(texts, ended, strict=True)
+    ]
+    length = max(map(len, rows))
+    ids_BT = torch.tensor([row + [TOKENIZER.pad_token_id] * (length - len(row)) for row in rows])
+    keep_BT = torch.tensor([[place < len(row) for place in range(length)] for row in rows])
+    prompts = collate_prompts([[5]] * 4, [prompt] * 4, torch.zeros(4, length), pad_id=0, device=CPU)
+    responses = Responses(ids_BT, keep_BT, torch.tensor(ended))
+    scores_B = JudgeScores(GoldJudge(), TOKENIZER)(WholeSequences(prompts, responses))
+    torch.testing.assert_close(scores_B, torch.tensor([1.0, 0.904, 0.0, 0.784]))
+
+
+def test_neighbours_are_of_like_length_and_come_back_in_order(
+    models: SeparateModels, rollout: Rollout
+) -> None:
+    widths: list[int] = []
+
+    class Recorded:
+        def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+            widths.append(sequences.ids_BS.shape[1])
+            return models.score(sequences)
+
+    again = score_responses(Recorded(), rollout.prompts, rollout.responses, micro_batch_size=2)
+    lengths = [3 + 6, 7 + 3, 1 + 6, 5 + 6]
+    kept = rollout.responses.keep_BT.sum(dim=1)
+    assert (rollout.prompts.attend_BP.sum(dim=1) + kept).tolist() == lengths
+    assert widths == [11, 9]  # rows 3 and 1, then 0 and 2
+    for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT", "scores_B"):
+        got, expected = getattr(again, name), getattr(rollout, name)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,156 @@
+"""What a hardware profile says of one rank, in bytes and seconds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.choices import Dtype
+from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
+from rlhf.errors import ConfigError
+from rlhf.planning.cpu_rates import (
+    ESTIMATES,
+    CpuRates,
+    cpu_rates,
+    keep_rates,
+    lacks_rates,
+    rates_file,
+)
+from rlhf.planning.decide import chosen
+from rlhf.planning.hardware import machine_of
+from rlhf.planning.plan import plan_run
+from rlhf.planning.steps import Load
+from tests.planning.planned import Compose, changed, run_of
+
+
+def profile(compose: Compose, name: str, **fields: object) -> HardwareConfig:
+    return changed(run_of(compose, f"hardware={name}"), hardware=fields).hardware
+
+
+def test_a_node_of_gpus(compose: Compose) -> None:
+    machine = machine_of(profile(compose, "64xa100_80g"))
+    assert (machine.ranks, machine.nodes, machine.ranks_per_node) == (64, 8, 8)
+    assert (machine.is_gpu, machine.dtype) == (True, Dtype.bf16)
+    assert machine.memory == 80 * 2**30
+    assert machine.host_memory_of_node == 1900 * 2**30
+    assert (machine.operations, machine.bandwidth) == (312e12, 2039e9)
+    assert (machine.link, machine.network_of_node) == (300e9, 200e9)
+    assert (machine.host_link, machine.nvme_of_node) == (31.5e9, 50e9)
+    assert machine.price_per_hour == pytest.approx(8 * 32.77)
+
+
+def test_fp32_has_a_peak_of_its_own(compose: Compose) -> None:
+    assert machine_of(profile(compose, "a100_80g", dtype=Dtype.fp32)).operations == 19.5e12
+    assert machine_of(profile(compose, "v100_32g")).dtype is Dtype.fp16
+
+
+def test_the_ranks_of_a_cpu_share_it(compose: Compose) -> None:
+    given = {"memory_gib": 8, "dtype": Dtype.bf16, "peak_tflops": 1.6, "memory_bandwidth_gb": 27}
+    one = machine_of(profile(compose, "cpu", **given))
+    two = machine_of(profile(compose, "cpu", **given, ranks_per_node=2))
+    assert (one.memory, two.memory) == (8 * 2**30, 4 * 2**30)
+    assert (one.operations, two.operations) == (1.6e12, 0.8e12)
+    assert (one.bandwidth, two.bandwidth) == (27e9, 13.5e9)
+    assert two.host_memory_of_node == one.host_memory_of_node
+    assert one.price_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [(FLAGS[Isa.avx512_bf16], Dtype.bf16), (set(), Dtype.fp32)]
+)
+def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(
+    flags: set[str], dtype: Dtype, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine_of(profile(compose, "a100_80g", dtype=Dtype.auto)).dtype is Dtype.bf16
+    known = FLAGS[Isa.avx2] | flags
+    monkeypatch.setattr("rlhf.cpu.read_cpu", lambda: Cpu("EPYC", frozenset(known)))
+    monkeypatch.delenv(MAX_ISA, raising=False)
+    monkeypatch.delenv(ONEDNN_MAX_ISA, raising=False)
+    assert machine_of(profile(compose, "cpu")).dtype is dtype
+
+
+def test_rates_that_no_profile_names_are_those_of_this_cpu(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    auto = profile(compose, "cpu", dtype=Dtype.fp32)
+    assert lacks_rates(auto)
+    assert machine_of(auto).operations == ESTIMATES[usable_isa()][1] * cores() * 1e12
+    rates = CpuRates(bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2)
+    keep_rates(rates)
+    assert cpu_rates() == rates
+    assert not lacks_rates(auto)
+    found = machine_of(auto)
+    assert (found.operations, found.bandwidth, found.call_seconds) == (5e11, 30e9, 2e-6)
+    assert machine_of(profile(compose, "cpu", dtype=Dtype.bf16)).operations == 2e12
+    given = machine_of(profile(compose, "cpu", dtype=Dtype.fp32, fp32_tflops=1.0))
+    assert (given.operations, given.bandwidth) == (1e12, 30e9)
+
+
+def test_rates_of_a_busy_machine_are_measured_again(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    keep_rates(
+        CpuRates(
+            bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2, was_busy=True
+        )
+    )
+    assert cpu_rates().is_measured
+    assert lacks_rates(profile(compose, "cpu"))
+    given = {"peak_tflops": 1.0, "fp32_tflops": 1.0, "memory_bandwidth_gb": 1.0}
+    assert not lacks_rates(profile(compose, "cpu", **given))
+    assert not lacks_rates(profile(compose, "a100_80g"))
+
+
+def test_measured_rates_predict_times_and_choose_nothing(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    config = run_of(compose, "hardware.dtype=bf16")
+    loads = {phase: Load(steps=300, lengths=tuple(range(25, 45))) for phase in config.phase.order}
+    plans = []
+    for bandwidth in (10.0, 40.0):
+        rates = {"bf16_tflops": 0.4, "fp32_tflops": 0.1, "bandwidth_gb": bandwidth}
+        keep_rates(CpuRates(**rates, call_microseconds=3))
+        plans.append(plan_run(config, loads))
+    assert chosen(plans[0]) == chosen(plans[1])
+    assert plans[0].seconds != plans[1].seconds
+
+
+def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    rates_file().write_text('{"bf16_tflops": ')
+    assert not cpu_rates().is_measured
+    monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
+    keep_rates(cpu_rates())
+    assert not cpu_rates().is_measured
+
+
+@pytest.mark.parametrize("key", ["peak_tflops", "fp32_tflops", "memory_bandwidth_gb"])
+def test_rates_of_gpus_are_not_measured(key: str, compose: Compose) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"hardware\.{key}=null: only rates of a CPU are measured"
+    ):
+        run_of(compose, "hardware=a100_80g", f"hardware.{key}=null")
+
+
+@pytest.mark.parametrize(("limit", "found"), [("max", None), ("1000000", 10**6), (None, None)])
+def test_memory_that_no_profile_says_is_what_this_process_may_use(
+    limit: str | None, found: int | None, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Path("/sys/fs/cgroup/memory.max")
+    read, exists = Path.read_text, Path.exists
+    cpu = profile(compose, "cpu")
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: f"{limit}\n" if path == group else read(path)
+    )
+    monkeypatch.setattr(
+        Path, "exists", lambda path: limit is not None if path == group else exists(path)
+    )
+    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = machine_of(cpu)
+    assert machine.memory == machine.host_memory_of_node == (found or here)

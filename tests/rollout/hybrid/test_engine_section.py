@@ -1,0 +1,83 @@
+"""DeepSpeed's section hybrid_engine, golden, from what is typed on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.batches import BatchPlan
+from rlhf.config.choices import Dtype
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import Role
+from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
+
+Compose = Callable[[list[str]], DictConfig]
+
+HYBRID = ["rollout=hybrid_engine", "hardware=8xa100_80g", "zero=stage3"]
+PLAIN = {
+    "enabled": True,
+    "max_out_tokens": 256 + 32,
+    "inference_tp_size": 1,
+    "release_inference_cache": False,
+    "pin_parameters": True,
+    "tp_gather_partition_size": 8,
+    "enable_cuda_graph": False,
+}
+
+
+def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
+    config = to_run_config(compose([*overrides]))
+    return deepspeed_config(
+        role,
+        zero=config.zero,
+        dtype=Dtype.bf16,
+        plan=BatchPlan(per_rank=8, micro=4, accumulation=2),
+        max_grad_norm=1.0,
+        ranks=8,
+        hybrid_engine=hybrid_engine_section(config),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "changed"),
+    [
+        ([], {}),
+        (["rollout.max_prompt_tokens=512"], {"max_out_tokens": 544}),
+        (["rollout.hybrid_engine.max_out_tokens=1024"], {"max_out_tokens": 1024}),
+        (["rollout.hybrid_engine.inference_tp_size=4"], {"inference_tp_size": 4}),
+        (
+            ["rollout.hybrid_engine.release_inference_cache=true"],
+            {"release_inference_cache": True},
+        ),
+        (["rollout.hybrid_engine.pin_parameters=false"], {"pin_parameters": False}),
+        (
+            ["rollout.hybrid_engine.tp_gather_partition_size=4"],
+            {"tp_gather_partition_size": 4},
+        ),
+        (
+            ["rollout.hybrid_engine.enable_cuda_graph=true", "zero=stage2"],
+            {"enable_cuda_graph": True},
+        ),
+    ],
+)
+def test_every_field_reaches_deepspeed(
+    overrides: list[str], changed: dict[str, Any], compose: Compose
+) -> None:
+    section = generated(compose, Role.actor, *HYBRID, *overrides)["hybrid_engine"]
+    assert section == PLAIN | changed
+    from deepspeed.runtime.config import HybridEngineConfig
+
+    assert HybridEngineConfig(**section).model_dump().keys() >= section.keys()
+    assert HybridEngineConfig().model_dump().keys() == PLAIN.keys()  # and there is no other
+
+
+def test_only_the_actor_has_it(compose: Compose) -> None:
+    for role in Role:
+        config = generated(compose, role, *HYBRID)
+        assert ("hybrid_engine" in config) == (role is Role.actor)
+    assert "hybrid_engine" not in generated(compose, Role.actor)

@@ -1,0 +1,125 @@
+"""The decoders of the known families: the shared checks, in every precision and on every kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from rlhf.kernels import amx
+from rlhf.models.families import FAMILIES as TABLE
+from rlhf.models.families import decoder_parts
+from rlhf.rollout.decoders import projections
+from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
+from tests.rollout.decoder_checks import (
+    CHECKS,
+    FAMILIES,
+    DecoderFactory,
+    Rows,
+    some_prompts,
+    tiny_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+KNOWN = [name for name, family in TABLE.items() if family.block is not None]
+FAST = [name for name in FAMILIES if name.partition("-")[0] in KNOWN]
+WIDE = {"hidden_size": 64, "intermediate_size": 96, "ffn_dim": 96}  # whole tiles of AMX
+
+
+def family(
+    model: PreTrainedModel, rows: int, tokens: int, dtype: torch.dtype = torch.float32
+) -> FusedDecoder:
+    parts = decoder_parts(model, tokens=tokens)
+    assert parts is not None
+    return FusedDecoder(parts, lambda module: module.weight, rows=rows, tokens=tokens, dtype=dtype)
+
+
+def test_the_families_of_the_configuration_are_known() -> None:
+    assert {"opt", "llama", "qwen3", "gpt_neox"} <= set(KNOWN)
+    assert {name.partition("-")[0] for name in FAST} == set(KNOWN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", FAST)
+def test_it_decodes_as_the_model_does(
+    name: str, check: Callable[[PreTrainedModel, DecoderFactory], None]
+) -> None:
+    check(tiny_model(name), family)
+
+
+def test_one_block_after_the_other_in_gpt_neox() -> None:
+    for check in CHECKS:
+        check(tiny_model("gpt_neox", use_parallel_residual=False), family)
+
+
+def test_a_part_of_each_head_is_rotated_in_gpt_neox() -> None:
+    model = tiny_model(
+        "gpt_neox", rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    )
+    for check in CHECKS:
+        check(model, family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "silu"])
+def test_activations(activation: str) -> None:
+    for name, key in (("opt", "activation_function"), ("llama", "hidden_act")):
+        for check in CHECKS:
+            check(tiny_model(name, **{key: activation}), family)
+
+
+@pytest.mark.slow
+def test_plain_projections_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf.rollout.decoders.layers.can_pack", lambda *_: False)
+    monkeypatch.setattr(projections, "can_pack", lambda *_: False)
+    for name in FAST:
+        for check in CHECKS:
+            check(tiny_model(name), family)
+
+
+@pytest.mark.parametrize("kernels", ["amx", "amx, long prompts", "onednn"])
+@pytest.mark.parametrize("name", FAST)
+def test_half_precision_is_off_by_its_rounding_alone(
+    name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels == "onednn":
+        monkeypatch.setattr(amx, "kernels", lambda: None)
+    elif amx.kernels() is None:
+        pytest.skip("this CPU has no AMX, or there is no C compiler")
+    elif kernels == "amx, long prompts":
+        monkeypatch.setattr("rlhf.rollout.decoders.fused.SHORT", 0)
+    model = tiny_model(name, **WIDE, initializer_range=0.1)
+    reference = model.bfloat16().float()  # the weights that both have
+    rows = Rows(reference, family(model, 4, 24, torch.bfloat16))
+    with torch.no_grad():
+        rows.join(some_prompts())
+        for _ in range(4):
+            rows.grow_greedily()
+        rows.leave(1)
+        rows.grow_and_join([5, 6, 7], some_prompts((6,)))
+        rows.logits = [logits_V.float() for logits_V in rows.logits]
+        rows.check(tolerance=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("gpt2", {}),
+        ("mistral", {"sliding_window": 8}),
+        ("opt", {"activation_function": "tanh"}),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    ],
+)
+def test_what_differs_is_left_to_the_general_decoder(name: str, fields: dict[str, object]) -> None:
+    parts = decoder_parts(tiny_model(name, **fields), tokens=24)
+    assert parts is None or not can_fuse(parts)
+
+
+def test_a_window_as_long_as_a_row_hides_nothing() -> None:
+    assert decoder_parts(tiny_model("mistral", sliding_window=24), tokens=24) is not None

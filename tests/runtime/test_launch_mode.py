@@ -1,0 +1,184 @@
+"""The command for each way of starting ranks, word for word, and what it is made from."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import to_run_config
+from rlhf.errors import ConfigError
+from rlhf.runtime.launch_mode import (
+    LaunchMode,
+    Program,
+    hosts_of,
+    in_shell,
+    launch_commands,
+    launch_mode,
+    script_name,
+    slurm_task,
+)
+from tests.runs import ROOT, launch, python
+
+pytestmark = pytest.mark.slow
+
+GOLDEN = Path(__file__).with_name("golden")
+Compose = Callable[[list[str]], DictConfig]
+
+FITTING = ["sft.batch_size=64", "reward.batch_size=64"]
+GPUS = ["hardware=64xa100_80g", *FITTING]
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "8",
+    "SLURM_NNODES": "8",
+    "SLURM_JOB_NODELIST": "gpu[07-11,13],big[1-2]",
+}
+WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "process": ([], {}),
+    "torchrun": (["hardware=8xa100_80g"], {}),
+    "hostfile": ([*GPUS, "launcher.hostfile=hosts"], {}),
+    "hostfile_address": (
+        [*GPUS, "launcher.hostfile=hosts", "launcher.master_addr=10.0.0.1"],
+        {},
+    ),
+    "slurm": (GPUS, SLURM),
+    "slurm_address": ([*GPUS, "launcher.master_addr=ib7", "launcher.master_port=3000"], SLURM),
+    "by_hand": ([*GPUS, "launcher.master_addr=10.0.0.1"], {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("# eight\n" + "".join(f"node{i} slots=8\n" for i in range(8)))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_command_is_the_golden_one(name: str, compose: Compose) -> None:
+    overrides, environment = WAYS[name]
+    program = Program("python", "launch.py", [*overrides, "name=it's"])
+    commands = launch_commands(to_run_config(compose(overrides)), program, environment)
+    text = "".join(f"{in_shell(command)}\n" for command in commands)
+    assert text == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_dry_run_starts_nothing(tmp_path: Path) -> None:
+    overrides = ["hardware.ranks_per_node=2", "name='a b'", "launcher.dry_run=true"]
+    run = launch(*overrides, cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == (
+        f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 "
+        f"{ROOT}/launch.py hardware.ranks_per_node=2 'name='\"'\"'a b'\"'\"''\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["hosts"]
+
+
+def test_sbatch_script_is_the_golden_one(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "srun").chmod(0o755)
+    choices = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "name=big"]
+    run = python(
+        *(ROOT / "launch.py", "-m", *choices, *GPUS),
+        *("launcher.dry_run=true", "hydra.sweep.dir=sweep"),
+        cwd=tmp_path,
+        PATH=f"{tools}:{os.environ['PATH']}",
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    said = run.stdout.replace(str(tmp_path), "HERE").replace(sys.executable, "PYTHON")
+    assert said == (GOLDEN / "sbatch.txt").read_text()
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_without_slurm_there_is_no_script(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    choices = ["hydra/launcher=submitit_slurm", "launcher.dry_run=true", *GPUS]
+    run = python(ROOT / "launch.py", "-m", *choices, cwd=tmp_path, PATH="")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith('error: hydra/launcher=submitit_slurm: Could not detect "srun"')
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hosts"),
+    [
+        ("a", ["a"]),
+        ("a,b", ["a", "b"]),
+        ("node[01-03,7],x", ["node01", "node02", "node03", "node7", "x"]),
+        ("n[099-101]-ib", ["n099-ib", "n100-ib", "n101-ib"]),
+        ("r[1-2]n[3,5]", ["r1n3", "r1n5", "r2n3", "r2n5"]),
+    ],
+)
+def test_node_lists_are_read(nodes: str, hosts: list[str]) -> None:
+    assert hosts_of(nodes) == hosts
+
+
+def test_a_process_outside_of_slurm_is_no_task() -> None:
+    assert slurm_task({}) is None
+    assert slurm_task({"SLURM_JOB_NODELIST": "a"}) is None, "a shell that salloc opened"
+
+
+def test_one_node_is_started_alone_inside_a_slurm_job(compose: Compose) -> None:
+    alone = SLURM | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}
+    config = to_run_config(compose(["hardware.ranks_per_node=2"]))
+    assert launch_mode(config, alone) is LaunchMode.node
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environment", "message"),
+    [
+        (
+            ["hardware.nodes=2"],
+            {},
+            "hardware.nodes=2: nothing says which nodes; use launcher.hostfile=FILE",
+        ),
+        (
+            ["hardware.nodes=2"],
+            SLURM,
+            "SLURM_NTASKS=8 on SLURM_NNODES=8 with hardware.nodes=2: a run has one task on each",
+        ),
+        (["hardware.nodes=8"], SLURM | {"SLURM_NNODES": "1"}, "SLURM_NTASKS=8 on SLURM_NNODES=1"),
+        ([], SLURM, "SLURM_NTASKS=8 on SLURM_NNODES=8 with hardware.nodes=1"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused(
+    overrides: list[str], environment: dict[str, str], message: str, compose: Compose
+) -> None:
+    config = to_run_config(compose(overrides))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        launch_mode(config, environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "launcher.hostfile=hosts cannot be read (No such file or directory)"),
+        ("a slots=1\nb\n", "hosts:2: b: a line is `name slots=N`"),
+        ("a slots=1\n\nb slots=2\n", "hosts:3: b has slots=2, and hardware.ranks_per_node=1"),
+        ("a slots=1\na slots=1\n", "hosts:2: a stands here twice"),
+        ("a slots=1\n#b slots=1\n", "launcher.hostfile=hosts names 1 nodes, and hardware.nodes=2"),
+    ],
+)
+def test_a_wrong_hostfile_is_refused(text: str | None, message: str, compose: Compose) -> None:
+    Path("hosts").unlink()
+    if text is not None:
+        Path("hosts").write_text(text)
+    config = to_run_config(compose(["hardware.nodes=2", "launcher.hostfile=hosts"]))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        launch_mode(config, {})
+
+
+def test_a_port_beyond_the_last_is_refused(compose: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"launcher\.master_port=70000: the last port is 65535"):
+        to_run_config(compose(["launcher.master_port=70000"]))
+
+
+def test_the_script_is_named_from_here(tmp_path: Path) -> None:
+    assert script_name(tmp_path / "launch.py") == "launch.py"
+    assert script_name(Path("/elsewhere/launch.py")) == "/elsewhere/launch.py"

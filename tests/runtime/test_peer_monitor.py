@@ -1,0 +1,136 @@
+"""Ranks that monitor one another, here all in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlhf.runtime.peer_monitor import ADDRESS_KEY, PeerMonitor
+
+pytestmark = pytest.mark.slow
+
+HOST = socket.gethostname()
+MASTER = ("localhost", 29999)
+
+
+class Store:
+    """What torch's store would hold."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def set(self, key: str, value: str, /) -> None:
+        self.values[key] = value
+
+    def get(self, key: str, /) -> bytes:
+        return self.values[key].encode()
+
+
+class Ranks:
+    """Three ranks and the losses that each of them noticed."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.losses: list[list[str]] = [[], [], []]
+        self.monitors = [
+            PeerMonitor(self.store, rank, master=MASTER, on_loss=self.losses[rank].append)
+            for rank in range(3)
+        ]
+        until(lambda: [len(monitor._peers) for monitor in self.monitors] == [2, 1, 1])
+
+    def lose(self, rank: int) -> None:
+        """End the connections of a rank, as the kernel does with those of a killed process."""
+        for peer in list(self.monitors[rank]._peers):
+            peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End all connections, and wait for the threads that close them."""
+        for monitor in self.monitors:
+            monitor._end(done=True)
+        until(lambda: not any(monitor._peers for monitor in self.monitors))
+
+
+def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    patience = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+
+
+@pytest.fixture
+def ranks(no_launcher: None) -> Iterator[Ranks]:
+    three = Ranks()
+    yield three
+    three.close()
+
+
+def test_the_words_of_one_rank_reach_all_others(ranks: Ranks) -> None:
+    ranks.monitors[1].fail("ValueError: broken")
+    until(lambda: all(ranks.losses[rank] for rank in (0, 2)))
+    news = [f"rank 1 on {HOST} failed: ValueError: broken"]
+    assert ranks.losses == [news, [], news]
+
+
+def test_the_words_of_rank_0_reach_all_others(ranks: Ranks) -> None:
+    ranks.monitors[0].fail("out of memory")
+    until(lambda: all(ranks.losses[rank] for rank in (1, 2)))
+    news = [f"rank 0 on {HOST} failed: out of memory"]
+    assert ranks.losses == [[], news, news]
+
+
+def test_words_count_before_the_loss_that_comes_with_them(ranks: Ranks) -> None:
+    ranks.lose(2)
+    ranks.monitors[1].fail("the cause")
+    until(lambda: bool(ranks.losses[0]))
+    assert ranks.losses[0] == [f"rank 1 on {HOST} failed: the cause"]
+
+
+def test_a_rank_that_ends_without_a_word_is_named(ranks: Ranks) -> None:
+    began = time.monotonic()
+    ranks.lose(2)
+    until(lambda: bool(ranks.losses[0] and ranks.losses[1]))
+    news = [f"rank 2 on {HOST} ended without a word: it was killed, or its node is gone"]
+    assert ranks.losses[:2] == [news, news]
+    assert time.monotonic() - began >= 1, "what ended that rank may be ending this one, too"
+
+
+def test_the_end_of_a_run_is_no_loss(ranks: Ranks) -> None:
+    for rank in (2, 0, 1):
+        ranks.monitors[rank].done()
+        time.sleep(1.6)  # the connection is closed, and what it means is clear
+    assert ranks.losses == [[], [], []]
+
+
+def test_strangers_are_not_listened_to(ranks: Ranks) -> None:
+    port = json.loads(ranks.store.values[ADDRESS_KEY])["port"]
+    for words in (
+        b"GET / HTTP/1.1\n\n",
+        b'{"failed": "all"}\n',
+        b'{"token": "x", "failed": "y"}\n',
+    ):
+        with socket.create_connection(("localhost", port)) as stranger:
+            stranger.settimeout(5)
+            stranger.sendall(words)
+            assert stranger.recv(1) == b"", "the connection is closed"
+    time.sleep(1.5)
+    assert ranks.losses == [[], [], []]
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_a_rank_whose_launcher_is_gone_says_so() -> None:
+    ranks = Ranks()
+    threading.Thread(target=ranks.monitors[1]._watch_launcher, args=(os.getppid() + 1,)).start()
+    until(lambda: all(ranks.losses))
+    assert ranks.losses == [[f"the launcher of rank 1 on {HOST} was killed"]] * 3
+    ranks.close()

@@ -1,0 +1,97 @@
+"""The data that a plan counts is the data that the phases will read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.choices import Phase
+from rlhf.data.reading import load_datasets
+from rlhf.data.splits import blend, divide
+from rlhf.data.tokens import TokenLimits, tokenise
+from rlhf.errors import DataError
+from rlhf.models.tokenizers import tokenizer_for
+from rlhf.runtime.read_loads import read_loads
+from tests.planning.planned import Compose, changed, run_of
+
+pytestmark = pytest.mark.slow
+
+WORDS = "one two three four five six seven eight nine ten".split()
+
+
+def pairs(path: Path, count: int) -> str:
+    """Write ``count`` different pairs of different lengths."""
+    lines = []
+    for number in range(count):
+        few, many = WORDS[: 1 + number % 4], WORDS[: 2 + number % 9]
+        row = {"prompt": f"Say {number}", "chosen": " ".join(many), "rejected": " ".join(few)}
+        lines.append(json.dumps(row))
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> None:
+    path = pairs(tmp_path / "pairs.jsonl", 300)
+    config = run_of(compose, "data=local", f"data.path={path}", "ppo.epochs=1", "ppo.steps=null")
+    config = changed(config, ppo={"rollout_batch_size": 8, "mini_batch_size": 8})
+    loads = read_loads(config)
+    assert loads is not None
+    data = config.data
+    divided = divide(
+        load_datasets(data, seed=config.seed), split=data.split, eval_share=data.eval_share, seed=1
+    )
+    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    texts = (text for part in parts.values() for record in part.train for text in record if text)
+    tokenizer = tokenizer_for(config.model, key="model", texts=texts)
+    for phase in (Phase.sft, Phase.reward, Phase.ppo):
+        used = tokenise(
+            parts[phase], phase, tokenizer, limits=TokenLimits.of(config), cache_dir=tmp_path
+        )
+        sides = ("chosen_ids", "rejected_ids") if phase is Phase.reward else ("ids",)
+        lengths = [len(ids) for side in sides for ids in used.train[side]]
+        load = loads[phase]
+        assert load.held_out == len(used.eval)
+        assert load.tokens == pytest.approx(sum(lengths) / len(lengths))
+        assert load.lengths == tuple(sorted(lengths))
+        batch = {Phase.sft: 32, Phase.reward: 32, Phase.ppo: 8}[phase]
+        assert load.steps == -(-len(used.train) // batch)
+
+
+def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
+    loads = read_loads(run_of(compose))
+    assert loads is not None
+    assert loads[Phase.sft].steps == 688  # a sample's estimate of 129,500 * 7 / 37 * 0.9 / 32
+    assert loads[Phase.ppo].steps == 56
+    assert 20 < loads[Phase.reward].tokens < loads[Phase.reward].longest < 120
+
+
+def test_a_folders_own_tokenizer_counts(compose: Compose, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    path = pairs(tmp_path / "pairs.jsonl", 300)
+    own = [f"data.path={path}", "data=local", "model=pretrained"]
+    loads = read_loads(run_of(compose, *own, f"model.path={tmp_path}"))
+    assert loads is not None
+    assert loads[Phase.ppo].tokens == 2  # "Say 7"
+    guessed = read_loads(run_of(compose, *own, "model.path=some/model"))
+    assert guessed is not None
+    assert guessed[Phase.ppo].tokens == pytest.approx(7 / 4, abs=0.3)
+
+
+def test_what_is_not_here_is_not_read(compose: Compose, tmp_path: Path) -> None:
+    assert read_loads(run_of(compose, "data=rm_static")) is None
+    assert read_loads(run_of(compose, "data=local", f"data.path={tmp_path / 'none'}")) is None
+
+
+def test_malformed_data_stops_a_run_and_not_a_plan(compose: Compose, tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"prompt": ')
+    given = ["data=local", f"data.path={path}"]
+    assert read_loads(run_of(compose, *given, "plan=only")) is None
+    with pytest.raises(DataError, match="row 1: not JSON"):
+        read_loads(run_of(compose, *given))

@@ -1,0 +1,150 @@
+"""The import graph and the names of the package: short paths, no circles, no name used twice."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.structure.test_layers import FILES, ROOT, TYPE_CHECKING, imported_modules
+
+# The path that the documentation names, from the command to the loss.
+PATH_TO_THE_LOSS = [
+    "launch",
+    "rlhf.runtime.launcher",
+    "rlhf.runtime.worker",
+    "rlhf.phases.ppo.loop",
+    "rlhf.algorithms.ppo",
+]
+# In these folders the folder says which sft.py or zero.py is meant.
+GROUPED = ("rlhf/algorithms/", "rlhf/config/rules/", "rlhf/config/schema/", "rlhf/phases/")
+
+Graph = Mapping[str, set[str]]
+
+
+def module_of(path: str) -> str:
+    """rlhf/errors.py -> rlhf.errors"""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module -> the modules of ``sources`` that it imports when it runs, inside functions too."""
+    modules = {module_of(path) for path in sources}
+    graph = {}
+    for path, source in sources.items():
+        names = {name for _, name in imported_modules(executed(ast.parse(source)), path)}
+        found = {name if name in modules else name.rpartition(".")[0] for name in names}
+        graph[module_of(path)] = (found & modules) - {module_of(path)}
+    return graph
+
+
+def executed(tree: ast.Module) -> ast.Module:
+    """``tree`` without what only type checkers read."""
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKING)
+    ]
+    return tree
+
+
+def shortest_path(graph: Graph, start: str, end: str) -> list[str] | None:
+    """The modules from ``start`` to ``end``, both included."""
+    paths = deque([[start]])
+    seen = {start}
+    while paths:
+        path = paths.popleft()
+        if path[-1] == end:
+            return path
+        for name in sorted(graph[path[-1]] - seen):
+            seen.add(name)
+            paths.append([*path, name])
+    return None
+
+
+def circle(graph: Graph) -> list[str] | None:
+    """Modules that import one another in a circle; None if there is no circle."""
+    for module, imports in graph.items():
+        for imported in imports:
+            back = shortest_path(graph, imported, module)
+            if back is not None:
+                return [module, *back]
+    return None
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Names that stand more than once."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def file_names(paths: Iterable[str]) -> list[str]:
+    """Names of files that must differ; in the grouped folders names of one group may repeat."""
+    free = {Path(path).name for path in paths if path.startswith(GROUPED)}
+    return [
+        name
+        for path in paths
+        if (name := Path(path).name) != "__init__.py"
+        and not (path.startswith(GROUPED) or (name in free and is_group(name)))
+    ]
+
+
+def is_group(name: str) -> bool:
+    """Config groups have a file of their name in ``schema``."""
+    return (ROOT / "rlhf/config/schema" / name).exists()
+
+
+def public_classes(source: str) -> list[str]:
+    """Names of the classes of a file, those with an underscore left out."""
+    classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
+    return [node.name for node in classes if not node.name.startswith("_")]
+
+
+SOURCES = {path: (ROOT / path).read_text() for path in FILES}
+GRAPH = import_graph(SOURCES)
+
+
+def test_the_loss_is_four_imports_from_the_command() -> None:
+    path = shortest_path(GRAPH, PATH_TO_THE_LOSS[0], PATH_TO_THE_LOSS[-1])
+    assert path is not None
+    assert len(path) - 1 <= 4
+    assert all(after in GRAPH[module] for module, after in pairwise(PATH_TO_THE_LOSS))
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert circle(GRAPH) is None
+
+
+def test_no_file_name_stands_twice() -> None:
+    assert not repeated(file_names(FILES))
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    assert not repeated(name for source in SOURCES.values() for name in public_classes(source))
+
+
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"a.py": "import b", "b.py": "def f():\n    from a import x"}, ["a", "b", "a"]),
+        ({"a.py": "import b", "b.py": "import c", "c.py": ""}, None),
+    ],
+)
+def test_a_circle_is_found(sources: dict[str, str], found: list[str] | None) -> None:
+    assert circle(import_graph(sources)) == found
+
+
+def test_paths_are_the_shortest() -> None:
+    sources = {"a.py": "import b, c", "b.py": "import c", "c.py": "import d", "d.py": ""}
+    graph = import_graph(sources)
+    assert shortest_path(graph, "a", "d") == ["a", "c", "d"]
+    assert shortest_path(graph, "d", "a") is None
+
+
+def test_repetitions_are_found() -> None:
+    paths = ["rlhf/data/a.py", "rlhf/models/a.py", "rlhf/phases/a.py", "rlhf/models/zero.py"]
+    assert repeated(file_names(paths)) == ["a.py"]
+    assert repeated([*public_classes("class A: ...\nclass _B: ..."), "A", "_B"]) == ["A"]

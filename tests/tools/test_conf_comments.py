@@ -1,0 +1,52 @@
+"""Keys in conf/base are explained by the schema's own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.choices import When
+from rlhf.config.schema.sft import SftConfig
+from tools.docs.conf_comments import explained, field_docstrings, renew
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@dataclass
+class Inner:
+    """Below."""
+
+    depth: int
+    """How deep."""
+
+
+@dataclass
+class Outer:
+    """A group."""
+
+    size: int
+    """Number of
+    things; 0: none."""
+    when: When
+    inner: Inner
+    """More keys."""
+
+
+def test_explanations_stand_above_keys_and_replace_old_comments() -> None:
+    text = "# Title.\n\n# old\nsize: 1  # old\nwhen: auto\ninner:\n  depth: 2\n"
+    assert explained(text, Outer) == (
+        "# Title.\n\n# Number of things; 0: none.\nsize: 1\n"
+        f"# {When.__doc__}\nwhen: auto\n# More keys.\ninner:\n  # How deep.\n  depth: 2\n"
+    )
+    assert explained(explained(text, Outer), Outer) == explained(text, Outer)
+
+
+def test_a_field_of_a_base_class_is_explained_too() -> None:
+    assert {"lr", "epochs"} <= field_docstrings(SftConfig).keys()
+
+
+@pytest.mark.parametrize("path", renew(CONF), ids=lambda path: path.stem)
+def test_file_is_up_to_date(path: Path) -> None:
+    assert path.read_text() == renew(CONF)[path], "run python -m tools.docs.conf_comments"

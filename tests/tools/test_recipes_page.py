@@ -1,0 +1,347 @@
+"""The experiments are the scripts and tables that they name, and docs/recipes.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
+from rlhf.config.choices import LoraRole, Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.data.reading import load_datasets
+from rlhf.data.splits import divide
+from tools.docs import recipes_page as recipes
+from tools.docs.recipes_page import TABLE_MARK, renew_page
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+PAGE = ROOT / "docs" / "recipes.md"
+EXPERIMENTS = sorted(
+    path.relative_to(CONF / "experiment").with_suffix("").as_posix()
+    for path in (CONF / "experiment").rglob("*.yaml")
+)
+OPT = "facebook/opt-"
+
+Compose = Callable[[list[str]], DictConfig]
+
+# What DeepSpeed-Chat's scripts of steps 1, 2 and 3 say. Model, GPUs; for each step sequences (or
+# pairs) per device and accumulation; learning rates of SFT, reward model, actor and critic; weight
+# decay of the same (step 3 has one for both); ZeRO stage of step 3.
+SCRIPTS = {
+    "dsc/opt_1.3b_single_gpu": (
+        "1.3b",
+        1,
+        ((16, 8), (16, 4), (16, 2)),
+        (1e-3, 5e-5, 9.65e-6, 5e-6),
+        (0, 0.1, 0),
+        0,
+    ),
+    "dsc/opt_6.7b_lora_single_gpu": (
+        "6.7b",
+        1,
+        ((8, 16), (16, 4), (8, 16)),
+        (1e-3, 5e-5, 5e-4, 5e-6),
+        (0, 0.1, 0),
+        0,
+    ),
+    "dsc/opt_1.3b": (
+        "1.3b",
+        8,
+        ((8, 1), (4, 1), (4, 1)),
+        (9.65e-6, 5e-5, 9.65e-6, 5e-6),
+        (0, 0.1, 0),
+        2,
+    ),
+    "dsc/opt_1.3b_lora": (
+        "1.3b",
+        8,
+        ((8, 1), (4, 1), (4, 1)),
+        (1e-3, 5e-5, 9.65e-6, 5e-6),
+        (0.1, 0.1, 0),
+        2,
+    ),
+    "dsc/opt_6.7b": (
+        "6.7b",
+        8,
+        ((6, 1), (4, 1), (4, 1)),
+        (9.65e-6, 5e-5, 9.65e-6, 5e-6),
+        (0, 0.1, 0.1),
+        3,
+    ),
+    "dsc/opt_13b": (
+        "13b",
+        8,
+        ((4, 1), (4, 1), (16, 1)),
+        (1e-4, 5e-5, 5e-4, 5e-6),
+        (0, 0.1, 0),
+        3,
+    ),
+    "dsc/opt_30b_lora": (
+        "30b",
+        8,
+        ((4, 1), (4, 1), (4, 1)),
+        (9.65e-6, 5e-5, 5e-4, 5e-6),
+        (0, 0.1, 0),
+        3,
+    ),
+    "dsc/opt_66b": (
+        "66b",
+        64,
+        ((4, 1), (2, 1), (4, 1)),
+        (1e-4, 5e-5, 5e-4, 5e-6),
+        (0.1, 0.1, 0.1),
+        3,
+    ),
+    **dict.fromkeys(
+        ("dsc/llama2_7b", "dsc/llama2_7b_lora", "dsc/llama2_7b_mixz"),
+        (
+            "llama",
+            8,
+            ((4, 1), (8, 1), (1, 1)),
+            (9.65e-6, 9.65e-6, 9.65e-6, 5e-6),
+            (0, 0.1, 0.1),
+            3,
+        ),
+    ),
+}
+EPOCHS = {  # of SFT; the others have 16
+    "dsc/opt_1.3b_single_gpu": 1,
+    "dsc/opt_66b": 2,
+    "dsc/llama2_7b": 4,
+    "dsc/llama2_7b_lora": 4,
+    "dsc/llama2_7b_mixz": 4,
+}
+LORA = {  # rank of actor and critic; the others have no adapters
+    **dict.fromkeys(
+        (
+            "dsc/opt_1.3b_single_gpu",
+            "dsc/opt_6.7b_lora_single_gpu",
+            "dsc/opt_1.3b_lora",
+            "dsc/opt_13b",
+            "dsc/opt_30b_lora",
+            "dsc/opt_66b",
+        ),
+        (128, 0),
+    ),
+    "dsc/llama2_7b_lora": (64, 64),
+    "dsc/llama2_7b_mixz": (64, 64),
+}
+# Phases of the data sets that are not rm-static, and the weight that makes their part of each phase
+# what a split of 2:4:4 would; the others learn from rm-static alone.
+BLENDS = {
+    **dict.fromkeys(SCRIPTS, ("sft reward", 0.6)),
+    **dict.fromkeys((name for name in SCRIPTS if "llama2" in name), ("sft", 0.2)),
+    "dsc/opt_6.7b_lora_single_gpu": ("sft", 0.2),
+    "dsc/opt_1.3b_single_gpu": None,  # rm-static alone
+}
+DPO_SCRIPTS = {  # GPUs, pairs per device, accumulation, learning rate, ZeRO stage, rank
+    "dsc/dpo_opt_350m_single_gpu": (1, 16, 4, 1e-3, 0, 0),
+    "dsc/dpo_opt_350m": (8, 4, 1, 5e-5, 0, 0),
+    "dsc/dpo_opt_350m_multi_node": (64, 2, 1, 5e-5, 0, 0),
+    "dsc/dpo_llama2_7b": (8, 8, 1, 9.65e-6, 3, 0),
+    "dsc/dpo_llama2_7b_lora": (8, 8, 1, 9.65e-6, 3, 128),
+}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_batches_of_an_experiment_divide(name: str, compose: Compose) -> None:
+    data = ["data.path=pairs.jsonl"] if name == "smollm2_hh" else []
+    config = to_run_config(compose([f"experiment={name}", *data]))
+    ranks = num_ranks(config)
+    for phase, plan in phase_plans(config).items():
+        settings = getattr(config, phase)
+        size = settings.mini_batch_size if phase is Phase.ppo else settings.batch_size
+        assert plan.micro * plan.accumulation * ranks == size
+    if Phase.ppo in config.phase.order:
+        rollout = rollout_plan(config)
+        assert rollout.per_rank * ranks == config.ppo.rollout_batch_size
+
+
+def test_every_script_has_its_experiment() -> None:
+    named = {name for name in EXPERIMENTS if name.startswith("dsc/")}
+    assert named == {*SCRIPTS, *DPO_SCRIPTS, "dsc/chinese", "dsc/japanese"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_pipeline_is_that_of_the_scripts(name: str, compose: Compose) -> None:
+    model, gpus, batches, lrs, decays, stage = SCRIPTS[name]
+    config = to_run_config(compose([f"experiment={name}"]))
+    sft, reward, ppo, rollout = config.sft, config.reward, config.ppo, config.rollout
+    llama = "meta-llama/Llama-2-7b-hf"
+    paths = (llama, llama) if model == "llama" else (OPT + model, OPT + "350m")
+    assert (config.model.path, config.reward_model.path) == paths
+    assert num_ranks(config) == gpus
+    plans = phase_plans(config)
+    assert [(plans[p].micro, plans[p].accumulation) for p in config.phase.order] == [*batches]
+    assert rollout_plan(config).mini_batches == ppo.ppo_epochs == 1
+    assert (sft.lr, reward.lr, ppo.actor_lr, ppo.critic_lr) == lrs
+    assert (sft.weight_decay, reward.weight_decay, ppo.weight_decay) == decays
+    assert (sft.warmup_steps, reward.warmup_steps, ppo.warmup_steps) == (0, 0, 100)
+    assert (sft.epochs, reward.epochs) == (EPOCHS.get(name, 16), 1)
+    assert (ppo.epochs, ppo.steps) == (1, None)
+    assert ppo.ema_beta == (0.992 if name == "dsc/opt_1.3b" else 0)
+    assert config.zero.stage == max(stage, 1)  # fp16 needs its masters
+    assert (sft.max_tokens, reward.max_tokens) == (512, 512)
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == (256, 256)
+    assert (config.seed, config.data.split) == (1234, [2, 4, 4])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_adapters_are_those_of_the_scripts(name: str, compose: Compose) -> None:
+    config = to_run_config(compose([f"experiment={name}"]))
+    lora, (actor, critic) = config.lora, LORA.get(name, (0, 0))
+    critic_rank = lora.rank if lora.critic_rank is None else lora.critic_rank
+    assert lora.rank == actor
+    if actor:
+        assert (lora.alpha, lora.lr) == (1, 5e-4)
+        assert {LoraRole.sft, LoraRole.actor} <= {*lora.roles}
+        assert (critic_rank if LoraRole.critic in lora.roles else 0) == critic
+        assert lora.train_rest
+    assert config.zero.quantize_frozen_weights is name.endswith("mixz")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_phase_has_the_data_of_its_script(name: str, compose: Compose) -> None:
+    sets = dict(to_run_config(compose([f"experiment={name}"])).data.sets)
+    rm_static = sets.pop("rm_static")
+    assert (rm_static.phases, rm_static.weight) == (None, 1)
+    if blend := BLENDS[name]:
+        phases, weight = blend
+        assert set(sets) == {"full_hh_rlhf", "synthetic_instruct", "rlhf_reward_datasets"}
+        assert all((s.phases, s.weight) == (phases.split(), weight) for s in sets.values())
+        split = {"sft": 2, "reward": 4, "ppo": 4}
+        taken = sum(split[phase] for phase in phases.split()) / sum(split.values())
+        assert weight == pytest.approx(taken)
+    else:
+        assert not sets
+
+
+@pytest.mark.parametrize("language", ["english", "chinese", "japanese"])
+def test_samples_fill_a_batch_of_each_phase(language: str, compose: Compose) -> None:
+    config = to_run_config(compose([f"experiment=sample_{language}"]))
+    data = config.data
+    datasets = load_datasets(data, seed=config.seed)
+    parts = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+    sizes = {phase: sum(len(part.train) for part in parts[phase]) for phase in parts}
+    assert sizes[Phase.sft] >= config.sft.batch_size
+    assert sizes[Phase.reward] >= config.reward.batch_size
+    assert sizes[Phase.ppo] >= config.ppo.rollout_batch_size
+
+
+@pytest.mark.parametrize("name", DPO_SCRIPTS)
+def test_dpo_is_that_of_the_script(name: str, compose: Compose) -> None:
+    gpus, micro, accumulation, lr, stage, rank = DPO_SCRIPTS[name]
+    config = to_run_config(compose([f"experiment={name}"]))
+    plan = phase_plans(config)[Phase.dpo]
+    assert num_ranks(config) == gpus
+    assert (plan.micro, plan.accumulation) == (micro, accumulation)
+    assert (config.dpo.lr, config.dpo.weight_decay, config.dpo.beta) == (lr, 0.1, 0.1)
+    assert (config.zero.stage, config.lora.rank) == (max(stage, 1), rank)
+    assert config.zero.offload_parameters == ("llama2" in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("dsc/chinese", "bigscience/bloom-1b1"), ("dsc/japanese", "ai-forever/mGPT")],
+)
+def test_other_languages_are_fine_tuned_only(name: str, model: str, compose: Compose) -> None:
+    config = to_run_config(compose([f"experiment={name}"]))
+    plan = phase_plans(config)
+    assert list(plan) == [Phase.sft]
+    assert (num_ranks(config), plan[Phase.sft].micro, config.model.path) == (8, 8, model)
+    assert config.data.split == [10, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "gpus", "rollout", "data"),
+    [
+        ("tables/table4", "13b", 8, 1024, "deepspeed_chat_benchmark"),
+        ("tables/table5", "66b", 64, 1024, "deepspeed_chat_benchmark"),
+        ("tables/table6", "1.3b", 1, 32, "rm_static"),
+    ],
+)
+def test_tables_are_those_of_the_announcement(
+    name: str, model: str, gpus: int, rollout: int, data: str, compose: Compose
+) -> None:
+    config = to_run_config(compose([f"experiment={name}"]))
+    assert (config.model.path, config.reward_model.path) == (OPT + model, OPT + "350m")
+    assert (num_ranks(config), config.ppo.rollout_batch_size) == (gpus, rollout)
+    assert rollout_plan(config).mini_batches == 1
+    assert to_run_config(compose([f"data={data}"])).data.sets == config.data.sets
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("ppo_fixed_kl", {}),
+        ("adaptive_kl", {"kl_target": 1.0, "kl_horizon": 640}),
+        ("ppo_whitening", {"whiten_rewards": True}),
+        ("ppo_ema", {"ema_beta": 0.98}),
+        ("ppo_ptx", {"ptx_coef": 0.2, "ptx_batch_size": 8}),
+        ("ppo_lora", {}),
+        (
+            "ppo_shared_trunk",
+            {
+                "shared_trunk": True,
+                "num_layers_unfrozen": 2,
+                "num_value_layers": 4,
+                "steps": 112,
+                "actor_lr": 1e-3,
+            },
+        ),
+        ("rloo", {"advantage_estimator": "rloo", "responses_per_prompt": 4}),
+        (
+            "grpo",
+            {
+                "advantage_estimator": "grpo",
+                "responses_per_prompt": 4,
+                "kl_placement": "loss",
+                "kl_estimator": "k3",
+                "kl_ctl": 0.25,
+                "loss_aggregation": "sequence_mean",
+            },
+        ),
+        ("reinforce_pp", {"advantage_estimator": "reinforce_pp"}),
+        ("dpo", {}),
+    ],
+)
+def test_small_experiment_differs_in_what_it_is_about(
+    name: str, keys: dict[str, object], compose: Compose
+) -> None:
+    default, config = compose([]), compose([f"experiment={name}"])
+    assert {k: v for k, v in config.ppo.items() if v != default.ppo[k]} == keys
+    changed = {group for group in default if default[group] != config[group]}
+    named = {"name", "experiment"} | ({"ppo"} if keys else set())
+    assert changed == named | {"ppo_lora": {"lora"}, "dpo": {"phase"}}.get(name, set())
+
+
+def test_page_is_up_to_date(tmp_path: Path) -> None:
+    renewed = tmp_path / "recipes.md"
+    introduction, mark, _ = PAGE.read_text().partition(TABLE_MARK)
+    renewed.write_text(f"{introduction}{mark}old")
+    renew_page(renewed, CONF)
+    assert renewed.read_text() == PAGE.read_text(), "run python -m tools.docs.recipes_page"
+
+
+def test_page_lists_every_experiment_and_preset() -> None:
+    page = PAGE.read_text()
+    for name in EXPERIMENTS:
+        assert page.count(f"| `{name}` |") == 1
+        assert f"| `python launch.py experiment={name}` |" in page
+    for group in ("ppo", "sft", "reward", "dpo"):
+        for path in (CONF / group).glob("*.yaml"):
+            assert (f"| `{group}={path.stem}` |" in page) == (path.stem != "default")
+
+
+def test_page_without_the_mark_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "recipes_page", lambda conf: f"tables of {conf}")
+    page = tmp_path / "recipes.md"
+    page.write_text("# Title\n")
+    with pytest.raises(ValueError, match="has no line"):
+        renew_page(page, CONF)
+    assert page.read_text() == "# Title\n"

@@ -1,0 +1,78 @@
+"""The list of metrics, its page, and its gate."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf.tracking.console import KEY_METRICS
+from rlhf.tracking.metric_table import GROUPS, METRICS
+from rlhf.tracking.registry import check_name
+from tests.runs import is_timing
+
+UNITS = ("tflops", "mfu")
+
+NAMES = {
+    "sft": "loss learning_rate grad_norm tokens_per_second eval_loss eval_perplexity",
+    "reward": "loss accuracy margin chosen_score rejected_score learning_rate grad_norm "
+    "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score "
+    "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
+    "ppo": "score_mean score_average score_std reward_mean reward_std kl_to_reference "
+    "kl_to_reference_k3 kl_per_token kl_ctl logprob_mismatch logprob_mismatch_share "
+    "logprob_mismatch_max clipfrac approx_kl ratio_mean ratio_max entropy actor_loss "
+    "critic_loss value_clipfrac value_error values_min values_max returns_min returns_max "
+    "values_mean values_std returns_mean returns_std advantages_mean advantages_std "
+    "explained_variance response_tokens ended_share actor_learning_rate critic_learning_rate "
+    "actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold eval_kl ptx_loss "
+    "kl_loss dual_clipfrac lr_scale updates actor_overflows critic_overflows eval_ended_share "
+    "eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite eval_stops",
+    "rollout": "accelerated_layers",
+    "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
+    "pairs_per_second eval_accuracy eval_loss",
+    "time": "generate_seconds score_seconds train_seconds step_seconds",
+    "speed": "tokens_per_second generate_tflops generate_mfu score_tflops score_mfu train_tflops "
+    "train_mfu",
+    "memory": "peak_gib",
+}
+
+
+def test_the_names_are_these_and_each_stands_once() -> None:
+    expected = {f"{prefix}/{name}" for prefix, names in NAMES.items() for name in names.split()}
+    assert set(METRICS) == expected
+    assert sum(len(group) for group in GROUPS.values()) == len(expected)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_each_metric_says_everything(name: str) -> None:
+    assert all(METRICS[name])
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [
+        ("ppo/clip_frac", "ppo/clipfrac"),
+        ("loss/sft", "sft/loss"),
+        ("policy/approxkl_avg", "ppo/approx_kl"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, nearest: str) -> None:
+    with pytest.raises(KeyError, match=f"unknown metric '{wrong}'; the nearest is '{nearest}'"):
+        check_name(wrong)
+
+
+def test_timings_are_what_depends_on_the_machine() -> None:
+    assert {name for name in METRICS if is_timing(name)} == {
+        "sft/tokens_per_second",
+        "reward/pairs_per_second",
+        "dpo/pairs_per_second",
+        "memory/peak_gib",
+        *(f"time/{part}_seconds" for part in ("generate", "score", "train", "step")),
+        "speed/tokens_per_second",
+        *(f"speed/{part}_{unit}" for part in ("generate", "score", "train") for unit in UNITS),
+    }
+
+
+def test_the_terminal_shows_metrics_that_exist_and_at_most_five() -> None:
+    for metrics in KEY_METRICS.values():
+        assert {metric.name for metric in metrics} <= set(METRICS)
+        assert len(metrics) <= 5
