@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.checkpoint.folders import write_json
+from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import PlanMode
 from rlhf.config.freeze import (
     freeze,
@@ -86,7 +86,7 @@ def run(cfg: DictConfig) -> float | None:
     except KeyboardInterrupt:
         if run_dir is None:
             raise
-        print(f"interrupted; python launch.py resume={run_dir} goes on with it", file=sys.stderr)
+        print(f"interrupted; python launch.py resume={run_dir} continues the run", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
 
@@ -185,7 +185,7 @@ def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
 def show_commands(config: RunConfig) -> None:
     """Print the command that would start the ranks; one per node if users start them by hand."""
     if started_rank() is not None:
-        raise ConfigError("launcher.dry_run=true: the ranks have been started; leave this out")
+        raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [o for o in HydraConfig.get().overrides.task if "launcher.dry_run" not in o]
     program = Program(sys.executable, script_name(Path(__file__)), arguments)
     console = build_console(is_main=True, log_every=config.tracking.log_every)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.models.saving import saved_tensors
+from rlhf.checkpoint.streaming import saved_tensors
 from rlhf.types import Engine, StepReport
 
 

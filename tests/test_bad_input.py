@@ -150,7 +150,7 @@ def test_a_language_model_is_no_reward_model(answer, tmp_path: Path) -> None:
     save_models(tmp_path, policy="some words", reward="some words")
     refused(
         answer(*PPO_ON_FOLDERS, "reward_model.path=policy"),
-        "reward_model.path=policy is no trained reward model",
+        "reward_model.path=policy is not a trained reward model",
         "phase=reward",
     )
 

@@ -68,14 +68,14 @@ def test_info_works(what: str, tmp_path: Path) -> None:
         ("foo", "cannot read foo: missing EQUAL"),
         (
             "zero.extra={zero_optimization:{stage:9}}",
-            "zero.extra.zero_optimization.stage=9: zero.stage decides this; set zero.stage instead",
+            "zero.extra.zero_optimization.stage=9: zero.stage sets this entry; use zero.stage",
         ),
-        ("zero.extra.bf16.enabled=1", "a new one is added with +zero.extra.bf16.enabled=VALUE"),
+        ("zero.extra.bf16.enabled=1", "to add a new key, write +zero.extra.bf16.enabled=VALUE"),
         ("seed=x", "seed=x: expected a whole number"),
         ("data=local", "data.path is missing"),
         ("experiment=smoke model.path=/x", "use model=pretrained model.path=/x"),
         ("sft.batch_size=60 hardware.ranks_per_node=8", "sft.batch_size=60 is not a multiple of"),
-        ("run_dir=file/run", "the run directory file/run cannot be made (Not a directory)"),
+        ("run_dir=file/run", "the run directory file/run cannot be created (Not a directory)"),
         ("resume=.", "is not the directory of a run: it has no config.yaml"),
         ("resume=nowhere seed=2", "nowhere is not the directory of a run: it has no config.yaml"),
         ("~resume", "Could not delete from config. 'resume' does not exist."),
@@ -123,7 +123,7 @@ def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     rank |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     run = launch("launcher.dry_run=true", tmp_path, env=rank)
-    message = "error: launcher.dry_run=true: the ranks have been started; leave this out\n"
+    message = "error: launcher.dry_run=true: the ranks have been started; remove this option\n"
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
 
 

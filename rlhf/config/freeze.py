@@ -63,7 +63,7 @@ def load_frozen(run_dir: Path) -> RunConfig:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(
             f"{path} cannot be read: {reason}. "
-            "If another version of this program wrote it, go on with that version."
+            "If another version of this program wrote the file, resume the run with that version."
         ) from error
 
 
@@ -89,8 +89,8 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
         if changed and _node(override) != "resume":
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
-                f"{changed[0]}={_shown(kept.get(changed[0]))} and goes on with it; "
-                "leave this out, or start a new run without resume"
+                f"{changed[0]}={_shown(kept.get(changed[0]))}, which resume cannot "
+                "change; remove this override, or start a new run without resume"
             )
 
 

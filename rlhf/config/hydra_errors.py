@@ -89,7 +89,7 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     keys = schema_types()
     if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
         hint = did_you_mean(key.rpartition(".")[2], siblings)
-        return ConfigError(f"unknown key {key}; a new one is added with +{key}=VALUE{hint}")
+        return ConfigError(f"unknown key {key}; to add a new key, write +{key}=VALUE{hint}")
     without_group = [choice for choice in keys if choice.endswith(f".{key}")]
     known = OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2])
     if meant := " or ".join(without_group) or known:
@@ -126,7 +126,7 @@ def _unreadable(error: OverrideParseException) -> ConfigError:
     # The lexer only repeats the override; it gives no reason.
     reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
     key, has_value, value = error.override.partition("=")
-    way_out = f"""if it is text, write "{key}='{value}'\"""" if has_value else "write key=value"
+    way_out = f"""to pass text, write "{key}='{value}'\"""" if has_value else "write key=value"
     return ConfigError(f"cannot read {error.override}{reason}; {way_out}")
 
 
@@ -152,7 +152,7 @@ def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> 
     if group == "hardware":
         hint += (
             "; for another machine, copy conf/hardware/template.yaml to "
-            f"conf/hardware/{option}.yaml and fill in its figures"
+            f"conf/hardware/{option}.yaml and fill in the machine's figures"
         )
     return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
 

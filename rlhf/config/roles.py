@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rlhf.config.choices import Dtype, TrainingEngine
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
@@ -52,6 +54,16 @@ def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
     fp16 optimizer, whose steps differ from the steps of every other stage.)
     """
     return dtype in (Dtype.fp16, Dtype.bf16) and _stage_of_family(role, zero) > 0
+
+
+def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
+    """Return key and value of the config group from which reward model and critic start.
+
+    It is ``model`` if they start from the SFT model (``reward_model.init`` sft or gold).
+    """
+    if config.reward_model.init.is_of_sft:
+        return "model", config.model
+    return "reward_model", config.reward_model
 
 
 def torch_obstacle(

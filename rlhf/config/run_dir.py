@@ -44,7 +44,7 @@ def claim(path: Path) -> Path:
     """
     if (path / FROZEN).exists():
         raise ConfigError(
-            f"run_dir={path} already holds a run: go on with it by resume={path}, "
+            f"run_dir={path} already holds a run: continue the run with resume={path}, "
             "or choose another run_dir"
         )
     try:
@@ -53,7 +53,7 @@ def claim(path: Path) -> Path:
         raise _cannot_be_made(path, error) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"the run directory {path} is not writable: choose another one with run_dir=FOLDER"
+            f"the run directory {path} is not writable: choose another folder with run_dir=FOLDER"
         )
     return path
 
@@ -72,8 +72,8 @@ def _make_unique(path: Path, number: int = 1) -> Path:
 
 def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"the run directory {path} cannot be made ({error.strerror}): "
-        "choose another one with run_dir=FOLDER"
+        f"the run directory {path} cannot be created ({error.strerror}): "
+        "choose another folder with run_dir=FOLDER"
     )
 
 
@@ -81,8 +81,8 @@ def _point_latest_to(run_dir: Path) -> None:
     """Replace the link ``runs/latest`` atomically, so that it always points to a run."""
     if LATEST.is_dir() and not LATEST.is_symlink():
         raise ConfigError(
-            f"{LATEST} cannot be replaced (it is a folder): it is a link to the latest run, move "
-            "away what is there"
+            f"{LATEST} is a folder: this path is reserved for the link to the latest run; move the "
+            "folder away"
         )
     try:
         with replacing(LATEST, shared=True) as link:
@@ -90,5 +90,5 @@ def _point_latest_to(run_dir: Path) -> None:
     except OSError as error:
         raise ConfigError(
             f"{LATEST} cannot be replaced ({error.strerror}): "
-            "it is a link to the latest run, move away what is there"
+            f"{LATEST} must be a link to the latest run; move away what is there"
         ) from error

@@ -62,7 +62,7 @@ class ChatTemplate:
         question = "\n\nHuman: question\n\nAssistant:"
         self._head, found, self._tail = self._following(question, PROBE).rpartition(PROBE)
         if not found:
-            raise _unusable("leaves out the response", question)
+            raise _unusable("drops the response", question)
         self._end = self._up_to_end(self._tail)
 
     def prompt(self, text: str) -> str:
@@ -84,7 +84,7 @@ class ChatTemplate:
         body = following.removesuffix(self._tail)
         if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
             raise _unusable(
-                "leaves out the response, or ends it in another way than others", prompt
+                "drops the response, or ends it differently from other responses", prompt
             )
         return body + self._end
 
@@ -95,7 +95,7 @@ class ChatTemplate:
         answered = [*messages, {"role": "assistant", "content": content}]
         whole = self._render(answered, prompt, add_generation_prompt=False)
         if not whole.startswith(opening):
-            raise _unusable("writes a prompt differently once it is answered", prompt)
+            raise _unusable("renders a prompt differently if an answer follows", prompt)
         return whole[len(opening) :]
 
     def _render(
@@ -130,5 +130,5 @@ class ChatTemplate:
 def _unusable(problem: str, prompt: str) -> DataError:
     return DataError(
         f"data.template=chat: the chat template {problem}, for the prompt {prompt[:80]!r}; use "
-        "data.template=plain, or mend the tokenizer's chat_template"
+        "data.template=plain, or fix the tokenizer's chat_template"
     )

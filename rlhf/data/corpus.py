@@ -63,8 +63,8 @@ def ptx_blocks(
     train = cut_blocks(_examples(records, encoder), block_tokens=block_tokens)
     if learns and not train:
         raise DataError(
-            "data.ptx_path=null: the text of ppo.ptx_coef is then that of the SFT examples, and "
-            "there are none; set data.ptx_path, give the SFT phase a share of data.split, or set "
+            "data.ptx_path=null: ppo.ptx_coef then uses the SFT examples, and there are no SFT "
+            "examples; set data.ptx_path, give the SFT phase a share of data.split, or set "
             "ppo.ptx_coef=0"
         )
     return PtxBlocks(train, [])
@@ -106,8 +106,8 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
         texts = list(dict.fromkeys(texts))
     if not texts:
         raise DataError(
-            f"data.ptx_path={config.ptx_path} holds no text; give one that does, or null for the "
-            "SFT examples"
+            f"data.ptx_path={config.ptx_path} holds no text; use a file with text, or "
+            "data.ptx_path=null for the SFT examples"
         )
     random.Random(f"ptx-{seed}").shuffle(texts)
     held_out = min(max(round(len(texts) * config.eval_share), 1), len(texts) - 1)
@@ -162,10 +162,10 @@ def _dataset_rows(config: DataConfig, place: Path) -> Rows:
             loaded = datasets.load_dataset(config.ptx_path, name=config.ptx_subset)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
-            f"data.ptx_path={config.ptx_path}: no such file or folder, and no data set of the hub "
-            f"that could be loaded ({error}); give the path of a downloaded copy"
+            f"data.ptx_path={config.ptx_path}: no such file or folder, and not loadable from "
+            f"the hub ({error}); use the path of a downloaded copy"
             if not place.exists()
-            else f"data.ptx_path={place}: not readable as written by save_to_disk ({error})"
+            else f"data.ptx_path={place}: not a readable save_to_disk folder ({error})"
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
         loaded = loaded["train"] if "train" in loaded else next(iter(loaded.values()))
@@ -184,8 +184,8 @@ def _texts(rows: Rows, *, place: str, column: str) -> Iterator[str]:
         value = None if name is None else row.get(name)
         if name is None or not isinstance(value, str | None):
             raise DataError(
-                f"{place}, row {number}: no text in column {name or column!r}; it has the columns "
-                f"{', '.join(map(str, row))}. Name one with data.ptx_column=NAME"
+                f"{place}, row {number}: no text in column {name or column!r}; the row has the "
+                f"columns {', '.join(map(str, row))}. Set data.ptx_column=NAME"
             )
         if value and value.strip():
             yield value

@@ -83,7 +83,7 @@ class Row(NamedTuple):
         parts = {f"{column}[{index}]": item for index, item in enumerate(items)}
         for name, item in parts.items():
             if not isinstance(item, str | None):
-                raise self.error(f"{name} is of type {type(item).__name__}; it must be text.")
+                raise self.error(f"{name} is of type {type(item).__name__}; must be text.")
         texts = [item for item in items if isinstance(item, str) and item.strip()]
         if not texts or len(texts) < len(items):
             raise UnusableRowError(f"{column} is empty, or has an empty text")
@@ -108,7 +108,7 @@ class Row(NamedTuple):
         if not isinstance(value, wanted):
             raise self.error(
                 f"column '{column}' holds a value of type {type(value).__name__}; "
-                f"it must be {rule} or null."
+                f"must be {rule} or null."
             )
         return value
 
@@ -119,10 +119,10 @@ class Row(NamedTuple):
             raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
         role, content = item["role"], item["content"]
         if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
-            raise self.error(f"{place} has the role {role!r}; it must be one of {list(SPEAKERS)}.")
+            raise self.error(f"{place} has the role {role!r}; must be one of {list(SPEAKERS)}.")
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise self.error(f"{place} has content of type {kind}; it must be text.")
+            raise self.error(f"{place} has content of type {kind}; must be text.")
         return Message(role, content.strip())
 
 

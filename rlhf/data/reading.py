@@ -63,7 +63,8 @@ def _read(config: DataConfig, *, seed: int) -> list[RawDataset]:
     if len(eval_paths) != len(paths):
         raise DataError(
             f"data.eval_path has {len(eval_paths)} entries and data.path {len(paths)}: give one "
-            "for each, in the same order, or data.eval_path=null to hold out a share of each."
+            "entry for each data.path entry, in the same order, or set data.eval_path=null to hold "
+            "out a share of each data set."
         )
     pairs = zip(paths, eval_paths, strict=True)
     return [_load(path, eval_path, config) for path, eval_path in pairs]
@@ -73,8 +74,8 @@ def _read_sets(config: DataConfig) -> list[RawDataset]:
     for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
         if value is not None:
             raise DataError(
-                f"{key}={value} stands beside data.sets ({', '.join(config.sets)}): use one of the "
-                "two. A copy of a set is named by data.sets.NAME.path=FILE_OR_FOLDER."
+                f"{key}={value} with data.sets ({', '.join(config.sets)}): set only one of "
+                f"{key} and data.sets. For a copy of a set, use data.sets.NAME.path=FILE_OR_FOLDER."
             )
     rules = {  # check all rules before any download
         name: parse_columns(dataset.columns, key=f"data.sets.{name}.columns")
@@ -108,14 +109,14 @@ def describe(dataset: RawDataset) -> str:
 
 def _reasons(left_out: Counter[str]) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common() if count)
-    return f"{left_out.total():,} left out" + (f" ({reasons})" if reasons else "")
+    return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
 def _entries(value: object, *, key: str) -> list[str]:
     entries = value if isinstance(value, list) else [value]
     texts = [entry for entry in entries if isinstance(entry, str) and entry]
     if not texts or len(texts) < len(entries):
-        raise DataError(f"{key}={value}: it must be a file, a folder, a hub id, or a list of them.")
+        raise DataError(f"{key}={value}: must be a file, a folder, a hub id, or a list of them.")
     return texts
 
 
@@ -143,8 +144,8 @@ def _load(path: str, eval_path: str | None, config: DataConfig) -> RawDataset:
     if eval_path is not None:
         if tables.eval:
             raise DataError(
-                f"data.path={path} has held-out rows of its own ({tables.eval[0].place}), and "
-                f"data.eval_path={eval_path} gives others: use one of the two."
+                f"data.eval_path={eval_path}: data.path={path} already has held-out rows "
+                f"({tables.eval[0].place}); set data.eval_path=null, or remove those rows."
             )
         given.path = eval_path
         others = _find(given, config.source)
@@ -177,7 +178,7 @@ def _rows(table: _Table) -> list[Row]:
     except OSError as error:
         raise DataError(f"{table.place}: cannot be read ({error}).") from error
     if not rows:
-        raise DataError(f"{table.place}: empty, there is not a single row.")
+        raise DataError(f"{table.place}: empty; must have at least one row.")
     return rows
 
 
@@ -201,7 +202,9 @@ def _find(dataset: DatasetConfig, source: Source) -> _Tables:
         wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
         for split in wanted:
             if split not in splits:
-                raise DataError(f"{dataset.path}: no split '{split}'; it has {', '.join(splits)}.")
+                raise DataError(
+                    f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
+                )
         return _Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
     tables = _saved(place) if _is_saved(place) else _files(place)
     held_out = [table for name, table in tables.items() if _is_held_out(name)]
@@ -255,7 +258,7 @@ def _saved(place: Path) -> dict[str, _Table]:
     try:
         return _splits(str(place), datasets.load_from_disk(str(place)))
     except (OSError, ValueError) as error:
-        raise DataError(f"{place}: not readable as written by save_to_disk ({error}).") from error
+        raise DataError(f"{place}: not a readable save_to_disk folder ({error}).") from error
 
 
 def _download(dataset: DatasetConfig) -> dict[str, list[_Table]]:
@@ -268,7 +271,8 @@ def _download(dataset: DatasetConfig) -> dict[str, list[_Table]]:
         raise DataError(
             f"{path}: this data set of the hub could not be loaded ({error}). Without a network "
             "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
-            "a folder written by datasets.save_to_disk. One of data.sets takes a copy as its path."
+            "a folder written by datasets.save_to_disk. For a set of data.sets, set "
+            "data.sets.NAME.path to the copy."
         ) from error
     return {name: [table] for name, table in _splits(path, loaded).items()}
 

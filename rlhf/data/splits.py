@@ -106,7 +106,7 @@ def check_usable(parts: dict[Phase, Part], phases: Sequence[Phase]) -> None:
                 raise DataError(
                     f"data: the {phase} phase finds no {needed.get(phase, 'pairs of responses')} "
                     f"to {side} among its {len(records)} examples. Choose another data set, or a "
-                    "phase that this one serves (docs/data.md), such as phase=sft."
+                    "phase that this data set supports (docs/data.md), such as phase=sft."
                 )
 
 
@@ -246,7 +246,7 @@ def _too_small(
     return (
         f"{what} {sum(len(dataset.train) for dataset in datasets)} examples{own_eval}. Divided by "
         f"data.split={split}, the {phase} phase gets {sum(len(p.train) for p in parts)} to train "
-        f"on{gone} and {sum(len(p.eval) for p in parts)} held out; it needs at least one of each, "
-        "and examples with the same prompt stay together. Give more examples with different "
+        f"on{gone} and {sum(len(p.eval) for p in parts)} held out; the phase needs at least one of "
+        "each, and examples with the same prompt stay together. Give more examples with different "
         "prompts, or set the share of the phases that you do not run to 0."
     )

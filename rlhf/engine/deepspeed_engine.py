@@ -228,7 +228,8 @@ def _require_ops(section: dict[str, Any]) -> None:
     if quantizes and not can.get("quantizer"):
         raise CapabilityError(
             "zero.quantize_weights, quantize_gradients or quantize_frozen_weights=true: DeepSpeed "
-            "cannot build its quantizer here; install the CUDA toolkit with nvcc, or leave them out"
+            "cannot build its quantizer here; install the CUDA toolkit with nvcc, or set these "
+            "keys to false"
         )
     for place in (section.get("offload_param", {}), section.get("offload_optimizer", {})):
         if place.get("device") != "nvme":
@@ -243,8 +244,8 @@ def _require_ops(section: dict[str, Any]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CapabilityError(
-                f"zero.nvme_path={folder.parent}: {error.strerror}; name a folder on every node's "
-                "drive that can be written to"
+                f"zero.nvme_path={folder.parent}: {error.strerror}; use a writable folder on a "
+                "drive of every node"
             ) from error
 
 

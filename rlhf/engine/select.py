@@ -35,8 +35,8 @@ def build_engine(
     obstacle = settings.torch_obstacle(role, ranks=ranks.size)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise CapabilityError(
-            f"zero.engine=torch with {obstacle}: it runs one rank without offloading, in bf16 or "
-            "fp32; use zero.engine=auto"
+            f"zero.engine=torch with {obstacle}: this engine requires one rank, no offloading, "
+            "and bf16 or fp32; use zero.engine=auto"
         )
     is_torch = settings.runs_on_torch(role, ranks=ranks.size)
     if zero.moments is MomentsDtype.bf16 and not (
@@ -44,8 +44,9 @@ def build_engine(
     ):
         raise CapabilityError(
             f"zero.moments=bf16 with {obstacle or f'zero.engine={zero.engine}'} and hardware.dtype="
-            f"{settings.dtype} in the {role} at stage {stage_of(role, zero)}: only "
-            "zero.engine=torch keeps such moments, in bf16 from stage 1 on; use zero.moments=fp32"
+            f"{settings.dtype} in the {role} at stage {stage_of(role, zero)}: bf16 "
+            "moments require zero.engine=torch, hardware.dtype=bf16 and stage 1 or higher; use "
+            "zero.moments=fp32"
         )
     if is_torch:
         return TorchEngine(module, role=role, settings=settings, ranks=ranks, optimizer=optimizer)

@@ -70,7 +70,7 @@ def kernel(name: str, isa: Isa) -> Kernel:
         return Kernel(None, str(failure))
     enable = getattr(library, f"{name}_enable", None)
     if enable is not None and not enable():
-        return Kernel(None, "Linux does not let this process use it")
+        return Kernel(None, f"Linux does not let this process use {name}")
     return Kernel(library)
 
 

@@ -146,18 +146,18 @@ def require_trained_head(path: str | Path) -> None:
     names = config.architectures or []
     if config.num_labels != 1 or not any("SequenceClassification" in name for name in names):
         raise CheckpointError(
-            f"reward_model.path={path} is no trained reward model: its config names {names} with "
-            f"{config.num_labels} labels, where a ForSequenceClassification model with one is "
-            "needed. Train one with phase=reward"
+            f"reward_model.path={path} is not a trained reward model: config.json has "
+            f"architectures={names} and {config.num_labels} labels; must be a "
+            "ForSequenceClassification model with 1 label. Train a reward model with phase=reward"
         )
 
 
 def _require_adapter_of_a_scorer(path: str | Path, adapter: Any) -> None:
     if adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save:
         raise CheckpointError(
-            f"reward_model.path={path} is no trained reward model: its adapter_config.json has "
-            f"task_type={adapter.task_type} and modules_to_save={adapter.modules_to_save}, where "
-            "SEQ_CLS and a head are needed. Train one with phase=reward"
+            f"reward_model.path={path} is not a trained reward model: adapter_config.json has "
+            f"task_type={adapter.task_type} and modules_to_save={adapter.modules_to_save}; must "
+            "have task_type=SEQ_CLS and a saved head. Train a reward model with phase=reward"
         )
 
 
@@ -274,8 +274,8 @@ def _over_its_base(
         return merge_adapter(base, path, adapter, source.revision)
     except ValueError as error:
         raise CheckpointError(
-            f"{source.key}={path}: the adapter does not fit its base {place} ({error}); "
-            "name in adapter_config.json the base that it was trained on"
+            f"{source.key}={path}: the adapter does not fit its base {place} ({error}); set "
+            "base_model_name_or_path in adapter_config.json to the base of the training run"
         ) from error
 
 

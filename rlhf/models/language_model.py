@@ -33,12 +33,12 @@ class OutputLayer(nn.Linear):
         return layer
 
     def forward(  # type: ignore[override]
-        self, hidden: Tensor, ids_N: Tensor | None = None, reading: LogprobOptions = DEFAULT_OPTIONS
+        self, hidden: Tensor, ids_N: Tensor | None = None, options: LogprobOptions = DEFAULT_OPTIONS
     ) -> Tensor | TokenLogprobs:
         """Return logits (..., V), or, given ``ids_N``, their log-probs under ``hidden`` (N, H)."""
         if ids_N is None:
             return super().forward(hidden)
-        return fused_logprobs(hidden, self.weight, self.bias, ids_N, reading)
+        return fused_logprobs(hidden, self.weight, self.bias, ids_N, options)
 
 
 class LanguageModel(nn.Module):
@@ -54,32 +54,32 @@ class LanguageModel(nn.Module):
         self.is_plain = set_output_layer(pretrained)
 
     def forward(
-        self, ids_BS: Tensor, picks: TokenPositions, reading: LogprobOptions = DEFAULT_OPTIONS
+        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS
     ) -> TokenLogprobs:
         """Return log-probabilities (N,) and entropies of the picked tokens."""
         if not self.is_plain:
-            return self._from_logits(ids_BS, picks, reading)
+            return self._from_logits(ids_BS, positions, options)
         hidden_BSH = self.pretrained.base_model(input_ids=ids_BS, use_cache=False).last_hidden_state
-        return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BSH, picks, reading)
+        return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BSH, positions, options)
 
     def _from_logits(
-        self, ids_BS: Tensor, picks: TokenPositions, reading: LogprobOptions
+        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions
     ) -> TokenLogprobs:
-        first = int(picks.columns_N.min()) if len(picks.columns_N) else ids_BS.shape[1] - 1
+        first = int(positions.columns_N.min()) if len(positions.columns_N) else ids_BS.shape[1] - 1
         logits_BUV = self.pretrained(
             input_ids=ids_BS, use_cache=False, logits_to_keep=ids_BS.shape[1] - first
         ).logits
-        logits_NV = logits_BUV[picks.rows_N, picks.columns_N - first]
-        return token_logprobs(logits_NV, picks.ids_N, reading)
+        logits_NV = logits_BUV[positions.rows_N, positions.columns_N - first]
+        return token_logprobs(logits_NV, positions.ids_N, options)
 
 
 def logprobs_at(
-    output: nn.Module, hidden_BSH: Tensor, picks: TokenPositions, reading: LogprobOptions
+    output: nn.Module, hidden_BSH: Tensor, positions: TokenPositions, options: LogprobOptions
 ) -> TokenLogprobs:
     """Return what an ``OutputLayer`` computes from the last hidden state at the picked tokens."""
-    hidden_NH = hidden_BSH[picks.rows_N, picks.columns_N]
-    told: TokenLogprobs = output(hidden_NH, picks.ids_N, reading)
-    return told
+    hidden_NH = hidden_BSH[positions.rows_N, positions.columns_N]
+    found: TokenLogprobs = output(hidden_NH, positions.ids_N, options)
+    return found
 
 
 def set_output_layer(pretrained: PreTrainedModel) -> bool:

@@ -173,8 +173,8 @@ def save_adapter(
     config = copy(model.peft_config[ADAPTER])
     if any(p.requires_grad and not _is_saved(model, n) for n, p in model.named_parameters()):
         raise ConfigError(
-            "lora.export=adapter with lora.train_rest=true: the adapters alone are not the model; "
-            "use lora.export=merged"
+            "lora.export=adapter with lora.train_rest=true: the adapters do not contain all "
+            "trained weights; use lora.export=merged"
         )
     if Path(base).is_dir():
         base = str(Path(base).absolute())  # so that peft finds it from any working directory
@@ -204,9 +204,9 @@ def adapter_config(place: str, revision: str | None = None) -> Any | None:
     config = PeftConfig.from_pretrained(place, revision=revision)
     if config.peft_type != "LORA" or not config.base_model_name_or_path:
         raise CheckpointError(
-            f"{place}: its adapter_config.json has peft_type={config.peft_type} and "
-            f"base_model_name_or_path={config.base_model_name_or_path!r}, where a LoRA adapter "
-            "that names its base is needed; give a folder with the adapter merged into its base"
+            f"{place}: adapter_config.json has peft_type={config.peft_type} and "
+            f"base_model_name_or_path={config.base_model_name_or_path!r}; must be a LoRA adapter "
+            "that names a base model. Use a folder with the adapter merged into the base model"
         )
     return config
 
@@ -235,7 +235,7 @@ def merge_adapter(
     absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
     if absent or result.unexpected_keys:
         wrong = [*absent, *result.unexpected_keys][:3]
-        raise ValueError(f"missing or left over: {', '.join(wrong)}")
+        raise ValueError(f"missing or unexpected: {', '.join(wrong)}")
     return lora.merge_and_unload()
 
 
@@ -275,6 +275,6 @@ def _matching(names: list[str], endings: tuple[str, ...]) -> list[str]:
             known = sorted({name.rpartition(".")[2] for name in names})
             raise ConfigError(
                 f"lora.target_modules={list(endings)}: no linear layer of the model is named "
-                f"{ending!r} (output layers get no adapters); it has {', '.join(known[:12])}"
+                f"{ending!r} (output layers get no adapters); choose from {', '.join(known[:12])}"
             )
     return [name for name in names if any(f".{name}".endswith(f".{e}") for e in endings)]

@@ -29,7 +29,7 @@ def fused_logprobs(
     weight_VH: Tensor,
     bias_V: Tensor | None,
     ids_N: Tensor,
-    reading: LogprobOptions = DEFAULT_OPTIONS,
+    options: LogprobOptions = DEFAULT_OPTIONS,
     *,
     chunk: int = CHUNK_ROWS,
 ) -> TokenLogprobs:
@@ -48,22 +48,22 @@ def fused_logprobs(
             weight_VH.to(dtype),
             None if bias_V is None else bias_V.to(dtype),
             ids_N,
-            reading,
+            options,
             chunk,
         )
-    return TokenLogprobs(logprobs_N.float(), entropy_N.float() if reading.with_entropy else None)
+    return TokenLogprobs(logprobs_N.float(), entropy_N.float() if options.with_entropy else None)
 
 
 def token_logprobs(
-    logits_NV: Tensor, ids_N: Tensor, reading: LogprobOptions = DEFAULT_OPTIONS
+    logits_NV: Tensor, ids_N: Tensor, options: LogprobOptions = DEFAULT_OPTIONS
 ) -> TokenLogprobs:
     """Return log-probabilities from logits, for models that change the output layer's logits."""
-    logits_NV = logits_NV.float() / reading.temperature
+    logits_NV = logits_NV.float() / options.temperature
     log_softmax_NV = functional.log_softmax(logits_NV, dim=-1)
     logprobs_N = log_softmax_NV.gather(-1, ids_N[..., None]).squeeze(-1)
-    if not reading.with_entropy:
+    if not options.with_entropy:
         return TokenLogprobs(logprobs_N, None)
-    if not reading.entropy_gradient:
+    if not options.entropy_gradient:
         log_softmax_NV = log_softmax_NV.detach()
     # entr(p) = -p log p has an infinite slope at p = 0; clamped to tiny, p still adds nothing.
     probs_NV = log_softmax_NV.exp().clamp(min=torch.finfo(torch.float32).tiny)
@@ -80,7 +80,7 @@ class _FusedLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         ids_N: Tensor,
-        reading: LogprobOptions,
+        options: LogprobOptions,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
@@ -90,17 +90,17 @@ class _FusedLogprobs(torch.autograd.Function):
             logits_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
             if kernel is not None:
                 outs = (logprobs_N[rows], entropy_N[rows])
-                kernel.read(logits_CV, ids_N[rows], scale=1 / reading.temperature, outs=outs)
+                kernel.read(logits_CV, ids_N[rows], scale=1 / options.temperature, outs=outs)
                 continue
             for block in _blocks(logits_CV):
                 at = slice(rows.start + block.start, rows.start + block.stop)
-                logs = _log_softmax(logits_CV[block], reading)
+                logs = _log_softmax(logits_CV[block], options)
                 logprobs_N[at] = logs.gather(1, ids_N[at, None])[:, 0]
-                if reading.with_entropy:
+                if options.with_entropy:
                     entropy_N[at] = -logs.exp().mul_(logs.clamp_(min=LEAST_LOG)).sum(dim=1)
-        ctx.reading, ctx.chunk = reading, chunk
+        ctx.reading, ctx.chunk = options, chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, entropy_N)
-        if not reading.entropy_gradient:
+        if not options.entropy_gradient:
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
@@ -129,28 +129,28 @@ class _FusedLogprobs(torch.autograd.Function):
         return hidden_slope, weight_slope, bias_slope, None, None, None
 
 
-def _logits_slope_(logits_CV: Tensor, reading: LogprobOptions, *given: Tensor) -> None:
+def _logits_slope_(logits_CV: Tensor, options: LogprobOptions, *given: Tensor) -> None:
     """Overwrite logits with their gradient, given ids, entropies and the slopes of both outputs."""
-    kernel = None if reading.entropy_gradient else _kernel_for(logits_CV)
+    kernel = None if options.entropy_gradient else _kernel_for(logits_CV)
     if kernel is not None:
         ids_C, _, slopes_C, _ = given
-        kernel.slope_(logits_CV, ids_C, scale=1 / reading.temperature, slopes_N=slopes_C)
+        kernel.slope_(logits_CV, ids_C, scale=1 / options.temperature, slopes_N=slopes_C)
         return
     for block in _blocks(logits_CV):
         part = (each[block] for each in given)
-        logits_CV[block] = _logits_slope(logits_CV[block], reading, *part)
+        logits_CV[block] = _logits_slope(logits_CV[block], options, *part)
 
 
 def _logits_slope(
-    logits_CV: Tensor, reading: LogprobOptions, ids_C: Tensor, entropy_C: Tensor, *slopes: Tensor
+    logits_CV: Tensor, options: LogprobOptions, ids_C: Tensor, entropy_C: Tensor, *slopes: Tensor
 ) -> Tensor:
     """Return the gradient with respect to the logits, given the slopes of both outputs.
 
     d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H), both / temperature.
     """
-    logprob_C1, entropy_slope_C1 = (slope[:, None] / reading.temperature for slope in slopes)
-    logs_CV = _log_softmax(logits_CV, reading)
-    if reading.entropy_gradient:
+    logprob_C1, entropy_slope_C1 = (slope[:, None] / options.temperature for slope in slopes)
+    logs_CV = _log_softmax(logits_CV, options)
+    if options.entropy_gradient:
         probs_CV = logs_CV.exp()
         logs_CV.clamp_(min=LEAST_LOG).add_(entropy_C[:, None])
         logs_CV.mul_(entropy_slope_C1).add_(logprob_C1)
@@ -160,10 +160,10 @@ def _logits_slope(
     return slope_CV.scatter_add_(1, ids_C[:, None], logprob_C1)
 
 
-def _log_softmax(logits_CV: Tensor, reading: LogprobOptions) -> Tensor:
+def _log_softmax(logits_CV: Tensor, options: LogprobOptions) -> Tensor:
     exact = torch.promote_types(logits_CV.dtype, torch.float32)
-    if reading.temperature != 1:
-        logits_CV = logits_CV.to(exact) / reading.temperature
+    if options.temperature != 1:
+        logits_CV = logits_CV.to(exact) / options.temperature
     return functional.log_softmax(logits_CV, dim=-1, dtype=exact)
 
 

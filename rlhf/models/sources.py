@@ -20,7 +20,7 @@ def explain_load_failure(
             f"safetensors weights and tokenizer files; found {found} ({first_line})"
         )
     return CheckpointError(
-        f"{key}={place} is no folder here, and {what} could not be loaded from the hub under that "
-        f"name ({first_line}). Give the path of a downloaded folder, or for a model without "
+        f"{key}={place} is not a local folder, and {what} could not be loaded from the hub under "
+        f"that name ({first_line}). Give the path of a downloaded folder, or for a model without "
         "weights set model.init=random"
     )

@@ -30,8 +30,8 @@ def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreT
     """
     if model.end_token is not None and not model.end_token.strip():
         raise ConfigError(
-            f"{key}.end_token={model.end_token!r}: it must be the text of a token; "
-            f"use {key}.end_token=null for the tokenizer's own"
+            f"{key}.end_token={model.end_token!r}: must be the text of a token; "
+            f"use {key}.end_token=null for the tokenizer's own end token"
         )
     is_own = model.tokenizer is not None
     place = model.tokenizer if is_own or model.init is not ModelInit.pretrained else model.path
@@ -124,7 +124,7 @@ def load_tokenizer(
     if tokenizer.eos_token is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "
-            f"name one with {key.partition('.')[0]}.end_token=TEXT"
+            f"set {key.partition('.')[0]}.end_token=TEXT"
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token

@@ -120,8 +120,8 @@ class SharedTrunk(nn.Module):
     def forward(
         self,
         ids_BS: Tensor,
-        picks: TokenPositions,
-        reading: LogprobOptions = DEFAULT_OPTIONS,
+        positions: TokenPositions,
+        options: LogprobOptions = DEFAULT_OPTIONS,
         *,
         with_policy: bool = True,
         with_reference: bool = False,
@@ -138,10 +138,12 @@ class SharedTrunk(nn.Module):
         output = self.pretrained.get_output_embeddings()
         policy = reference = None
         if with_policy:
-            policy = logprobs_at(output, last_BSH, picks, reading)
+            policy = logprobs_at(output, last_BSH, positions, options)
         if with_reference:
             reference_BSH = self.reference(calls[len(calls) - self.num_layers_unfrozen :])
-            reference = logprobs_at(self.reference_output or output, reference_BSH, picks, reading)
+            reference = logprobs_at(
+                self.reference_output or output, reference_BSH, positions, options
+            )
         return TrunkOutput(policy, reference, self.value_head(value_BSH).squeeze(-1).float())
 
 
@@ -204,8 +206,8 @@ def blocks_of(model: PreTrainedModel) -> tuple[str, list[str]]:
     if family.blocks is None:
         known = (name for name, each in FAMILIES.items() if each.blocks is not None)
         raise CapabilityError(
-            f"ppo.shared_trunk=true: a model of model_type={model.config.model_type} cannot be "
-            f"branched here, only {', '.join(known)}; set ppo.shared_trunk=false"
+            f"ppo.shared_trunk=true: not supported for model_type={model.config.model_type}, only "
+            f"for {', '.join(known)}; set ppo.shared_trunk=false"
         )
     tail = [name for name in family.tail if part_of(model.base_model, name) is not None]
     return family.blocks, tail
@@ -231,9 +233,11 @@ def _check_layers(num_layers: int, num_layers_unfrozen: int, num_value_layers: i
     if num_layers_unfrozen >= num_layers:
         raise ConfigError(
             f"ppo.num_layers_unfrozen={num_layers_unfrozen}: the model has {num_layers} layers, "
-            "and at least one of them must stay frozen; use less, or ppo.shared_trunk=false"
+            f"and at least one of them must stay frozen; use at most {num_layers - 1}, or "
+            "ppo.shared_trunk=false"
         )
     if num_value_layers > num_layers:
         raise ConfigError(
-            f"ppo.num_value_layers={num_value_layers}: the model has {num_layers} layers; use less"
+            f"ppo.num_value_layers={num_value_layers}: the model has {num_layers} layers; use at "
+            f"most {num_layers}"
         )

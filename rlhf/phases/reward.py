@@ -19,8 +19,8 @@ from rlhf.algorithms.reward import (
 )
 from rlhf.config import choices
 from rlhf.config.batches import phase_plans
-from rlhf.config.choices import LoraRole, ModelInit, Phase
-from rlhf.config.roles import Role
+from rlhf.config.choices import LoraRole, Phase
+from rlhf.config.roles import Role, reward_model_base
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.select import build_engine
@@ -97,12 +97,11 @@ def run_reward(context: RunContext) -> dict[str, Any]:
 def reward_model_source(context: RunContext) -> ModelSource:
     """Return what the reward model starts from: this run's SFT model, or a model of the config."""
     config = context.config
-    if config.reward_model.init is not ModelInit.sft:
-        source = ModelSource.of(config.reward_model, key="reward_model")
-    elif Phase.sft in config.phase.order:
-        source = ModelSource.folder(context.run_dir / "sft" / "model", base=config.model)
+    key, base = reward_model_base(config)
+    if key == "model" and Phase.sft in config.phase.order:
+        source = ModelSource.folder(context.run_dir / "sft" / "model", base=base)
     else:
-        source = ModelSource.of(config.model, key="model")
+        source = ModelSource.of(base, key=key)
     return replace(
         source,
         dropout=config.reward_model.dropout,

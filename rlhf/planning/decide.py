@@ -43,9 +43,9 @@ def decide(config: RunConfig, loads: Loads | None = None) -> Decision:
         return Decision(config, None, f"no plan of memory and time: {error}")
     if config.plan is PlanMode.check and not plan.fits:
         ways = "; ".join(plan.ways)
-        known = f"what fits: {ways}" if ways else "no change that the planner knows fits"
+        known = f"what fits: {ways}" if ways else "the planner knows no change that fits"
         raise ConfigError(
-            f"{plan.reason}; {known}. plan=only shows the parts, plan=off starts it all the same"
+            f"{plan.reason}; {known}. plan=only shows the parts, plan=off skips this check"
         )
     decided = chosen(plan)
     validate(decided)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
-from rlhf.config.roles import Role
+from rlhf.config.roles import Role, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning.shapes import ModelShape, config_fields, shape_of
@@ -45,7 +45,7 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     Raises:
         UnknownModelError: if the shape of a model is not known.
     """
-    policy, scorer = ("model", config.model), reward_model_of(config)
+    policy, scorer = ("model", config.model), reward_model_base(config)
     match phase:
         case Phase.sft:
             return (_use(config, policy, Role.sft, LoraRole.sft),)
@@ -62,13 +62,6 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
             learning = (actor, critic) if has_critic else (actor,)
             return (*learning, *_reference(config, actor), *_reward(config, scorer))
-
-
-def reward_model_of(config: RunConfig) -> tuple[str, ModelConfig]:
-    """Return key and value of the model that the reward model and the critic start from."""
-    if config.reward_model.init.is_of_sft:
-        return "model", config.model
-    return "reward_model", config.reward_model
 
 
 def _use(

@@ -122,7 +122,7 @@ def tables(plan: Plan) -> list[RenderableType]:
             sizes = (phase.parts[part] / GIB for phase in plan.phases)
             table.add_row(part.replace("_", " "), *(f"{s:.2f}" if s else "" for s in sizes))
     table.add_section()
-    table.add_row("GiB of a rank", *(f"{phase.bytes / GIB:.2f}" for phase in plan.phases))
+    table.add_row("GiB per rank", *(f"{phase.bytes / GIB:.2f}" for phase in plan.phases))
     table.add_row("when", *(phase.moment for phase in plan.phases))
     table.add_row("GiB offloaded", *(f"{phase.host / GIB:.2f}" for phase in plan.phases))
     table.add_section()
@@ -133,7 +133,7 @@ def tables(plan: Plan) -> list[RenderableType]:
         if any(part in phase.step_seconds for phase in plan.phases):
             seconds = (phase.step_seconds.get(part) for phase in plan.phases)
             cells = ("" if value is None else f"{value:.2f}" for value in seconds)
-            table.add_row(f"{part}, s a step", *cells)
+            table.add_row(f"{part}, s per step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time(value) for value in hours))
     notes = [f"the time is for {counts(plan)}"]

@@ -66,9 +66,9 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
     if config.launcher.master_addr is not None:
         return LaunchMode.by_hand
     raise ConfigError(
-        f"hardware.nodes={nodes}: nothing says which nodes; use launcher.hostfile=FILE with one "
-        "`name slots=N` a line, or -m hydra/launcher=submitit_slurm (or srun inside a SLURM job), "
-        "or launcher.master_addr=ADDRESS with torchrun on every node; see docs/launching.md"
+        f"hardware.nodes={nodes}: no option names the nodes; use launcher.hostfile=FILE with one "
+        "`name slots=N` per line, or -m hydra/launcher=submitit_slurm (or srun inside a SLURM "
+        "job), or launcher.master_addr=ADDRESS with torchrun on every node; see docs/launching.md"
     )
 
 

@@ -145,8 +145,8 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
             address, port = rendezvous_address(config, os.environ)
             raise RlhfError(
                 f"hardware.nodes={config.hardware.nodes}: the job's tasks did not meet at "
-                f"{address}:{port} in {JOIN_MINUTES} minutes; srun must start one on each node, "
-                "and launcher.master_port must be free"
+                f"{address}:{port} in {JOIN_MINUTES} minutes; srun must start one task on each "
+                "node, and launcher.master_port must be free"
             ) from error
 
 
@@ -181,14 +181,14 @@ def _explain(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | N
     # If a rank fails, the agent ends the other ranks with SIGTERM.
     killed = {rank: name for rank, name in signals.items() if name != "SIGTERM"} or signals
     if killed and (failure is None or failure.kind is FailureKind.lost):
-        way_out = f"; python launch.py resume={run_dir} goes on with the run" if run_dir else ""
+        way_out = f"; python launch.py resume={run_dir} continues the run" if run_dir else ""
         raise RlhfError(
             f"rank {_listed(killed)} on {socket.gethostname()} was ended by "
             f"{_listed(set(killed.values()))}{way_out}"
         )
     if failure is not None and failure.kind is FailureKind.lost:
         raise RlhfError(failure.message)
-    raise RuntimeError(f"rank {_listed(ends)} failed; its error stands above")
+    raise RuntimeError(f"rank {_listed(ends)} failed; see the error above")
 
 
 def _listed(items: Iterable[int | str]) -> str:

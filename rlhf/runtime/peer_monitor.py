@@ -113,7 +113,7 @@ class PeerMonitor:
         with self._lock:
             self._peers.discard(peer)
         if is_lost:
-            self._lose(f"{name} ended without a word: it was killed, or its node is gone")
+            self._lose(f"{name} ended without an error: it was killed, or its node is down")
 
     def _lose(self, what: str) -> None:
         """End after the grace period, unless another rank sends its reason by then."""

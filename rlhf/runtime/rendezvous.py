@@ -89,8 +89,8 @@ def check_started(config: RunConfig) -> None:
     if started_rank() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
         raise ConfigError(
             f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
-            f"{config.launcher.master_addr}: torchrun starts the ranks, on every node; "
-            "launcher.dry_run=true prints the commands"
+            f"{config.launcher.master_addr}: the ranks must be started with torchrun on every "
+            "node; launcher.dry_run=true prints the commands"
         )
 
 
@@ -155,7 +155,7 @@ class Rendezvous:
             )
         except (DistError, OSError) as error:
             raise RlhfError(
-                f"rank 0 ended before the run began; its error is on {_store_address()}"
+                f"rank 0 ended before the run began; see the error on {_store_address()}"
             ) from error
         return Path(told)
 
@@ -175,9 +175,9 @@ class Rendezvous:
 
         if self._size != num_ranks(config):
             raise ConfigError(
-                f"{self._size} ranks were started, and the run has hardware.nodes="
+                f"WORLD_SIZE={self._size}: must match hardware.nodes="
                 f"{config.hardware.nodes} x hardware.ranks_per_node="
-                f"{config.hardware.ranks_per_node}; start as many"
+                f"{config.hardware.ranks_per_node}; start exactly that many ranks"
             )
         torch.distributed.init_process_group(
             "nccl" if config.hardware.device is Device.cuda else "gloo",

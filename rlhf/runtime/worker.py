@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
-from rlhf.checkpoint.folders import phase_result, phase_result_path, whole_folder, write_json
+from rlhf.checkpoint.model_folder import whole_folder
+from rlhf.checkpoint.results import phase_result, phase_result_path, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
+from rlhf.config.roles import reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
@@ -66,7 +68,9 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
     ranks = current_ranks(config.hardware.device)
     console = build_console(is_main=ranks.is_main, log_every=config.tracking.log_every)
     if config.hardware.keep_freed_memory and not keeps_memory:
-        console.say("hardware.keep_freed_memory: only glibc has this setting; going on without it")
+        console.say(
+            "hardware.keep_freed_memory: only glibc supports this setting; continuing without it"
+        )
     unfinished = [phase for phase in config.phase.order if phase_result(run_dir, phase) is None]
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
@@ -179,8 +183,8 @@ def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
     for phase, part in parts.items():
         if part.removed:
             console.say(
-                f"{phase}: {part.removed} examples removed whose prompt is held out, or in a phase "
-                "that their data set is not for"
+                f"{phase}: {part.removed} examples removed because their prompt is held out, or "
+                "assigned to a phase that does not use their data set"
             )
     check_usable(parts, config.phase.order)
     return parts
@@ -197,11 +201,9 @@ def run_tokenizer(
         ConfigError: if a pretrained reward model reads other tokens than the actor writes.
     """
     folder, reward_model = run_dir / "tokenizer", config.reward_model
-    is_reward_alone = config.phase.order == [Phase.reward]
-    if is_reward_alone and reward_model.init is not ModelInit.sft:
-        key, owner = "reward_model", reward_model
-    else:
-        key, owner = "model", config.model
+    key, owner = "model", config.model
+    if config.phase.order == [Phase.reward]:
+        key, owner = reward_model_base(config)
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
             texts = (text for part in parts.values() for r in part.train for text in r if text)

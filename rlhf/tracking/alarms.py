@@ -33,11 +33,11 @@ def _doubts_of_pairs(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     interval = f"{phase}: the 95 % interval of the held-out accuracy is {low:.3f} to {high:.3f}"
     if low <= CHANCE:
         yield (
-            f"{interval} and includes chance ({CHANCE}); what follows learns from noise. Give the "
+            f"{interval} and includes chance ({CHANCE}); later phases learn from noise. Give the "
             f"phase more pairs (data.split), more passes ({phase}.epochs) or another {phase}.lr"
         )
     elif high - low > WIDE:
-        yield f"{interval}; hold out more pairs (data.eval_share) before trusting it"
+        yield f"{interval}; hold out more pairs (data.eval_share) for a narrower interval"
 
 
 def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
         yield (
             f"{phase}: the mean response went from {before:.1f} to {after:.1f} tokens; read "
-            "samples.jsonl: a reward model may prefer a length instead of an answer"
+            "samples.jsonl: the reward model may reward length instead of quality"
         )
     ended = measures.get("ended_share_after")
     if ended is not None and ended < FEW_ENDED:

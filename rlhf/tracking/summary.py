@@ -114,7 +114,7 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     both = [prompt for prompt in first if prompt in last][:prompts]
     if samples[0]["step"] == samples[-1]["step"] or not both:
         return []
-    lines = ["Answers before and after, of samples.jsonl"]
+    lines = ["Answers before and after training (samples.jsonl)"]
     for prompt in both:
         lines.append(f"  {' '.join(prompt.split())}")
         for when, answer in (("before", first[prompt]), ("after", last[prompt])):
@@ -147,7 +147,7 @@ def where_it_lies(run_dir: Path) -> list[str]:
         for name, path in ARTIFACTS.items()
         if (run_dir / path).exists()
     ]
-    return ["Where it lies", *lines]
+    return ["Files of this run", *lines]
 
 
 def what_to_type_next(run_dir: Path) -> list[str]:
@@ -164,7 +164,7 @@ def what_to_type_next(run_dir: Path) -> list[str]:
         ]
     if any(run_dir.glob("wandb/offline-run-*")):
         lines += ["  # upload the metrics", f"  wandb sync {run}/wandb/offline-run-*"]
-    lines += ["  # go on, if this run was stopped", f"  python launch.py resume={run}"]
+    lines += ["  # resume this run, if it was stopped", f"  python launch.py resume={run}"]
     if (run_dir / "ppo/actor").exists():
         kl_ctl = OmegaConf.load(run_dir / "config.yaml").ppo.kl_ctl
         lines += [

@@ -196,6 +196,6 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
 def test_resume_refuses_a_change_by_name(change: str, kept: str, compose: Compose) -> None:
     frozen = to_run_config(compose(["experiment=smoke"]))
     overrides = ["resume=runs/latest", change]
-    message = re.escape(f"{change}: the run was started with {kept} and goes on with it")
+    message = re.escape(f"{change}: the run was started with {kept}, which resume cannot change")
     with pytest.raises(ConfigError, match=message):
         refuse_changes(frozen, compose(overrides), overrides)

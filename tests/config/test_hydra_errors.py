@@ -65,10 +65,10 @@ def test_every_type_of_the_schema_has_words() -> None:
         ("precision", "unknown key precision; did you mean hardware.dtype?"),
         ("bf16", "unknown key bf16; did you mean hardware.dtype?"),
         ("hardware.fp16", "unknown key hardware.fp16; did you mean hardware.dtype?"),
-        ("zero.extra.a", "unknown key zero.extra.a; a new one is added with +zero.extra.a=VALUE"),
+        ("zero.extra.a", "unknown key zero.extra.a; to add a new key, write +zero.extra.a=VALUE"),
         (
             "zero.extra.a.b",
-            "unknown key zero.extra.a.b; a new one is added with +zero.extra.a.b=VALUE",
+            "unknown key zero.extra.a.b; to add a new key, write +zero.extra.a.b=VALUE",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def failure(overrides: list[str]) -> Exception:
         ("ppo.steps.x=1", "unknown key ppo.steps.x; did you mean ppo.steps?"),
         (
             "model.architecture.hidden_sizes=8",
-            "unknown key model.architecture.hidden_sizes; a new one is added with "
+            "unknown key model.architecture.hidden_sizes; to add a new key, write "
             "+model.architecture.hidden_sizes=VALUE; did you mean hidden_size?",
         ),
         ("model@reward=tiny", "unknown key model@reward; did you mean model@reward_model?"),
@@ -101,7 +101,7 @@ def failure(overrides: list[str]) -> Exception:
         ("model=null", "cannot choose model=null: a group takes the name of one of its options"),
         ("zero", "cannot read zero: missing EQUAL at '<EOF>'; write key=value"),
         ("data.path=[a", "cannot read data.path=[a: no viable alternative at input '[a'; if it is"),
-        ("run_dir=~/a", """cannot read run_dir=~/a; if it is text, write "run_dir='~/a'\""""),
+        ("run_dir=~/a", """cannot read run_dir=~/a; to pass text, write "run_dir='~/a'\""""),
         (
             "+zero=stage1",
             "Multiple values for zero. To override a value use 'override zero: stage1'",
@@ -163,7 +163,7 @@ def test_an_unknown_machine_can_be_described() -> None:
     explained = str(explain(failure(["hardware=rtx4090"]), ["hardware=rtx4090"]))
     assert explained.endswith(
         "; for another machine, copy conf/hardware/template.yaml to conf/hardware/rtx4090.yaml "
-        "and fill in its figures"
+        "and fill in the machine's figures"
     )
 
 

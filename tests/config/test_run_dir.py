@@ -95,7 +95,9 @@ def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path)
 @pytest.mark.parametrize("overrides", [["run_dir=runs/a/b"], []])
 def test_directory_that_cannot_be_made_is_refused(overrides: list[str], config: MakeConfig) -> None:
     Path("runs").write_text("a file")
-    with pytest.raises(ConfigError, match=r"runs/.* cannot be made \(Not a directory\).* run_dir="):
+    with pytest.raises(
+        ConfigError, match=r"runs/.* cannot be created \(Not a directory\).* run_dir="
+    ):
         make_run_dir(config(*overrides), job_dir=None, now=NOW)
 
 
@@ -103,13 +105,15 @@ def test_directory_that_cannot_be_written_is_refused(
     config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(ConfigError, match="mine is not writable: choose another one with run_dir="):
+    with pytest.raises(
+        ConfigError, match="mine is not writable: choose another folder with run_dir="
+    ):
         make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW)
 
 
 def test_folder_in_place_of_the_link_is_kept(config: MakeConfig) -> None:
     Path("runs/latest/precious").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"runs/latest cannot be replaced .* move away"):
+    with pytest.raises(ConfigError, match=r"runs/latest is a folder: .* move the folder away"):
         make_run_dir(config(), job_dir=None, now=NOW)
     assert Path("runs/latest/precious").is_dir()
     assert sorted(path.name for path in Path("runs").iterdir()) == ["default", "latest"]

@@ -180,8 +180,8 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
             ONE,
             r"ends a response with '<\|im_end\|>'.*set model\.end_token=<\|im_end",
         ),
-        (THINKS_FIRST, "<|im_end|>", ONE, "writes a prompt differently once it is answered"),
-        (DROPS_ANSWER, "<|im_end|>", ONE, "leaves out the response"),
+        (THINKS_FIRST, "<|im_end|>", ONE, "renders a prompt differently if an answer follows"),
+        (DROPS_ANSWER, "<|im_end|>", ONE, "drops the response"),
         (NO_SYSTEM, "<|im_end|>", MANY, r"fails on the turns system, user.*no system turns"),
         (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on the turns user"),
         (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in the prompt"),
@@ -200,7 +200,7 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
     chat = ChatTemplate(with_template(cut))
     assert chat.response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
-    with pytest.raises(DataError, match="leaves out the response"):
+    with pytest.raises(DataError, match="drops the response"):
         chat.response(ONE, "<think>hm</think>")
 
 

@@ -174,8 +174,8 @@ def test_ranking_of_one_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("responses", "message"),
     [
-        ("Yes", r"column 'responses' .* type str; it must be a list of texts or null\."),
-        (["Yes", 5], r"responses\[1\] is of type int; it must be text\."),
+        ("Yes", r"column 'responses' .* type str; must be a list of texts or null\."),
+        (["Yes", 5], r"responses\[1\] is of type int; must be text\."),
     ],
 )
 def test_malformed_ranking_is_refused(responses: Any, message: str) -> None:
@@ -257,8 +257,8 @@ def fits(example: dict[str, Any], row: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": 5}, r"column 'prompt' holds a value of type int; it must be text or null\."),
-        ({"prompt": [5]}, r"column 'prompt' holds a value of type list; it must be text"),
+        ({"prompt": 5}, r"column 'prompt' holds a value of type int; must be text or null\."),
+        ({"prompt": [5]}, r"column 'prompt' holds a value of type list; must be text"),
         ({"prompt": {"role": "user"}}, r"column 'prompt' holds a value of type dict"),
     ],
 )
@@ -268,24 +268,22 @@ def test_text_of_the_wrong_type_is_refused(row: dict[str, Any], message: str) ->
 
 
 def test_wrong_type_in_the_first_row_is_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"^data\.jsonl, row 1: column 'chosen' .* float; it must be"
-    ):
+    with pytest.raises(DataError, match=r"^data\.jsonl, row 1: column 'chosen' .* float; must be"):
         convert({"prompt": "Hi", "chosen": 0.5, "rejected": "x"})
 
 
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ("Hi", r"column 'messages' .* type str; it must be a list of messages or null\."),
+        ("Hi", r"column 'messages' .* type str; must be a list of messages or null\."),
         (["Hi"], r"messages\[0\] is of type str; a message is an object with the keys"),
         ([*ASK, {"from": "gpt"}], r"messages\[1\] has the keys \['from'\]; a message is an object"),
         (
             [{"role": "tool", "content": "x"}],
-            r"has the role 'tool'; it must be one of \['system', ",
+            r"has the role 'tool'; must be one of \['system', ",
         ),
-        ([{"role": ["user"], "content": "x"}], r"has the role \['user'\]; it must be one of"),
-        ([{"role": "user", "content": None}], r"has content of type NoneType; it must be text\."),
+        ([{"role": ["user"], "content": "x"}], r"has the role \['user'\]; must be one of"),
+        ([{"role": "user", "content": None}], r"has content of type NoneType; must be text\."),
     ],
 )
 def test_malformed_messages_are_refused(messages: Any, message: str) -> None:

@@ -141,10 +141,10 @@ def test_shapes_of_json(tmp_path: Path, text: str, count: int) -> None:
         ("a.jsonl", f"{ROW}\n\n{{'x'\n", r"a\.jsonl, row 3: not JSON: .* at character 2\.$"),
         ("a.jsonl", f"{ROW}\n[1]\n", r"a\.jsonl, row 2: of type list; a row must be an object\.$"),
         ("a.jsonl", f'{ROW}\n{{"prompt": 5}}', r"a\.jsonl, row 2: column 'prompt' .* type int;"),
-        ("a.jsonl", "", r"a\.jsonl: empty, there is not a single row\.$"),
+        ("a.jsonl", "", r"a\.jsonl: empty; must have at least one row\.$"),
         ("a.jsonl", "\n \n", r"a\.jsonl: empty"),
         ("a.jsonl", '{"q": 1}', r"a\.jsonl: no known layout has the columns q\. Known layouts:"),
-        ("a.jsonl", '{"prompt": ""}', r"a\.jsonl: no row can be used: 1 left out \(1 prompt is em"),
+        ("a.jsonl", '{"prompt": ""}', r"a\.jsonl: no row can be used: 1 skipped \(1 prompt is em"),
         ("a.json", "", r"a\.json: empty"),
         ("a.json", "[]", r"a\.json: empty"),
         ("a.json", "[{]", r"a\.json: not JSON: .* at line 1, character 3\.$"),
@@ -268,7 +268,7 @@ def test_saved_dict_as_hub_data_set_has_its_sides_by_config(tmp_path: Path) -> N
     dataset = load(tmp_path, source=Source.hub, train_split="test", eval_split="train")
     assert prompts(dataset.train) == ["test0:", "test1:"]
     assert prompts(dataset.eval) == ["train0:", "train1:"]
-    with pytest.raises(DataError, match=r"no split 'dev'; it has train, test\."):
+    with pytest.raises(DataError, match=r"no split 'dev'; choose train or test\."):
         load(tmp_path, source=Source.hub, eval_split="dev")
 
 
@@ -280,7 +280,7 @@ def test_row_of_a_saved_data_set_is_named_by_split_and_number(tmp_path: Path) ->
 
 def test_broken_saved_data_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    with pytest.raises(DataError, match=r"not readable as written by save_to_disk \("):
+    with pytest.raises(DataError, match=r"not a readable save_to_disk folder \("):
         load(tmp_path)
 
 
@@ -346,7 +346,7 @@ def test_two_kinds_of_held_out_rows_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "train.jsonl", rows_of("train"))
     write(tmp_path / "test.jsonl", rows_of("test"))
     with pytest.raises(
-        DataError, match=r"its own \(.*test\.jsonl\), and data\.eval_path=.* one of"
+        DataError, match=r"eval_path=.* already has held-out rows \(.*test\.jsonl\); set"
     ):
         load(tmp_path, eval_path=str(file))
 
@@ -354,12 +354,16 @@ def test_two_kinds_of_held_out_rows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "eval_path", "message"),
     [
-        (["a", "b"], "c", r"data\.eval_path has 1 entries and data\.path 2: give one for each"),
-        (None, None, r"data\.path=None: it must be a file, a folder, a hub id, or a list of them"),
-        ([], None, r"data\.path=\[\]: it must be"),
-        ("", None, r"data\.path=: it must be"),
-        (["a", 5], None, r"data\.path=\['a', 5\]: it must be"),
-        ("a", {"b": 1}, r"data\.eval_path=\{'b': 1\}: it must be"),
+        (
+            ["a", "b"],
+            "c",
+            r"data\.eval_path has 1 entries and data\.path 2: give one entry for each",
+        ),
+        (None, None, r"data\.path=None: must be a file, a folder, a hub id, or a list of them"),
+        ([], None, r"data\.path=\[\]: must be"),
+        ("", None, r"data\.path=: must be"),
+        (["a", 5], None, r"data\.path=\['a', 5\]: must be"),
+        ("a", {"b": 1}, r"data\.eval_path=\{'b': 1\}: must be"),
     ],
 )
 def test_wrong_paths_are_refused(path: object, eval_path: object, message: str) -> None:
@@ -388,22 +392,20 @@ def test_description_is_one_line_with_all_counts(tmp_path: Path) -> None:
     rows = [*rows_of("a", 1200), {"prompt": ""}, {"prompt": "a", "chosen": ""}, {"prompt": ""}]
     file = write(tmp_path / "a.jsonl", rows)
     assert describe(load(file)) == (
-        f"{file}: preference, 1,200 examples, 3 left out (2 prompt is empty, 1 chosen is empty)"
+        f"{file}: preference, 1,200 examples, 3 skipped (2 prompt is empty, 1 chosen is empty)"
     )
     held_out = write(tmp_path / "b.jsonl", rows_of("b"))
-    assert "1,202 examples (2 held out), 3 left out" in describe(
-        load(file, eval_path=str(held_out))
-    )
-    assert describe(load(held_out)).endswith("preference, 2 examples, 0 left out")
+    assert "1,202 examples (2 held out), 3 skipped" in describe(load(file, eval_path=str(held_out)))
+    assert describe(load(held_out)).endswith("preference, 2 examples, 0 skipped")
 
 
 def test_description_tells_parts_that_only_some_examples_lack(tmp_path: Path) -> None:
     rows = [*rows_of("a", 3), {"prompt": "b", "chosen": "c", "rejected": None}]
     assert describe(load(write(tmp_path / "a.jsonl", rows))).endswith(
-        "preference, 4 examples, 1 without rejected, 0 left out"
+        "preference, 4 examples, 1 without rejected, 0 skipped"
     )
     prompts_only = write(tmp_path / "b.jsonl", [{"prompt": "b"}])
-    assert describe(load(prompts_only)).endswith("prompt-only, 1 examples, 0 left out")
+    assert describe(load(prompts_only)).endswith("prompt-only, 1 examples, 0 skipped")
 
 
 @pytest.mark.skipif(not HH.exists(), reason=f"{HH} is not on this machine")
@@ -450,7 +452,7 @@ def test_copy_of_a_hub_set_has_its_splits_by_the_names_of_its_files(tmp_path: Pa
     (dataset,) = load_sets(pets=DatasetConfig(path=str(tmp_path), eval_split="dev"))
     assert prompts(dataset.train) == ["a0:", "b0:"]
     assert prompts(dataset.eval) == ["c0:"]
-    with pytest.raises(DataError, match=r"no split 'test'; it has dev, train\."):
+    with pytest.raises(DataError, match=r"no split 'test'; choose dev or train\."):
         load_sets(pets=DatasetConfig(path=str(tmp_path), eval_split="test"))
 
 
@@ -485,7 +487,7 @@ def test_path_beside_sets_is_refused(key: str) -> None:
     config = config_of(None, sets={"pets": DatasetConfig(path="a")})
     setattr(config, key, "b.jsonl")
     with pytest.raises(
-        DataError, match=rf"^data\.{key}=b\.jsonl stands beside data\.sets \(pets\): use one"
+        DataError, match=rf"^data\.{key}=b\.jsonl with data\.sets \(pets\): set only one"
     ):
         load_datasets(config, seed=0)
 

@@ -194,7 +194,11 @@ def test_training_records_with_a_held_out_prompt_of_any_phase_are_removed() -> N
             r"5 examples\. .* data\.split=\[2\.0, .*the sft phase gets 1 to train on and",
         ),
         ([9], [1.0, 0.0, 0.0], r"9 examples\. .* the sft phase gets 9 to train on and 0 held out;"),
-        ([1] * 9, [99.0, 0.0, 1.0], r"the ppo phase gets 0 to train on and 0 held out; it needs"),
+        (
+            [1] * 9,
+            [99.0, 0.0, 1.0],
+            r"the ppo phase gets 0 to train on and 0 held out; the phase needs",
+        ),
         ([], SPLIT, r"set the share of the phases that you do not run to 0\.$"),
     ],
 )

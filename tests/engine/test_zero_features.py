@@ -151,7 +151,7 @@ def test_nvme_needs_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     allow(monkeypatch, async_io=True)
     (tmp_path / "file").write_text("")
     path = str(tmp_path / "file")
-    with pytest.raises(CapabilityError, match=r"Not a directory; name a folder") as caught:
+    with pytest.raises(CapabilityError, match=r"Not a directory; use a writable folder") as caught:
         engine_of(DeepSpeedEngine, stage=3, nvme_path=path, offload_parameters=True)
     assert f"zero.nvme_path={path}:" in str(caught.value)
 

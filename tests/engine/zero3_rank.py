@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.algorithms.schedule import lr_schedule
-from rlhf.checkpoint.folders import save_model
+from rlhf.checkpoint.model_folder import save_model
+from rlhf.checkpoint.streaming import saved_tensors
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
@@ -17,7 +18,6 @@ from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.saving import saved_tensors
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import Export
 from rlhf.types import Ranks

@@ -18,17 +18,17 @@ from rlhf.types import LogprobOptions, SequenceBatch, TokenPositions
 from tests.engine.zero3_rank import engine_of
 from tests.models_on_disk import small_tokenizer, source_of
 
-READING = LogprobOptions(0.8, entropy_gradient=True)
+OPTIONS = LogprobOptions(0.8, entropy_gradient=True)
 
 
 def loss_of(policy: Any, batch: SequenceBatch) -> Tensor:
-    told = policy(batch.ids_BS, TokenPositions.of(batch), READING)
-    return -told.logprobs_N.sum() - 0.3 * told.entropy_N.sum()
+    found = policy(batch.ids_BS, TokenPositions.of(batch), OPTIONS)
+    return -found.logprobs_N.sum() - 0.3 * found.entropy_N.sum()
 
 
 def plain_loss(model: Any, batch: SequenceBatch) -> Tensor:
     """The same from all logits."""
-    logs_BSV = (model(batch.ids_BS).logits / READING.temperature).log_softmax(-1)
+    logs_BSV = (model(batch.ids_BS).logits / OPTIONS.temperature).log_softmax(-1)
     kept_BS = batch.keep_BS[:, 1:]
     logprobs_BS = logs_BSV[:, :-1].gather(2, batch.ids_BS[:, 1:, None])[..., 0]
     entropy_BS = -(logs_BSV.exp() * logs_BSV).sum(-1)[:, :-1]

@@ -73,7 +73,7 @@ def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path
     trunk = scorer.pretrained.model.layers[0].mlp.up_proj.weight
     assert torch.equal(trunk, actor.model.layers[0].mlp.up_proj.weight)
     assert torch.equal(scorer.pretrained.score.weight, again.pretrained.score.weight)
-    with pytest.raises(CheckpointError, match="no trained reward model"):
+    with pytest.raises(CheckpointError, match="not a trained reward model"):
         require_trained_head(tmp_path)
     scorer.pretrained.save_pretrained(tmp_path / "reward")
     require_trained_head(tmp_path / "reward")

@@ -27,7 +27,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 NOT_PLAIN = ("cohere", "gemma2")
 LENGTHS = [7, 3, 5]
-READING = LogprobOptions(0.7, entropy_gradient=True)
+OPTIONS = LogprobOptions(0.7, entropy_gradient=True)
 
 
 def model_of(family: str, **fields: Any) -> Any:
@@ -45,37 +45,37 @@ def sequences() -> tuple[Tensor, TokenPositions]:
     """Ids (3, 7), and all tokens behind the second one, in no order."""
     generator = torch.Generator().manual_seed(0)
     ids_BS = torch.randint(2, 260, (3, 7), generator=generator)
-    picks = [(row, place) for row, n in enumerate(LENGTHS) for place in range(1, n - 1)]
-    picks = [picks[i] for i in torch.randperm(len(picks), generator=generator)]
-    rows_N, columns_N = torch.tensor(picks).T
+    positions = [(row, place) for row, n in enumerate(LENGTHS) for place in range(1, n - 1)]
+    positions = [positions[i] for i in torch.randperm(len(positions), generator=generator)]
+    rows_N, columns_N = torch.tensor(positions).T
     return ids_BS, TokenPositions(rows_N, columns_N, ids_BS[rows_N, columns_N + 1])
 
 
-def alone(model: Any, ids_BS: Tensor, picks: TokenPositions) -> Tensor:
+def alone(model: Any, ids_BS: Tensor, positions: TokenPositions) -> Tensor:
     """Log-distributions (N, V), each row without its padding."""
     logits = [model(ids_S[None, :n]).logits[0] for ids_S, n in zip(ids_BS, LENGTHS, strict=True)]
-    pairs = zip(picks.rows_N.tolist(), picks.columns_N.tolist(), strict=True)
+    pairs = zip(positions.rows_N.tolist(), positions.columns_N.tolist(), strict=True)
     logits_NV = torch.stack([logits[row][column] for row, column in pairs])
-    return (logits_NV / READING.temperature).log_softmax(-1)
+    return (logits_NV / OPTIONS.temperature).log_softmax(-1)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *NOT_PLAIN])
 def test_picked_tokens_have_the_logprobs_and_the_gradient_of_the_models_logits(family: str) -> None:
     model = model_of(family)
-    ids_BS, picks = sequences()
-    logs_NV = alone(model, ids_BS, picks)
-    expected_N = logs_NV.gather(1, picks.ids_N[:, None])[:, 0]
+    ids_BS, positions = sequences()
+    logs_NV = alone(model, ids_BS, positions)
+    expected_N = logs_NV.gather(1, positions.ids_N[:, None])[:, 0]
     entropy_N = -(logs_NV.exp() * logs_NV).sum(-1)
     parameters = [p for p in model.parameters() if p.requires_grad]
     slopes = torch.autograd.grad(expected_N.sum() + entropy_N.sum(), parameters)
 
     policy = LanguageModel(model)
     assert policy.is_plain == (family in FAMILIES)
-    told = policy(ids_BS, picks, READING)
-    torch.testing.assert_close(told.logprobs_N, expected_N, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(told.entropy_N, entropy_N, atol=1e-5, rtol=1e-5)
+    found = policy(ids_BS, positions, OPTIONS)
+    torch.testing.assert_close(found.logprobs_N, expected_N, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.entropy_N, entropy_N, atol=1e-5, rtol=1e-5)
     assert expected_N.std() > 0.1
-    got = torch.autograd.grad(told.logprobs_N.sum() + told.entropy_N.sum(), parameters)
+    got = torch.autograd.grad(found.logprobs_N.sum() + found.entropy_N.sum(), parameters)
     for one, other in zip(got, slopes, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
@@ -83,9 +83,9 @@ def test_picked_tokens_have_the_logprobs_and_the_gradient_of_the_models_logits(f
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_no_picks_are_no_error(family: str) -> None:
     policy, none_N = LanguageModel(model_of(family)), torch.zeros(0, dtype=torch.long)
-    told = policy(sequences()[0], TokenPositions(none_N, none_N, none_N))
-    assert told.logprobs_N.shape == (0,)
-    told.logprobs_N.sum().backward()
+    found = policy(sequences()[0], TokenPositions(none_N, none_N, none_N))
+    assert found.logprobs_N.shape == (0,)
+    found.logprobs_N.sum().backward()
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -42,15 +42,15 @@ class Told(NamedTuple):
 Tell = Callable[..., Told]
 
 
-def shaped(told: TokenLogprobs, ids_BT: Tensor) -> Told:
-    return Told(*(x_N.view(ids_BT.shape) for x_N in told))
+def shaped(found: TokenLogprobs, ids_BT: Tensor) -> Told:
+    return Told(*(x_N.view(ids_BT.shape) for x_N in found))
 
 
-def by_logits(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
-    return shaped(token_logprobs(logits_BTV, ids_BT, LogprobOptions(**reading)), ids_BT)
+def by_logits(logits_BTV: Tensor, ids_BT: Tensor, **options: float) -> Told:
+    return shaped(token_logprobs(logits_BTV, ids_BT, LogprobOptions(**options)), ids_BT)
 
 
-def by_layer(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
+def by_layer(logits_BTV: Tensor, ids_BT: Tensor, **options: float) -> Told:
     """Through an output layer whose logits are the hidden state itself.
 
     Its bias bars tokens that cannot come: an infinity of the hidden state would reach all logits.
@@ -61,7 +61,7 @@ def by_layer(logits_BTV: Tensor, ids_BT: Tensor, **reading: float) -> Told:
     hidden_NH = hidden_NH.masked_fill(is_barred_V, 0.0)
     weight_VH = torch.eye(hidden_NH.shape[1], dtype=hidden_NH.dtype)
     return shaped(
-        fused_logprobs(hidden_NH, weight_VH, bias_V, ids_N, LogprobOptions(**reading), chunk=2),
+        fused_logprobs(hidden_NH, weight_VH, bias_V, ids_N, LogprobOptions(**options), chunk=2),
         ids_BT,
     )
 
@@ -271,16 +271,16 @@ def test_a_layer_agrees_with_the_plain_formula(
     temperature: float, chunk: int, *, bias: bool, entropy_gradient: bool
 ) -> None:
     given, pull_N = layer(dtype=torch.float32, bias=bias), normal(N, seed=3)
-    reading = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
-    told = fused_logprobs(*given, reading, chunk=chunk)
+    options = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
+    found = fused_logprobs(*given, options, chunk=chunk)
     logprobs_N, entropy_N = plainly(given, temperature)
-    assert told.logprobs_N.dtype == told.entropy_N.dtype == torch.float32
-    assert_close(told.logprobs_N.detach(), logprobs_N.detach(), atol=2e-6)
-    assert_close(told.entropy_N.detach(), entropy_N.detach(), atol=2e-6)
+    assert found.logprobs_N.dtype == found.entropy_N.dtype == torch.float32
+    assert_close(found.logprobs_N.detach(), logprobs_N.detach(), atol=2e-6)
+    assert_close(found.entropy_N.detach(), entropy_N.detach(), atol=2e-6)
     loss = (pull_N * logprobs_N).sum()
-    ours = (pull_N * told.logprobs_N).sum()
+    ours = (pull_N * found.logprobs_N).sum()
     if entropy_gradient:
-        loss, ours = loss + 0.3 * entropy_N.sum(), ours + 0.3 * told.entropy_N.sum()
+        loss, ours = loss + 0.3 * entropy_N.sum(), ours + 0.3 * found.entropy_N.sum()
     for got, expected in zip(slopes(given, ours), slopes(given, loss), strict=True):
         assert_close(got, expected, atol=1e-5)
 
@@ -293,18 +293,18 @@ def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
     monkeypatch.setattr("rlhf.models.output_layer.CPU_BLOCK", block)
     given = layer()
 
-    def told(*leaves: Tensor) -> tuple[Tensor, ...]:
-        reading = LogprobOptions(0.8, entropy_gradient=True)
-        return _FusedLogprobs.apply(*leaves, given.ids_N, reading, 5)
+    def found(*leaves: Tensor) -> tuple[Tensor, ...]:
+        options = LogprobOptions(0.8, entropy_gradient=True)
+        return _FusedLogprobs.apply(*leaves, given.ids_N, options, 5)
 
-    assert torch.autograd.gradcheck(told, given[:3])
+    assert torch.autograd.gradcheck(found, given[:3])
 
 
 def test_of_no_tokens_nothing_is_told() -> None:
     given = layer(count=0)
-    told = fused_logprobs(*given)
-    assert told.logprobs_N.shape == told.entropy_N.shape == (0,)
-    for slope, leaf in zip(slopes(given, told.logprobs_N.sum()), given[:3], strict=True):
+    found = fused_logprobs(*given)
+    assert found.logprobs_N.shape == found.entropy_N.shape == (0,)
+    for slope, leaf in zip(slopes(given, found.logprobs_N.sum()), given[:3], strict=True):
         assert slope.equal(torch.zeros_like(leaf))
 
 
@@ -320,8 +320,8 @@ def test_nothing_as_large_as_the_logits_is_kept() -> None:
 def test_only_what_learns_gets_a_gradient() -> None:
     given = layer()
     frozen = given._replace(weight_VH=given.weight_VH.detach())
-    told = fused_logprobs(*frozen)
-    told.logprobs_N.sum().backward()
+    found = fused_logprobs(*frozen)
+    found.logprobs_N.sum().backward()
     assert frozen.weight_VH.grad is None
     assert given.hidden_NH.grad.abs().max() > 0
     with torch.no_grad():
@@ -341,15 +341,15 @@ def test_entropy_is_left_out_where_nobody_asks() -> None:
 def test_under_autocast_gradients_have_the_type_of_their_parameters(chunk: int) -> None:
     given = layer(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        told = fused_logprobs(*given, chunk=chunk)
-    assert told.logprobs_N.dtype == torch.float32
+        found = fused_logprobs(*given, chunk=chunk)
+    assert found.logprobs_N.dtype == torch.float32
     halves = [x.detach().bfloat16().float().requires_grad_() for x in given[:3]]
     rounded = Layer(*halves, given.ids_N)
     logprobs_N, entropy_N = plainly(rounded, 1.0)
-    assert (told.logprobs_N - logprobs_N).abs().max() < 0.05  # logits of up to 8, in bf16
-    assert (told.entropy_N - entropy_N).abs().max() < 0.02
+    assert (found.logprobs_N - logprobs_N).abs().max() < 0.05  # logits of up to 8, in bf16
+    assert (found.entropy_N - entropy_N).abs().max() < 0.02
     expected = slopes(rounded, logprobs_N.sum())
-    for got, slope in zip(slopes(given, told.logprobs_N.sum()), expected, strict=True):
+    for got, slope in zip(slopes(given, found.logprobs_N.sum()), expected, strict=True):
         assert got.dtype == torch.float32
         assert (got - slope).norm() < 0.02 * slope.norm()
 
@@ -357,5 +357,5 @@ def test_under_autocast_gradients_have_the_type_of_their_parameters(chunk: int) 
 def test_picks_are_the_kept_tokens_that_something_predicts() -> None:
     ids_BS = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]])
     keep_BS = torch.tensor([[True, True, False, False], [False, False, True, True]])
-    picks = TokenPositions.of(SequenceBatch(ids_BS, ids_BS > 0, keep_BS))
-    assert [x.tolist() for x in picks] == [[0, 1, 1], [0, 1, 2], [6, 3, 4]]
+    positions = TokenPositions.of(SequenceBatch(ids_BS, ids_BS > 0, keep_BS))
+    assert [x.tolist() for x in positions] == [[0, 1, 1], [0, 1, 2], [6, 3, 4]]

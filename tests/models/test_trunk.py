@@ -26,7 +26,7 @@ LENGTHS = torch.tensor([[6], [4]])
 ATTEND = torch.arange(6) < LENGTHS
 KEPT = torch.arange(5) < LENGTHS - 1  # the positions that predict a token
 PICKS = TokenPositions(*KEPT.nonzero(as_tuple=True), IDS[:, 1:][KEPT])
-READING = LogprobOptions(0.8, entropy_gradient=True)
+OPTIONS = LogprobOptions(0.8, entropy_gradient=True)
 HEADS = {"num_key_value_heads": 1}
 SLIDING = ["full_attention", "sliding_attention"] * 2
 # Families and variants: name -> (family, what is changed in its config).
@@ -70,13 +70,13 @@ def actor_of(name: str, tokenizer):
 
 def outputs(trunk: SharedTrunk, *, with_reference: bool = True):
     with torch.no_grad():
-        return trunk(IDS, PICKS, READING, with_reference=with_reference)
+        return trunk(IDS, PICKS, OPTIONS, with_reference=with_reference)
 
 
 def told_by(model) -> TokenLogprobs:
     """What the model says of the picked tokens."""
     with torch.no_grad():
-        return LanguageModel(model)(IDS, PICKS, READING)
+        return LanguageModel(model)(IDS, PICKS, OPTIONS)
 
 
 def train(trunk: SharedTrunk, steps: int = 5) -> None:
@@ -106,7 +106,7 @@ def test_policy_and_reference_start_as_the_model(name: str, value: int, tokenize
     assert torch.equal(out.values_BS, torch.zeros_like(out.values_BS))
     assert outputs(trunk, with_reference=False).reference is None
     with torch.no_grad():
-        scored = trunk(IDS, PICKS, READING, with_policy=False, with_reference=True)
+        scored = trunk(IDS, PICKS, OPTIONS, with_policy=False, with_reference=True)
     assert scored.policy is None
     assert torch.equal(scored.reference.logprobs_N, out.reference.logprobs_N)
 
@@ -202,10 +202,10 @@ def test_gradient_checkpointing_changes_no_gradient(family: str, tokenizer) -> N
         trunk = trunk_of(family, tokenizer, value=1, gradient_checkpointing=is_on)
         disturb(trunk)
         trunk.train()
-        out = trunk(IDS, PICKS, READING, with_reference=True)
+        out = trunk(IDS, PICKS, OPTIONS, with_reference=True)
         assert not out.reference.logprobs_N.requires_grad
-        told = out.policy.logprobs_N.mean() + out.policy.entropy_N.mean()
-        (told + out.values_BS[:, -3:].square().mean()).backward()
+        found = out.policy.logprobs_N.mean() + out.policy.entropy_N.mean()
+        (found + out.values_BS[:, -3:].square().mean()).backward()
         return {n: p.grad for n, p in trunk.named_parameters() if p.grad is not None}
 
     plain, checkpointed = gradients(is_on=False), gradients(is_on=True)

@@ -28,13 +28,13 @@ def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
     assert re.fullmatch(
         r"sft needs [\d.]+ GiB on each rank \(training\) and 38\.8 can be used; "
         r"what fits: zero=auto \(ZeRO stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
-        r"plan=only shows the parts, plan=off starts it all the same",
+        r"plan=only shows the parts, plan=off skips this check",
         str(refused.value),
     )
 
 
 def test_check_says_where_nothing_helps(compose: Compose) -> None:
-    with pytest.raises(ConfigError, match="no change that the planner knows fits"):
+    with pytest.raises(ConfigError, match="the planner knows no change that fits"):
         decide(run_of(compose, "hardware.memory_gib=0.1"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlhf.checkpoint.folders import write_json
+from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Source
 from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import Plan, plan_run
@@ -183,8 +183,15 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
         text = printed(plan)
         assert max(len(line) for line in text.splitlines()) <= 80
         rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
-        wanted = {"weights", "activations", "GiB of a rank", "when", "GiB offloaded"}
-        wanted |= {"micro-batch", "rows", "steps", "generate, s a step", "train, s a step", "time"}
+        wanted = {"weights", "activations", "GiB per rank", "when", "GiB offloaded"}
+        wanted |= {
+            "micro-batch",
+            "rows",
+            "steps",
+            "generate, s per step",
+            "train, s per step",
+            "time",
+        }
         assert wanted <= rows
         assert "…" not in text
 

@@ -83,10 +83,10 @@ CONVOLUTION = HYBRID | {"layer_types": ["conv", "full_attention"]}
         ("mistral", {"sliding_window": 23}, "attends to 23 tokens at most, fewer than the 24"),
         ("gemma3_text", {"sliding_window": 8, "head_dim": 8}, "attends to 8 tokens at most"),
         ("gpt_neo", {"attention_types": [[["local"], 2]], "window_size": 8}, "8 tokens at most"),
-        ("mamba", {}, "does not remember keys and values of its tokens"),
-        ("qwen3_next", HYBRID, "does not remember keys and values of its tokens"),
-        ("lfm2", CONVOLUTION, "has layers that do not remember keys and values of all tokens"),
-        ("bart", {"d_model": 16}, "cannot be told the positions of its tokens"),
+        ("mamba", {}, "does not cache the keys and values of its tokens"),
+        ("qwen3_next", HYBRID, "does not cache the keys and values of its tokens"),
+        ("lfm2", CONVOLUTION, "has layers that do not cache the keys and values of all tokens"),
+        ("bart", {"d_model": 16}, "has no position_ids argument for the positions of its tokens"),
     ],
 )
 def test_what_it_cannot_decode_is_refused(

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlhf.checkpoint.streaming import saved_tensors
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
 from rlhf.config.roles import Role
@@ -21,7 +22,6 @@ from rlhf.engine.zero3_partition import partitioner
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
-from rlhf.models.saving import saved_tensors
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import exported

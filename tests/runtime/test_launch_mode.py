@@ -136,7 +136,7 @@ def test_one_node_is_started_alone_inside_a_slurm_job(compose: Compose) -> None:
         (
             ["hardware.nodes=2"],
             {},
-            "hardware.nodes=2: nothing says which nodes; use launcher.hostfile=FILE",
+            "hardware.nodes=2: no option names the nodes; use launcher.hostfile=FILE",
         ),
         (
             ["hardware.nodes=2"],
@@ -159,9 +159,9 @@ def test_nodes_that_do_not_fit_are_refused(
     ("text", "message"),
     [
         (None, "launcher.hostfile=hosts cannot be read (No such file or directory)"),
-        ("a slots=1\nb\n", "hosts:2: b: a line is `name slots=N`"),
+        ("a slots=1\nb\n", "hosts:2: b: must be `name slots=N`"),
         ("a slots=1\n\nb slots=2\n", "hosts:3: b has slots=2, and hardware.ranks_per_node=1"),
-        ("a slots=1\na slots=1\n", "hosts:2: a stands here twice"),
+        ("a slots=1\na slots=1\n", "hosts:2: a is listed twice"),
         ("a slots=1\n#b slots=1\n", "launcher.hostfile=hosts names 1 nodes, and hardware.nodes=2"),
     ],
 )

@@ -67,7 +67,7 @@ def test_nodes_that_nobody_names_are_refused(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     config = to_run_config(compose(["hardware.nodes=2"]))
-    with pytest.raises(ConfigError, match=r"nothing says which nodes; use launcher\.hostfile="):
+    with pytest.raises(ConfigError, match=r"no option names the nodes; use launcher\.hostfile="):
         launcher.start(config, tmp_path, "launch.py")
 
 
@@ -94,7 +94,7 @@ def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     (line,) = [each for each in complaint.splitlines() if each.startswith("error: ")]
     assert re.fullmatch(
         rf"error: rank 1 on {HOST} was ended by SIGKILL; "
-        rf"python launch.py resume={run_dir} goes on with the run",
+        rf"python launch.py resume={run_dir} continues the run",
         line,
     )
 

@@ -100,7 +100,7 @@ def test_a_rank_that_ends_without_a_word_is_named(ranks: Ranks) -> None:
     began = time.monotonic()
     ranks.lose(2)
     until(lambda: bool(ranks.losses[0] and ranks.losses[1]))
-    news = [f"rank 2 on {HOST} ended without a word: it was killed, or its node is gone"]
+    news = [f"rank 2 on {HOST} ended without an error: it was killed, or its node is down"]
     assert ranks.losses[:2] == [news, news]
     assert time.monotonic() - began >= 1, "what ended that rank may be ending this one, too"
 

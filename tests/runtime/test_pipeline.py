@@ -155,7 +155,7 @@ def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert f"interrupted; python launch.py resume={run} goes on with it" in errors
+    assert f"interrupted; python launch.py resume={run} continues the run" in errors
     left = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True, check=False)
     assert left.stdout == "", "no rank lives on"
 

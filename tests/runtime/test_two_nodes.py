@@ -142,11 +142,11 @@ def kill_launcher(node: Node, process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("loss", "lost", "message"),
     [
-        (kill_rank, 1, "error: rank 1 on {host} ended without a word"),
-        (kill_rank, 0, "error: rank 0 on {host} ended without a word"),
+        (kill_rank, 1, "error: rank 1 on {host} ended without an error"),
+        (kill_rank, 0, "error: rank 0 on {host} ended without an error"),
         (kill_launcher, 1, "error: the launcher of rank 1 on {host} was killed"),
         (kill_launcher, 0, "error: the launcher of rank 0 on {host} was killed"),
-        (cut, 1, "error: rank 1 on {host} ended without a word"),
+        (cut, 1, "error: rank 1 on {host} ended without an error"),
     ],
 )
 def test_the_loss_of_one_node_ends_the_other(

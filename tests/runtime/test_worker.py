@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.checkpoint.folders import phase_result_path, write_json
+from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.runtime.worker import run_tokenizer, summarise

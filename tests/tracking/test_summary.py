@@ -116,7 +116,7 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
         "run time, planned 1:00:00 1:05:10",
         "peak memory, GiB, planned 1.250 1.310",
         "torch 2.13.0, deepspeed 0.19.8",
-        "Where it lies",
+        "Files of this run",
     ]
 
 
@@ -126,7 +126,7 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
 def test_any_phase_may_be_missing(run_dir: Path, missing: tuple[str, ...]) -> None:
     phases = {name: phase for name, phase in RESULT["phases"].items() if name not in missing}
     lines = printed(RESULT | {"phases": phases}, run_dir)
-    first_words = {line.split(" ")[0] for line in lines[: lines.index("Where it lies")]}
+    first_words = {line.split(" ")[0] for line in lines[: lines.index("Files of this run")]}
     assert first_words & {"sft", "reward", "ppo", "dpo"} == set(phases)
 
 
@@ -159,7 +159,7 @@ def test_doubts_stand_below_the_table(run_dir: Path) -> None:
     lines = printed(RESULT | {"phases": RESULT["phases"] | {"reward": reward}}, run_dir)
     place = lines.index("Reasons to doubt this run")
     assert "includes chance" in lines[place + 1]
-    assert place < lines.index("Where it lies")
+    assert place < lines.index("Files of this run")
 
 
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:

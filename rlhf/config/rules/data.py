@@ -19,7 +19,9 @@ def check_data(config: RunConfig) -> None:
             f"data.path={data.path}: generated data has no path; add data=local, or data=hub"
         )
     if data.source is Source.synthetic and not data.size:
-        raise ConfigError("data.size=0: data=synthetic generates as many examples, use 80000")
+        raise ConfigError(
+            "data.size=0: must be positive for data=synthetic; use e.g. data.size=80000"
+        )
     if data.source is not Source.synthetic and not (data.path is None and data.sets):
         _check_paths("data.path", data.path)
     _check_sets(data)
@@ -27,7 +29,7 @@ def check_data(config: RunConfig) -> None:
         _check_paths("data.eval_path", data.eval_path)
     if len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split):
         raise ConfigError(
-            f"data.split={data.split}: it must be three numbers, each 0 or more: "
+            f"data.split={data.split}: must be three numbers, each 0 or more: "
             "the proportions of sft, reward and ppo"
         )
     shares = dict(zip(SPLIT_PHASES, data.split, strict=True))
@@ -36,7 +38,7 @@ def check_data(config: RunConfig) -> None:
         if not shares[phase] and not any(phase in (s.phases or ()) for s in data.sets.values()):
             raise ConfigError(
                 f"data.split={data.split}: the {phase} phase runs and has no share; "
-                "make its number positive, or leave the phase out"
+                f"make the number of {phase} positive, or remove {phase} from phase.order"
             )
 
 
@@ -45,7 +47,7 @@ def _check_sets(data: DataConfig) -> None:
     for name, dataset in data.sets.items():
         key = f"data.sets.{name}"
         if not (math.isfinite(dataset.weight) and dataset.weight > 0):
-            raise ConfigError(f"{key}.weight={dataset.weight}: it must be above 0")
+            raise ConfigError(f"{key}.weight={dataset.weight}: must be above 0")
         if dataset.phases is not None and not set(dataset.phases) <= set(SPLIT_PHASES):
             raise ConfigError(
                 f"{key}.phases={[p.value for p in dataset.phases]}: choose among "
@@ -58,6 +60,6 @@ def _check_paths(key: str, value: Any) -> None:
     paths = value if isinstance(value, list) else [value]
     if not paths or not all(isinstance(path, str) and path for path in paths):
         raise ConfigError(
-            f"{key}={'null' if value is None else value}: it must be a file, a folder or a hub id, "
+            f"{key}={'null' if value is None else value}: must be a file, a folder or a hub id, "
             "or a list of them"
         )

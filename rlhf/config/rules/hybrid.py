@@ -24,9 +24,9 @@ def check_hybrid_engine(config: RunConfig) -> None:
     tokens = rollout.hybrid_engine.max_out_tokens
     if tokens is not None and tokens < wanted:
         raise ConfigError(
-            f"rollout.hybrid_engine.max_out_tokens={tokens}: its cache must hold "
+            f"rollout.hybrid_engine.max_out_tokens={tokens}: the KV cache must hold "
             f"rollout.max_prompt_tokens + rollout.max_response_tokens={wanted}; use null, which "
-            f"takes them, or {wanted} or more"
+            f"means {wanted}, or a number of {wanted} or more"
         )
 
 
@@ -34,18 +34,18 @@ def _check_machine(config: RunConfig) -> None:
     zero = config.zero
     if config.hardware.device is not Device.cuda:
         raise ConfigError(
-            f"{BACKEND} with hardware.device={config.hardware.device}: DeepSpeed has its kernels "
-            "for GPUs only; use rollout=fast, or a GPU profile of hardware"
+            f"{BACKEND} with hardware.device={config.hardware.device}: DeepSpeed's kernels "
+            "run on GPUs only; use rollout=fast, or a GPU profile of hardware"
         )
     if zero.engine is TrainingEngine.torch:
         raise ConfigError(
-            f"{BACKEND} with zero.engine=torch: it is a part of DeepSpeed's engine; "
-            "use zero.engine=auto, which takes that for the actor then, or rollout=fast"
+            f"{BACKEND} with zero.engine=torch: the Hybrid Engine is part of DeepSpeed; "
+            "use zero.engine=auto, which then runs the actor on DeepSpeed, or rollout=fast"
         )
     if zero.moments is MomentsDtype.bf16:
         raise ConfigError(
-            f"{BACKEND} with zero.moments=bf16: only zero.engine=torch keeps such moments, and "
-            "the actor's engine is DeepSpeed's; use zero.moments=fp32, or rollout=fast"
+            f"{BACKEND} with zero.moments=bf16: only zero.engine=torch supports bf16 moments, "
+            "and the actor's engine is DeepSpeed; use zero.moments=fp32, or rollout=fast"
         )
     critic_stage = zero.stage if zero.critic_stage is None else zero.critic_stage
     if zero.offload_optimizer and zero.stage == critic_stage == OPTIMIZER_STAGE:
@@ -59,9 +59,9 @@ def _check_machine(config: RunConfig) -> None:
 def _check_actor(config: RunConfig) -> None:
     if config.ppo.shared_trunk:
         raise ConfigError(
-            f"{BACKEND} with ppo.shared_trunk=true: it replaces layers of a plain language model, "
-            "and those of the trunk serve the critic and the reference too; use rollout=fast, or "
-            "ppo.shared_trunk=false"
+            f"{BACKEND} with ppo.shared_trunk=true: the Hybrid Engine replaces the actor's layers, "
+            "and the critic and the reference use the layers of the shared trunk too; "
+            "use rollout=fast, or ppo.shared_trunk=false"
         )
 
 
@@ -73,13 +73,14 @@ def _check_tensor_parallelism(config: RunConfig) -> None:
     if config.zero.stage != SHARDED_WEIGHTS and not config.zero.auto:
         raise ConfigError(
             f"rollout.hybrid_engine.inference_tp_size={size} with zero.stage={config.zero.stage}: "
-            "ranks share the weights of generation at zero.stage=3 only; use that, or 1"
+            "ranks share the weights of generation at zero.stage=3 only; use zero.stage=3, or "
+            "rollout.hybrid_engine.inference_tp_size=1"
         )
     if config.hardware.ranks_per_node % size:
         raise ConfigError(
             f"rollout.hybrid_engine.inference_tp_size={size} does not divide "
             f"hardware.ranks_per_node={config.hardware.ranks_per_node}: the ranks that share "
-            "weights are those of one node; use a divisor, or 1"
+            "weights must be on one node; use a divisor of the ranks per node, e.g. 1"
         )
 
 
@@ -97,7 +98,7 @@ def _check_graphs(config: RunConfig) -> None:
     for obstacle, is_there in obstacles.items():
         if is_there:
             raise ConfigError(
-                f"rollout.hybrid_engine.enable_cuda_graph=true with {obstacle}: a graph replays "
-                "on the memory that it was made with, which changes there; set "
-                "rollout.hybrid_engine.enable_cuda_graph=false, or leave the other out"
+                f"rollout.hybrid_engine.enable_cuda_graph=true with {obstacle}: a CUDA graph "
+                f"needs memory at fixed addresses, and {obstacle} changes the addresses; set "
+                f"rollout.hybrid_engine.enable_cuda_graph=false, or change {obstacle}"
             )

@@ -29,10 +29,10 @@ def check_hostfile(config: RunConfig) -> None:
     try:
         lines = Path(name).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise ConfigError(
             f"launcher.hostfile={name} cannot be read ({reason}): "
-            "name a file with one `name slots=N` a line"
+            "give a file with one `name slots=N` per line"
         ) from error
     hosts: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -40,7 +40,7 @@ def check_hostfile(config: RunConfig) -> None:
             continue
         host, slots = _entry(line, place=f"{name}:{number}")
         if host in hosts:
-            raise ConfigError(f"{name}:{number}: {host} stands here twice; give it one line")
+            raise ConfigError(f"{name}:{number}: {host} is listed twice; keep one line per host")
         if slots != hardware.ranks_per_node:
             raise ConfigError(
                 f"{name}:{number}: {host} has slots={slots}, and "
@@ -58,5 +58,7 @@ def _entry(line: str, *, place: str) -> tuple[str, int]:
     """Return the host name and the slots in one line."""
     found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
     if found is None:
-        raise ConfigError(f"{place}: {line.strip()}: a line is `name slots=N`, N the node's ranks")
+        raise ConfigError(
+            f"{place}: {line.strip()}: must be `name slots=N`, with N ranks on the node"
+        )
     return found[1], int(found[2])

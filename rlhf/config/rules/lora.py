@@ -23,8 +23,8 @@ def check_lora(config: RunConfig) -> None:
         )
     if lora.train_rest and lora.export is LoraExport.adapter:
         raise ConfigError(
-            "lora.export=adapter with lora.train_rest=true: what else has learned would be lost; "
-            "use lora.export=merged"
+            "lora.export=adapter with lora.train_rest=true: the other trained weights would be "
+            "lost; use lora.export=merged"
         )
     first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
     for phase, (key, model) in first.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rlhf.config.choices import ModelInit, Phase, Source
+from rlhf.config.roles import reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
@@ -17,7 +18,7 @@ def check_models(config: RunConfig) -> None:
     order, model, reward_model = config.phase.order, config.model, config.reward_model
     if model.init.is_of_sft:
         raise ConfigError(
-            f"model.init={model.init}: only reward_model.init can be that; "
+            f"model.init={model.init}: only reward_model.init can be {model.init}; "
             "use model.init=pretrained or model.init=random"
         )
     for phase in (Phase.ppo, Phase.dpo):
@@ -47,9 +48,9 @@ def check_gold(config: RunConfig) -> None:
     """Check that the judge can replace the reward model in this run."""
     if config.data.source is not Source.synthetic:
         raise ConfigError(
-            f"reward_model.init=gold with data.source={config.data.source}: the judge knows the "
-            "prompts of the generated task only; use data=synthetic, or train a reward model with "
-            "model@reward_model=sft_model"
+            f"reward_model.init=gold with data.source={config.data.source}: the judge scores "
+            "the prompts of the generated task only; use data=synthetic, or train a reward "
+            "model with model@reward_model=sft_model"
         )
     if Phase.reward in config.phase.order:
         raise ConfigError(
@@ -62,18 +63,19 @@ def check_model(key: str, model: ModelConfig) -> None:
     """Check that ``model``, the value of the key ``key``, can be built or loaded."""
     if model.init is ModelInit.pretrained and not model.path:
         raise ConfigError(
-            f"{key}.path={'null' if model.path is None else ''}: {key}.init=pretrained loads it; "
-            f"add {key}.path=FOLDER_OR_HUB_ID, or {key}.init=random to train from scratch"
+            f"{key}.path={'null' if model.path is None else ''}: {key}.init=pretrained needs a "
+            f"path; add {key}.path=FOLDER_OR_HUB_ID, or {key}.init=random to train from scratch"
         )
     if model.init is ModelInit.random and "model_type" not in model.architecture:
         raise ConfigError(
-            f"{key}.architecture has no model_type: {key}.init=random makes the model from it; "
-            f"choose an option of the group {key} that has one, see python launch.py --help"
+            f"{key}.architecture has no model_type: {key}.init=random builds the model from "
+            f"the architecture; choose an option of the group {key} with a "
+            "model_type, see python launch.py --help"
         )
     if model.init is ModelInit.random and not model.tokenizer and not model.vocab_size:
         raise ConfigError(
-            f"{key}.vocab_size=0: a tokenizer is trained with it; "
-            f"use a number above 0, or {key}.tokenizer=FOLDER_OR_HUB_ID"
+            f"{key}.vocab_size=0: must be above 0 to train a tokenizer; "
+            f"use {key}.vocab_size=NUMBER, or {key}.tokenizer=FOLDER_OR_HUB_ID"
         )
 
 
@@ -97,15 +99,14 @@ def check_lengths(config: RunConfig) -> None:
                 raise ConfigError(
                     f"{name}={wanted}: the model has {limit} positions "
                     f"({key}.architecture.max_position_embeddings); use {limit} or less, "
-                    "or a model with more"
+                    "or a model with more positions"
                 )
 
 
 def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
     """Return key and value of the models whose weights ``phase`` starts from."""
     model = ("model", config.model)
-    from_model = config.reward_model.init.is_of_sft
-    reward_model = model if from_model else ("reward_model", config.reward_model)
+    reward_model = reward_model_base(config)
     return {
         Phase.sft: [model],
         Phase.dpo: [model],

@@ -28,21 +28,21 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
         )
     if ppo.kl_placement is KlPlacement.loss and ppo.kl_estimator is KlEstimator.k1:
         raise ConfigError(
-            "ppo.kl_estimator=k1 with ppo.kl_placement=loss: its gradient is 0 on average; "
+            "ppo.kl_estimator=k1 with ppo.kl_placement=loss: the gradient of k1 is 0 on average; "
             "use ppo.kl_estimator=k3, or k2"
         )
     if ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon:
         raise ConfigError(
-            f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target it must be above a fifth of "
-            f"ppo.rollout_batch_size={ppo.rollout_batch_size}, or ppo.kl_ctl could fall below 0; "
-            f"use {ppo.rollout_batch_size // 5 + 1} or more"
+            f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target, must be above a fifth of "
+            f"ppo.rollout_batch_size={ppo.rollout_batch_size}, otherwise ppo.kl_ctl could "
+            f"fall below 0; use {ppo.rollout_batch_size // 5 + 1} or more"
         )
     if estimator is not AdvantageEstimator.gae:
         _refuse_critic_keys(ppo)
     if ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps:
         raise ConfigError(
             f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
-            f"ppo.steps={ppo.steps}; use less"
+            f"ppo.steps={ppo.steps}; use a number below {ppo.steps}"
         )
     _check_trunk(ppo, lora_rank=lora_rank)
 
@@ -56,7 +56,7 @@ def _refuse_critic_keys(ppo: PpoConfig) -> None:
         if value:
             raise ConfigError(
                 f"{key}={str(value).lower()}: ppo.advantage_estimator={ppo.advantage_estimator} "
-                "has no critic; leave it out, or use ppo.advantage_estimator=gae"
+                f"has no critic; remove {key}, or use ppo.advantage_estimator=gae"
             )
 
 
@@ -67,21 +67,24 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
             ("num_value_layers", ppo.num_value_layers),
         ):
             if value:
-                raise ConfigError(f"ppo.{key}={value}: it belongs to ppo.shared_trunk=true")
+                raise ConfigError(
+                    f"ppo.{key}={value}: requires ppo.shared_trunk=true; "
+                    f"add ppo.shared_trunk=true, or remove ppo.{key}"
+                )
         return
     if ppo.num_layers_unfrozen is None:
         raise ConfigError(
-            "ppo.num_layers_unfrozen is null: with ppo.shared_trunk=true it says how many top "
-            "layers are trained; 2 is trlx's choice"
+            "ppo.num_layers_unfrozen=null: ppo.shared_trunk=true requires the number of top "
+            "layers to train; use e.g. ppo.num_layers_unfrozen=2, as in trlx"
         )
     if lora_rank:
         raise ConfigError(
             "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, "
-            "and adapters below would change it; use lora=none, or ppo.shared_trunk=false (with "
-            "LoRA the reference is the actor itself)"
+            "and adapters below would change the reference; use lora=none, or "
+            "ppo.shared_trunk=false (with LoRA the reference is the actor itself)"
         )
     if ppo.actor_freeze_steps:
         raise ConfigError(
             f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk "
-            "take one step together; set it to 0, or ppo.shared_trunk=false"
+            "take one step together; set ppo.actor_freeze_steps=0, or ppo.shared_trunk=false"
         )

@@ -17,12 +17,12 @@ def check_rollout(config: RunConfig) -> None:
     if "" in rollout.stop:
         raise ConfigError(
             f"rollout.stop={rollout.stop}: an empty text would end every response at its first "
-            "token; remove it from the list"
+            "token; remove the empty text from the list"
         )
     if rollout.reuse_logprobs is When.always and rollout.backend is not Backend.fast:
         raise ConfigError(
-            f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: generate "
-            "measures no log-probabilities; use rollout.backend=fast, or "
+            f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: only "
+            "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
             "rollout.reuse_logprobs=auto"
         )
     check_hybrid_engine(config)

@@ -44,7 +44,7 @@ def check_name(name: str) -> None:
     """Check that the run name is a single path component, and not the link ``latest``."""
     if Path(name).name != name or name in {"", "..", "latest"}:
         raise ConfigError(
-            f"name={name}: it must be the name of a folder in runs/, without slashes and not latest"
+            f"name={name}: must be the name of a folder in runs/, without slashes and not latest"
         )
 
 
@@ -52,10 +52,10 @@ def check_order(order: list[Phase]) -> None:
     """Check that phases appear at most once, in InstructGPT's order, and not PPO with DPO."""
     if Phase.ppo in order and Phase.dpo in order:
         raise ConfigError(
-            f"phase.order=[{','.join(order)}]: dpo takes the place of ppo; leave one of them out"
+            f"phase.order=[{','.join(order)}]: dpo replaces ppo; remove dpo or ppo from the list"
         )
     if not order or order != [phase for phase in Phase if phase in order]:
         raise ConfigError(
-            f"phase.order=[{','.join(order)}]: it must hold one phase or more, each once, "
+            f"phase.order=[{','.join(order)}]: must list one phase or more, each once, "
             f"in the order {', '.join(Phase)}"
         )

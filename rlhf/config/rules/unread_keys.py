@@ -40,7 +40,7 @@ RULES = (
         ("model.architecture",),
         lambda config: config.model.init is ModelInit.pretrained,
         "model.init=pretrained loads the model that model.path names",
-        "leave it out, or use model=tiny",
+        "remove model.architecture, or use model=tiny",
     ),
     Unread(
         ("reward_model.path", "reward_model.revision"),
@@ -52,7 +52,7 @@ RULES = (
         ("reward_model.architecture",),
         lambda config: config.reward_model.init is ModelInit.pretrained,
         "reward_model.init=pretrained loads the model that reward_model.path names",
-        "leave it out, or use model@reward_model=tiny",
+        "remove reward_model.architecture, or use model@reward_model=tiny",
     ),
     Unread(
         tuple(f"reward_model.{name}" for name in OF_THE_SFT_MODEL),
@@ -63,7 +63,7 @@ RULES = (
     Unread(
         tuple(f"data.{name}" for name in OF_FILES),
         lambda config: config.data.source is Source.synthetic,
-        "data.source=synthetic generates its examples",
+        "data.source=synthetic generates the examples",
         "use data=local or data=hub with data.path=FILE_OR_HUB_ID",
     ),
     Unread(

@@ -38,7 +38,7 @@ def check_extra(zero: ZeroConfig) -> None:
             node = node.get(part) if isinstance(node, dict) else None
         if node is not None:
             raise ConfigError(
-                f"zero.extra.{name}={str(node).lower()}: {key} decides this; set {key} instead"
+                f"zero.extra.{name}={str(node).lower()}: {key} sets this entry; use {key} instead"
             )
 
 
@@ -69,13 +69,14 @@ def check_sharded_keys(zero: ZeroConfig) -> None:
         )
         if is_given and SHARDED_WEIGHTS not in found.values():
             text = str(value).lower() if isinstance(value, bool) else value
+            stages_now = ", ".join(f"{name}={stage}" for name, stage in found.items())
             raise ConfigError(
-                f"zero.{key}={text}: it needs {' or '.join(found)}=3, where weights are sharded, "
-                f"and that is {', '.join(map(str, found.values()))}"
+                f"zero.{key}={text} with {stages_now}: requires sharded weights; "
+                f"use {' or '.join(f'{name}=3' for name in found)}, or remove zero.{key}"
             )
     if zero.reduce_bucket_size is not None and not (zero.stage or zero.critic_stage):
         raise ConfigError(
-            f"zero.reduce_bucket_size={zero.reduce_bucket_size}: it needs zero.stage=1, 2 or 3"
+            f"zero.reduce_bucket_size={zero.reduce_bucket_size}: requires zero.stage=1, 2 or 3"
         )
 
 
@@ -87,20 +88,20 @@ def check_nvme(config: RunConfig) -> None:
     offloads = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
     if not any(getattr(zero, key) for key in offloads):
         raise ConfigError(
-            f"zero.nvme_path={zero.nvme_path}: it is for what is offloaded, and nothing is; use "
-            "zero=stage3_nvme, or one of zero.offload_*"
+            f"zero.nvme_path={zero.nvme_path}: nothing is offloaded; use "
+            "zero=stage3_nvme, or set one of the keys zero.offload_*"
         )
     for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage)):
         if zero.offload_optimizer and stage not in (None, SHARDED_WEIGHTS):
             raise ConfigError(
-                f"zero.nvme_path={zero.nvme_path} with zero.{key}={stage}: optimiser states go to "
-                f"NVMe in stage 3 only; use zero.{key}=3, or leave zero.nvme_path out"
+                f"zero.nvme_path={zero.nvme_path} with zero.{key}={stage}: optimizer states go to "
+                f"NVMe in stage 3 only; use zero.{key}=3, or remove zero.nvme_path"
             )
     if zero.offload_optimizer and config.ppo.ema_beta and Phase.ppo in config.phase.order:
         raise ConfigError(
             f"zero.nvme_path={zero.nvme_path} with ppo.ema_beta={config.ppo.ema_beta}: the moving "
-            "average reads the fp32 weights, which are on NVMe; use ppo.ema_beta=0, or leave "
-            "zero.nvme_path out"
+            "average reads the fp32 weights, which are on NVMe; use ppo.ema_beta=0, or remove "
+            "zero.nvme_path"
         )
 
 
@@ -111,21 +112,21 @@ def check_quantized(config: RunConfig) -> None:
     for key in ("quantize_weights", "quantize_gradients"):
         if getattr(zero, key) and (hardware.device is not Device.cuda or ranks == 1):
             raise ConfigError(
-                f"zero.{key}=true: it packs what GPUs send to one another, and there are {ranks} "
-                f"ranks on {hardware.device}; use a profile of several GPUs, such as "
-                "hardware=8xa100_80g, or leave it out"
+                f"zero.{key}=true: quantized communication requires several GPUs, and this run has "
+                f"{ranks} rank{'s' if ranks > 1 else ''} on {hardware.device}; use a profile "
+                f"of several GPUs, such as hardware=8xa100_80g, or remove zero.{key}"
             )
     if not zero.quantize_frozen_weights:
         return
     if not config.lora.rank or hardware.device is not Device.cuda:
         raise ConfigError(
-            "zero.quantize_frozen_weights=true: it is for the frozen weights below adapters, on "
-            "GPUs; add lora=default and a GPU profile of hardware"
+            "zero.quantize_frozen_weights=true: requires LoRA, whose frozen weights it quantizes, "
+            "and GPUs; add lora=default and a GPU profile of hardware"
         )
     if hardware.dtype is not Dtype.fp16:
         raise ConfigError(
             f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
-            "quantises fp16 weights only; use hardware.dtype=fp16"
+            "quantizes fp16 weights only; use hardware.dtype=fp16"
         )
 
 
@@ -136,7 +137,7 @@ def check_zero(config: RunConfig) -> None:
     """Check that the stages and the machine support the options of the group."""
     zero = config.zero
     if zero.offload_optimizer and zero.stage == 0:
-        raise ConfigError("zero.offload_optimizer=true: it needs zero.stage=1, 2 or 3")
+        raise ConfigError("zero.offload_optimizer=true: requires zero.stage=1, 2 or 3")
     check_extra(zero)
     check_sharded_keys(zero)
     check_nvme(config)
@@ -144,7 +145,7 @@ def check_zero(config: RunConfig) -> None:
     if zero.offload_ema and not config.ppo.ema_beta:
         raise ConfigError(
             f"zero.offload_ema=true with ppo.ema_beta={config.ppo.ema_beta}: there is no moving "
-            "average; add ppo.ema_beta=0.992, or leave zero.offload_ema out"
+            "average; add ppo.ema_beta=0.992, or remove zero.offload_ema"
         )
     if config.hardware.ranks_per_node % zero.hpz_partition_size:
         raise ConfigError(
@@ -160,7 +161,7 @@ def check_engine(config: RunConfig) -> None:
     obstacle = torch_obstacle(zero, ranks=ranks)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise ConfigError(
-            f"zero.engine=torch with {obstacle}: it runs one rank without offloading; "
+            f"zero.engine=torch with {obstacle}: plain torch runs one rank without offloading; "
             "use zero.engine=auto"
         )
     if zero.moments is MomentsDtype.bf16:
@@ -173,13 +174,13 @@ def _check_half_moments(config: RunConfig, obstacle: str | None) -> None:
         obstacle = "zero.engine=deepspeed"
     if obstacle is not None:
         raise ConfigError(
-            f"zero.moments=bf16 with {obstacle}: only zero.engine=torch keeps such moments; "
-            "use zero.moments=fp32, or leave that out"
+            f"zero.moments=bf16 with {obstacle}: only zero.engine=torch supports bf16 moments; "
+            f"use zero.moments=fp32, or change {obstacle}"
         )
     for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage)):
         if stage == 0:
             raise ConfigError(
-                f"zero.moments=bf16 with zero.{key}=0: weights and moments are fp32 there; "
+                f"zero.moments=bf16 with zero.{key}=0: stage 0 keeps weights and moments in fp32; "
                 "use zero=stage1, which costs nothing on one rank, or zero.moments=fp32"
             )
     trained = {

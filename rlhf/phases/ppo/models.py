@@ -223,7 +223,7 @@ class TrunkModels:
 
     def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the trunk, which trains policy and critic in one pass."""
-        assert trains_actor, "a shared trunk cannot train its critic alone"
+        assert trains_actor, "a shared trunk cannot train only the critic"
         return [[_Trunk(self.actor, self._training)]]
 
     def language_logprobs(self, batch: SequenceBatch) -> Tensor:

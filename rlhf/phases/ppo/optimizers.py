@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import fields
 
-from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import LoraRole
 from rlhf.config.roles import Role
+from rlhf.config.schema.optimizer import OptimizerConfig
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.errors import ConfigError
 from rlhf.phases.shared.adapters import adapter_lr
+from rlhf.phases.shared.context import optimizer_settings
 
 
 def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
@@ -20,47 +22,26 @@ def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
     Raises:
         ConfigError: if the number of steps is unknown.
     """
-    ppo = config.ppo
+    ppo, is_actor = config.ppo, role is Role.actor
     if ppo.steps is None:
         raise ConfigError(
-            "ppo.steps is null: schedules need the number of steps; launch.py counts them from "
-            "ppo.epochs, elsewhere set ppo.steps"
+            "ppo.steps=null: learning-rate schedules need the number of steps; set ppo.steps, or "
+            "start the run with launch.py, which computes ppo.steps from ppo.epochs"
         )
-    updates = ppo.ppo_epochs * rollout_plan(config).mini_batches
-    if role is Role.critic:
-        return OptimizerSettings(
-            lr=ppo.critic_lr,
-            betas=(_or(ppo.critic_beta1, ppo.beta1), _or(ppo.critic_beta2, ppo.beta2)),
-            eps=ppo.adam_eps,
-            weight_decay=_or(ppo.critic_weight_decay, ppo.weight_decay),
-            max_grad_norm=ppo.max_grad_norm,
-            adapter_lr=adapter_lr(config.lora, LoraRole.critic),
-            schedule=lr_schedule(
-                (ppo.critic_lr_schedule or ppo.lr_schedule).value,
-                warmup_steps=_or(ppo.critic_warmup_steps, ppo.warmup_steps),
-                total_steps=ppo.steps * updates,
-                min_ratio=_or(ppo.critic_min_lr_ratio, ppo.min_lr_ratio),
-            ),
-        )
-    return OptimizerSettings(
-        lr=ppo.actor_lr,
-        betas=(ppo.beta1, ppo.beta2),
-        eps=ppo.adam_eps,
-        weight_decay=ppo.weight_decay,
-        max_grad_norm=ppo.max_grad_norm,
-        adapter_lr=adapter_lr(config.lora, LoraRole.actor),
-        ema_beta=ppo.ema_beta,
-        schedule=lr_schedule(
-            ppo.lr_schedule.value,
-            warmup_steps=ppo.warmup_steps,
-            total_steps=(ppo.steps - ppo.actor_freeze_steps) * updates,
-            min_ratio=ppo.min_lr_ratio,
-        ),
+    steps = ppo.steps - (ppo.actor_freeze_steps if is_actor else 0)
+    return optimizer_settings(
+        _optimizer_config(ppo, role),
+        total_steps=steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
+        adapter_lr=adapter_lr(config.lora, LoraRole.actor if is_actor else LoraRole.critic),
+        ema_beta=ppo.ema_beta if is_actor else 0.0,
     )
 
 
-Number = TypeVar("Number", int, float)
-
-
-def _or(own: Number | None, shared: Number) -> Number:
-    return shared if own is None else own
+def _optimizer_config(ppo: PpoConfig, role: Role) -> OptimizerConfig:
+    """Return PPO's optimizer keys as those of the other phases; a critic_* key takes precedence."""
+    names = [field.name for field in fields(OptimizerConfig) if field.name != "lr"]
+    values = {name: getattr(ppo, name) for name in names}
+    if role is Role.critic:
+        own = {name: getattr(ppo, f"critic_{name}", None) for name in names}
+        values |= {name: value for name, value in own.items() if value is not None}
+    return OptimizerConfig(lr=ppo.actor_lr if role is Role.actor else ppo.critic_lr, **values)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.schedule import lr_schedule
-from rlhf.checkpoint.folders import save_model
+from rlhf.checkpoint.model_folder import save_model
 from rlhf.config.choices import Phase
 from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.run import RunConfig
@@ -69,9 +69,9 @@ class RunContext:
         if len(data.train) < batch_size or len(data.eval) == 0:
             raise DataError(
                 f"data: the {phase} phase has {len(data.train)} examples to train on and "
-                f"{len(data.eval)} held out, where it needs at least {key}={batch_size} and 1. "
+                f"{len(data.eval)} held out, but needs at least {key}={batch_size} and 1. "
                 f"Give more data, a smaller {key}, a larger share of data.split, "
-                "or longer limits if many were left out"
+                "or higher token limits if many examples were skipped"
             )
         return data
 
@@ -93,7 +93,7 @@ class RunContext:
     def _say_what_is_used(self, phase: Phase, data: TokenData) -> None:
         text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"
         reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
-        self.console.say(f"{text}; left out: {reasons}" if reasons else text)
+        self.console.say(f"{text}; skipped: {reasons}" if reasons else text)
 
     def warn_of_few_steps(self, phase: str, config: OptimizerConfig, *, steps: int) -> None:
         """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
@@ -142,7 +142,11 @@ class RunContext:
 
 
 def optimizer_settings(
-    config: OptimizerConfig, *, total_steps: int, adapter_lr: float | None = None
+    config: OptimizerConfig,
+    *,
+    total_steps: int,
+    adapter_lr: float | None = None,
+    ema_beta: float = 0.0,
 ) -> OptimizerSettings:
     """Return settings of AdamW with a schedule over ``total_steps`` optimizer steps."""
     return OptimizerSettings(
@@ -152,6 +156,7 @@ def optimizer_settings(
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,
         adapter_lr=adapter_lr,
+        ema_beta=ema_beta,
         schedule=lr_schedule(
             config.lr_schedule.value,
             warmup_steps=config.warmup_steps,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.models.build import ModelSource
 from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
-from rlhf.models.saving import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
 from rlhf.types import Engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf.config.choices import ModelInit, Phase
-from rlhf.config.schema.model import ModelConfig
+from rlhf.config.roles import reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.models.build import ModelSource, require_trained_head
@@ -29,22 +29,17 @@ def critic_source(config: RunConfig) -> ModelSource:
     if config.reward_model.init is ModelInit.gold:
         return policy_source(config)
     if Phase.reward in config.phase.order:
-        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=reward_base(config))
+        _, base = reward_model_base(config)
+        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=base)
     source = ModelSource.of(config.reward_model, key="reward_model")
     require_trained_head(str(source.path))
     return source
 
 
-def reward_base(config: RunConfig) -> ModelConfig:
-    """Return the config group of the reward model's base: ``model`` if it starts from SFT."""
-    starts_from_sft = config.reward_model.init is ModelInit.sft
-    return config.model if starts_from_sft else config.reward_model
-
-
 def _run_dir(config: RunConfig) -> Path:
     if config.run_dir is None:
         raise ConfigError(
-            "run_dir is null: the models of this run's earlier phases are looked for there; "
+            "run_dir=null: the models of this run's earlier phases are loaded from run_dir; "
             "use the config.yaml that the launcher wrote, or phase=ppo with model.path and "
             "reward_model.path"
         )

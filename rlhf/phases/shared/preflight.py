@@ -30,15 +30,16 @@ def require_rollouts(config: RunConfig) -> None:
     if config.rollout.backend is Backend.hybrid_engine:
         if Phase.dpo in config.phase.order:
             raise ConfigError(
-                "rollout.backend=hybrid_engine with the dpo phase: only PPO's actor has that "
-                "engine, and DPO answers a few prompts; use rollout=fast"
+                "rollout.backend=hybrid_engine with the dpo phase: only PPO's actor has the "
+                "Hybrid Engine; use rollout=fast"
             )
         if config.lora.rank and LoraRole.actor in config.lora.roles:
             # Checked here, so that plan=only accepts DeepSpeed-Chat's recipes, which have both.
             raise CapabilityError(
                 f"rollout.backend=hybrid_engine with lora.rank={config.lora.rank} on the actor: "
-                "its layers read the weights below the adapters and would answer without what is "
-                "learned; use rollout=fast, which merges adapters for each rollout, or lora=none"
+                "the Hybrid Engine's layers read only the base weights and would "
+                "generate without the adapters; use rollout=fast, which merges adapters for each "
+                "rollout, or lora=none"
             )
         tensor_parallel = config.rollout.hybrid_engine.inference_tp_size
         obstacle = machine_obstacle(tensor_parallel=tensor_parallel)

@@ -202,12 +202,12 @@ def decoding_obstacle(
     if config.is_encoder_decoder:
         return "has an encoder"
     if model._is_stateful or "past_key_values" not in parameters:
-        return "does not remember keys and values of its tokens"
+        return "does not cache the keys and values of its tokens"
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
-        return "has layers that do not remember keys and values of all tokens"
+        return "has layers that do not cache the keys and values of all tokens"
     if "position_ids" not in parameters and config.model_type not in WITHOUT_POSITIONS:
-        return "cannot be told the positions of its tokens"
+        return "has no position_ids argument for the positions of its tokens"
     windows = [layer.sliding_window for layer in layers if layer.is_sliding]
     if "local" in getattr(config, "attention_layers", ()):  # GPT-Neo
         windows.append(config.window_size)

@@ -49,11 +49,11 @@ def parity_obstacle(
     place = f"at token {token} of response {row}"
     if not same_token_NT[row, token]:
         return (
-            f"{place} greedy decoding takes {greedy.ids_NT[row, token]}, where the model's own "
+            f"{place} greedy decoding takes {greedy.ids_NT[row, token]}, but the model's own "
             f"layers take {likeliest_NT.indices[row, token]}"
         )
     return (
         f"{place} the log-probability of {greedy.ids_NT[row, token]} is "
-        f"{greedy.logprobs_NT[row, token]:.4f}, and {of_token_NT[row, token]:.4f} by the model's "
-        f"own layers, where {allowed_NT[row, token]:.4f} between them is allowed"
+        f"{greedy.logprobs_NT[row, token]:.4f}, but {of_token_NT[row, token]:.4f} by the model's "
+        f"own layers; the largest allowed difference is {allowed_NT[row, token]:.4f}"
     )

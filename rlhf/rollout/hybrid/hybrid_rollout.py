@@ -270,13 +270,15 @@ def machine_obstacle(*, tensor_parallel: int) -> str | None:
     if tensor_parallel > 1:
         return (
             f"rollout.hybrid_engine.inference_tp_size={tensor_parallel}: deepspeed "
-            f"{version('deepspeed')} brings the prompts of such ranks together, and not the masks "
-            "of their padding; use rollout.hybrid_engine.inference_tp_size=1"
+            f"{version('deepspeed')} gathers the prompts of tensor-parallel ranks, but not their "
+            "padding masks; use rollout.hybrid_engine.inference_tp_size=1"
         )
     if not torch.cuda.is_available():
-        return "torch finds no GPU here, and DeepSpeed has its kernels for GPUs only"
+        return "torch finds no GPU here, and DeepSpeed's inference kernels require a GPU"
     if "past_key_values" not in signature(LlamaDecoderLayer.forward).parameters:
-        return f"transformers {version('transformers')} calls layers otherwise than 5.x"
+        return (
+            f"transformers {version('transformers')} calls layers differently from transformers 5.x"
+        )
     if installed_ops.get("transformer_inference"):
         return None
     try:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-UNFIT = "has layers in DeepSpeed that are not made to fit transformers 5 here"
+UNFIT = "has layers in DeepSpeed that are not adapted to transformers 5 here"
 REASONS = {
     "bloom": "is refused by DeepSpeed 0.19.8 under transformers later than 4.43.4",
-    "gpt2": "has layers in DeepSpeed for inference alone, not for its Hybrid Engine",
+    "gpt2": "has layers in DeepSpeed for inference only, not for its Hybrid Engine",
     "gpt_neo": UNFIT,
-    "gpt_neox": "has lost in transformers 5 what DeepSpeed 0.19.8 reads of its attention",
+    "gpt_neox": "lacks in transformers 5 the attention attributes that DeepSpeed 0.19.8 reads",
     "gptj": UNFIT,
-    "opt": "is left out by DeepSpeed 0.19.8 under transformers 5, whose caches its layers lack",
+    "opt": "is skipped by DeepSpeed 0.19.8, whose OPT layers do not fit transformers 5's KV caches",
 }
 
 
@@ -40,5 +40,5 @@ def model_obstacle(config: PreTrainedConfig) -> str | None:
     }
     for field, (value, only) in wanted.items():
         if value != only:
-            return f"has {field}={value}, and DeepSpeed's layers for it compute {field}={only} only"
+            return f"has {field}={value}, and DeepSpeed's Llama layers support only {field}={only}"
     return None

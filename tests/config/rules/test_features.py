@@ -46,7 +46,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["rollout.reuse_logprobs=always", "rollout.backend=hf"],
             ["rollout.reuse_logprobs=always", "rollout.backend=hf", "use rollout.backend=fast"],
         ),
-        (["rollout.stop=[a,'']"], ["rollout.stop=['a', '']", "an empty text", "remove it"]),
+        (["rollout.stop=[a,'']"], ["rollout.stop=['a', '']", "remove the empty text"]),
         (
             ["ppo.advantage_estimator=rloo"],
             ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=1", "use 2 or more"],
@@ -81,13 +81,13 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         ),
         (
             ["ppo.actor_freeze_steps=80"],
-            ["ppo.actor_freeze_steps=80", "ppo.steps=56", "use less"],
+            ["ppo.actor_freeze_steps=80", "ppo.steps=56", "use a number below 56"],
         ),
         (["ppo.num_layers_unfrozen=1"], ["ppo.num_layers_unfrozen=1", "ppo.shared_trunk=true"]),
         (["ppo.num_value_layers=1"], ["ppo.num_value_layers=1", "ppo.shared_trunk=true"]),
         (
             ["ppo.shared_trunk=true"],
-            ["ppo.num_layers_unfrozen is null", "ppo.shared_trunk=true", "2 is trlx's choice"],
+            ["ppo.num_layers_unfrozen=null", "ppo.shared_trunk=true", "as in trlx"],
         ),
         (
             [*TRUNK, "lora=default", "lora.roles=[actor]"],
@@ -95,7 +95,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         ),
         (
             [*TRUNK, "ppo.actor_freeze_steps=3"],
-            ["ppo.actor_freeze_steps=3", "set it to 0", "ppo.shared_trunk=false"],
+            ["ppo.actor_freeze_steps=3", "set ppo.actor_freeze_steps=0", "ppo.shared_trunk=false"],
         ),
         (
             ["lora=default", "lora.roles=[]"],
@@ -120,7 +120,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         *(
             (
                 ["zero=stage2", f"zero.{key}={value}"],
-                [f"zero.{key}={value}: it needs zero.stage=3", "that is 2"],
+                [f"zero.{key}={value} with zero.stage=2", "use zero.stage=3"],
             )
             for key, value in (
                 ("offload_parameters", "true"),
@@ -136,7 +136,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         *(
             (
                 [*stages, f"zero.offload_{role}=true"],
-                [f"zero.offload_{role}=true: it needs zero.{role}_stage=3", "that is 0"],
+                [f"zero.offload_{role}=true with zero.{role}_stage=0", f"use zero.{role}_stage=3"],
             )
             for role, stages in (
                 ("reference", ["zero=stage2"]),
@@ -148,7 +148,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         ),
         (
             ["zero=stage2", "zero.critic_stage=1", "zero.max_live_parameters=9"],
-            ["needs zero.stage or zero.critic_stage=3", "that is 2, 1"],
+            ["zero.stage=2, zero.critic_stage=1", "use zero.stage=3 or zero.critic_stage=3"],
         ),
         (
             ["zero=stage0", "zero.reduce_bucket_size=9"],
@@ -156,7 +156,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         ),
         (
             ["zero=stage3", "zero.nvme_path=/fast"],
-            ["zero.nvme_path=/fast", "what is offloaded", "use zero=stage3_nvme"],
+            ["zero.nvme_path=/fast", "nothing is offloaded", "use zero=stage3_nvme"],
         ),
         (
             ["zero=stage2_offload", "zero.nvme_path=/fast"],
@@ -171,7 +171,7 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
             ["zero.nvme_path=/local_nvme with ppo.ema_beta=0.9", "use ppo.ema_beta=0"],
         ),
         *(
-            ([f"+zero.extra.{name}=1"], [f"zero.extra.{name}=1: {key} decides this", "set "])
+            ([f"+zero.extra.{name}=1"], [f"zero.extra.{name}=1: {key} sets this entry", "use "])
             for name, key in (
                 ("zero_optimization.stage", "zero.stage"),
                 ("zero_optimization.offload_param.device", "zero.offload_parameters"),
@@ -183,12 +183,12 @@ def refusal(compose: Compose, overrides: list[str]) -> str:
         *(
             (
                 ["zero=stage3", f"zero.{key}=true", *machine],
-                [f"zero.{key}=true", f"there are {ranks} ranks on {device}", "several GPUs"],
+                [f"zero.{key}=true", f"this run has {ranks} on {device}", "several GPUs"],
             )
             for key in ("quantize_weights", "quantize_gradients")
             for machine, ranks, device in (
-                (["hardware=a100_40g"], 1, "cuda"),
-                (["hardware.ranks_per_node=2"], 2, "cpu"),
+                (["hardware=a100_40g"], "1 rank", "cuda"),
+                (["hardware.ranks_per_node=2"], "2 ranks", "cpu"),
             )
         ),
         (
@@ -298,7 +298,7 @@ def test_allowed(overrides: list[str], compose: Compose) -> None:
             ["ppo.ptx_batch_size=3", "hardware.ranks_per_node=2"],
             "ppo.ptx_batch_size=3 is not a multiple of hardware.nodes*hardware.ranks_per_node=2",
         ),
-        (["phase.order=[sft,reward,ppo,dpo]"], "dpo takes the place of ppo"),
+        (["phase.order=[sft,reward,ppo,dpo]"], "dpo replaces ppo"),
         (["phase=dpo"], "model.init=random: DPO starts from an SFT model"),
     ],
 )

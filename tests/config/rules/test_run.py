@@ -67,25 +67,25 @@ def keys_with_bounds(of: type, prefix: str = "") -> Iterator[str]:
         ("rollout.top_p=0", "rollout.top_p=0.0: must be above 0 and at most 1"),
         ("data.eval_share=1", "data.eval_share=1.0: must be above 0 and below 1"),
         ("zero.stage=4", "zero.stage=4: must be 0, 1, 2 or 3"),
-        ("name=a/b", "name=a/b: it must be the name of a folder in runs/"),
-        ("name=..", "name=..: it must be the name of a folder in runs/"),
-        ("name=latest", "name=latest: it must be the name of a folder in runs/"),
-        ("phase.order=[]", "phase.order=[]: it must hold one phase or more"),
-        ("phase.order=[ppo,sft]", "phase.order=[ppo,sft]: it must hold one phase or more, each on"),
+        ("name=a/b", "name=a/b: must be the name of a folder in runs/"),
+        ("name=..", "name=..: must be the name of a folder in runs/"),
+        ("name=latest", "name=latest: must be the name of a folder in runs/"),
+        ("phase.order=[]", "phase.order=[]: must list one phase or more"),
+        ("phase.order=[ppo,sft]", "phase.order=[ppo,sft]: must list one phase or more, each on"),
         ("phase.order=[sft,sft]", "in the order sft, reward, ppo"),
         (
             "model.init=sft",
-            "model.init=sft: only reward_model.init can be that; use model.init=pret",
+            "model.init=sft: only reward_model.init can be sft; use model.init=pret",
         ),
         (
             "model.init=gold",
-            "model.init=gold: only reward_model.init can be that; use model.init=p",
+            "model.init=gold: only reward_model.init can be gold; use model.init=p",
         ),
         ("model@reward_model=gold", "reward_model.init=gold with the reward phase: a judge is not"),
-        ("model=opt_175b", "model.path=null: model.init=pretrained loads it; add model.path="),
+        ("model=opt_175b", "model.path=null: model.init=pretrained needs a path; add model.path="),
         ("reward_model.init=pretrained", "reward_model.path=null: reward_model.init=pretrained"),
         ("reward_model.init=random", "reward_model.architecture has no model_type: reward_model."),
-        ("model.vocab_size=0", "model.vocab_size=0: a tokenizer is trained with it"),
+        ("model.vocab_size=0", "model.vocab_size=0: must be above 0 to train a tokenizer"),
         ("phase=ppo", "model.init=random: PPO starts from an SFT model; add model.init=pretrained"),
         ("phase.order=[sft,ppo]", "reward_model.init=sft: PPO needs a trained reward model; add"),
         ("sft.max_tokens=1025", "sft.max_tokens=1025: the model has 1024 positions (model.archit"),
@@ -95,13 +95,13 @@ def keys_with_bounds(of: type, prefix: str = "") -> Iterator[str]:
             "rollout.max_prompt_tokens + rollout.max_response_tokens=1032: the model has 1024",
         ),
         ("data.path=a.jsonl", "data.path=a.jsonl: generated data has no path; add data=local"),
-        ("data.size=0", "data.size=0: data=synthetic generates as many examples"),
-        ("data.source=local", "data.path=null: it must be a file, a folder or a hub id"),
-        ("data.eval_path=7", "data.eval_path=7: it must be a file, a folder or a hub id"),
-        ("data.eval_path=[]", "data.eval_path=[]: it must be a file, a folder or a hub id"),
-        ("data.split=[1,2]", "data.split=[1.0, 2.0]: it must be three numbers"),
-        ("data.split=[1,-2,1]", "data.split=[1.0, -2.0, 1.0]: it must be three numbers"),
-        ("data.split=[1,0,1]", "the reward phase runs and has no share; make its number positive"),
+        ("data.size=0", "data.size=0: must be positive for data=synthetic"),
+        ("data.source=local", "data.path=null: must be a file, a folder or a hub id"),
+        ("data.eval_path=7", "data.eval_path=7: must be a file, a folder or a hub id"),
+        ("data.eval_path=[]", "data.eval_path=[]: must be a file, a folder or a hub id"),
+        ("data.split=[1,2]", "data.split=[1.0, 2.0]: must be three numbers"),
+        ("data.split=[1,-2,1]", "data.split=[1.0, -2.0, 1.0]: must be three numbers"),
+        ("data.split=[1,0,1]", "the reward phase runs and has no share; make the number of reward"),
     ],
 )
 def test_rule(override: str, rule: str, compose: Compose) -> None:
@@ -113,7 +113,7 @@ def test_the_judge_scores_its_own_task_only(compose: Compose) -> None:
     gold = ["phase=pipeline_rule", "model@reward_model=gold"]
     to_run_config(compose(gold))
     with pytest.raises(
-        ConfigError, match=r"with data\.source=local: the judge knows the prompts of"
+        ConfigError, match=r"with data\.source=local: the judge scores the prompts of"
     ):
         to_run_config(compose([*gold, "data=local", "data.path=pairs.jsonl"]))
 

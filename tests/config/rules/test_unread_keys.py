@@ -35,8 +35,8 @@ SFT = "reward_model.init=sft and gold start from the SFT model of the same run"
         (
             ["model=pretrained", "model.path=/x", "+model.architecture.hidden_size=8"],
             "+model.architecture.hidden_size=8: model.init=pretrained loads the model that "
-            "model.path names and does not read model.architecture.hidden_size; leave it out, or "
-            "use model=tiny",
+            "model.path names and does not read model.architecture.hidden_size; remove "
+            "model.architecture, or use model=tiny",
         ),
         (
             ["model@reward_model=tiny", "reward_model.path=/x"],
@@ -56,7 +56,7 @@ SFT = "reward_model.init=sft and gold start from the SFT model of the same run"
         ),
         (
             ["data.eval_path=x"],
-            "data.eval_path=x: data.source=synthetic generates its examples and does not read "
+            "data.eval_path=x: data.source=synthetic generates the examples and does not read "
             "data.eval_path; use data=local or data=hub with data.path=FILE_OR_HUB_ID",
         ),
         (

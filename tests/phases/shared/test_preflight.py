@@ -45,7 +45,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_the_hybrid_engine_needs_a_model_that_it_knows(compose: Compose) -> None:
     require_rollouts(hybrid(compose, "llama"))
-    for model_type, words in {"opt": "is left out by DeepSpeed", "qwen2": "has no layers"}.items():
+    for model_type, words in {"opt": "is skipped by DeepSpeed", "qwen2": "has no layers"}.items():
         with pytest.raises(CapabilityError, match=f"{model_type} {words}.*use rollout=fast"):
             require_rollouts(hybrid(compose, model_type))
     with pytest.raises(CapabilityError, match="num_key_value_heads=4"):
@@ -100,8 +100,8 @@ CONVOLUTION = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]
 @pytest.mark.parametrize(
     ("model_type", "fields", "words"),
     [
-        ("mamba", {}, "does not remember keys and values of its tokens"),
-        ("lfm2", CONVOLUTION, "has layers that do not remember keys and values of all tokens"),
+        ("mamba", {}, "does not cache the keys and values of its tokens"),
+        ("lfm2", CONVOLUTION, "has layers that do not cache the keys and values of all tokens"),
     ],
 )
 def test_fast_needs_a_model_that_it_can_decode(

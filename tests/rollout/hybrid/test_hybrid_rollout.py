@@ -326,7 +326,7 @@ def test_the_first_difference_is_named() -> None:
     assert "own layers take 2" in found
     found = found_in(IDS, changed(LOGPROBS, 0, 1, -1.0))
     assert found is not None
-    assert "at token 1 of response 0 the log-probability of 1 is -1.0000, and -0.2231" in found
+    assert "at token 1 of response 0 the log-probability of 1 is -1.0000, but -0.2231" in found
     assert found_in(IDS, changed(LOGPROBS, 0, 1, float("nan"))) is not None
 
 

@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.checkpoint.folders import (
-    phase_result,
-    phase_result_path,
-    save_model,
-    whole_folder,
-    write_json,
-)
+from rlhf.checkpoint.model_folder import save_model, whole_folder
+from rlhf.checkpoint.results import phase_result, phase_result_path, write_json
 from tests.models_on_disk import small_tokenizer
 
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlhf.checkpoint.streaming import save_streamed, saved_tensors
 from rlhf.models.build import build_actor
-from rlhf.models.saving import save_streamed, saved_tensors
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
 
