@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runs import ROOT, TORCHRUN, python
+from tests.runs import TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
@@ -14,5 +14,5 @@ pytestmark = pytest.mark.slow
     [(0, "none"), (1, "none"), (2, "none"), (2, "offload"), (3, "none"), (3, "offload")],
 )
 def test_engine_keeps_its_promises(stage: int, offload: str) -> None:
-    run = python(*TORCHRUN, ROOT / "tests/engine/engine_rank.py", stage, offload)
+    run = python(*TORCHRUN, "-m", "tests.engine.engine_rank", stage, offload)
     assert run.returncode == 0, run.stderr

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import ROOT, TORCHRUN, python
+from tests.runs import TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_saved_models_give_the_live_logits_and_values(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    run = python(*TORCHRUN, ROOT / "tests/engine/zero3_rank.py", tmp_path)
+    run = python(*TORCHRUN, "-m", "tests.engine.zero3_rank", tmp_path)
     assert run.returncode == 0, run.stderr
     shard, whole = map(int, (tmp_path / "shard.txt").read_text().split())
     assert shard < 0.6 * whole, "each rank held about half of the weights"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runs import ROOT, TORCHRUN, python
+from tests.runs import TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_sharded_policy_has_the_loss_and_the_gradient_of_a_whole_one(tmp_path: Path) -> None:
-    run = python(*TORCHRUN, ROOT / "tests/models/language_model_rank.py", tmp_path)
+    run = python(*TORCHRUN, "-m", "tests.models.language_model_rank", tmp_path)
     assert run.returncode == 0, run.stderr
     for plain, sharded, norm, sharded_norm, after in torch.load(tmp_path / "found.pt"):
         assert sharded == pytest.approx(plain, rel=1e-5)

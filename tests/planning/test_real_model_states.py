@@ -14,7 +14,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.planning.memory_model import model_states
 from rlhf.planning.model_uses import models_of
 from tests.planning.states_rank import CASES, LORA_RANK, OPT, RANKS, settings_of
-from tests.runs import ROOT, TORCHRUN, python
+from tests.runs import TORCHRUN, python
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ Found = list[list[dict[str, Any]]]  # by rank, by case
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What both ranks measured."""
     folder = tmp_path_factory.mktemp("states")
-    run = python(*TORCHRUN, ROOT / "tests/planning/states_rank.py", folder)
+    run = python(*TORCHRUN, "-m", "tests.planning.states_rank", folder)
     assert run.returncode == 0, run.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_what_is_built_sharded_is_what_is_built_whole(tmp_path: Path) -> None:
-    run = python(*TORCHRUN, ROOT / "tests/runtime/sharded_rank.py", tmp_path)
+    run = python(*TORCHRUN, "-m", "tests.runtime.sharded_rank", tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
 
 
