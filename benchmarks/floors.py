@@ -94,12 +94,12 @@ class Rates(NamedTuple):
 
 def floors_way(device: str, decoder: Decoder, work: Work) -> Way:
     """The process that measures the rates, one of the ways that take turns."""
-    is_speck = decoder.hidden < SHAPES["tiny"].policy.hidden
+    is_micro = decoder.hidden < SHAPES["tiny"].policy.hidden
     task = {
         "device": device,
         "step": int(step_bytes(decoder, work, "bf16")),
-        "buffer": 2**24 if is_speck else 2**30,
-        "size": 128 if is_speck else 2048 if device == "cpu" else 8192,
+        "buffer": 2**24 if is_micro else 2**30,
+        "size": 128 if is_micro else 2048 if device == "cpu" else 8192,
         "head": [decoder.vocab, decoder.hidden],
         "rows": work.sequences,
     }

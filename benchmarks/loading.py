@@ -27,7 +27,7 @@ from shapes import SHAPES, Work, make_models, run_config
 LOADERS = ("from_pretrained", "build_actor", "RLHFEngine")
 VOCABULARY = 2048
 LIMIT = 256  # tokens of an example; none of the synthetic ones is longer
-SPECK_RECORDS, RECORDS = 200, 20_000
+MICRO_RECORDS, RECORDS = 200, 20_000
 SOURCES, DTYPES, BUILDS = ("stored", "random"), ("bf16", "fp32"), ("whole", "sharded")
 
 
@@ -177,7 +177,7 @@ def main() -> None:
             shared = {"folder": folder, "device": options.device}
             ways = {way: Way(script=script, task=shared | {"way": way}) for way in LOADERS}
             rows += rows_of(shape, take_turns(ways, options.rounds))
-    records = SPECK_RECORDS if options.shape == ["speck"] else RECORDS
+    records = MICRO_RECORDS if options.shape == ["micro"] else RECORDS
     task = {"way": "tokenise", "records": records}
     rates = take_turns({"tokenise": Way(script=script, task=task)}, options.rounds)["tokenise"]
     sharded = sharded_rows(options.sharded_shape, options.sharded_dtypes, options.rounds)

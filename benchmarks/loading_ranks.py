@@ -125,7 +125,7 @@ def main(task: dict[str, Any]) -> None:
 
     torch.distributed.init_process_group("gloo")
     ranks = current_ranks(Device.cpu)
-    measured(task, ranks, "speck")
+    measured(task, ranks, "micro")
     found = measured(task, ranks, task["shape"])
     Path(task["found"], f"{ranks.rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -31,7 +31,7 @@ from common import (
     take_turns,
 )
 from floors import BYTES, FLOORS, Rates, floors_way, step_bytes
-from shapes import SHAPES, SPECK, Shape, Work, make_models
+from shapes import SHAPES, TINY_MODEL, Shape, Work, make_models
 
 GENERATE = {
     f"generate {dtype}, {cache} cache": {"kind": "generate", "dtype": dtype, "cache": cache}
@@ -112,7 +112,9 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
     """Rows of the ways ``names`` at one shape and batch."""
     decoder = SHAPES[shape].policy
     with tempfile.TemporaryDirectory() as folder:
-        make_models(Path(folder), Shape(policy=decoder, scorer=replace(SPECK, vocab=decoder.vocab)))
+        make_models(
+            Path(folder), Shape(policy=decoder, scorer=replace(TINY_MODEL, vocab=decoder.vocab))
+        )
         shared = {"folder": folder, "device": options.device, "repeats": options.repeats}
         shared |= {"vocab": decoder.vocab, "work": asdict(work)}
         script = BENCHMARKS / "rollout_ways.py"
@@ -144,7 +146,7 @@ def main() -> None:
         work = Work(sequences=batch, prompt_tokens=tokens, response_tokens=tokens)
         runs = {options.shape: [name for name in names if name not in HYBRID]}
         if on_gpu or any(name in HYBRID for name in names):
-            llama = "speck_llama" if options.shape == "speck" else "llama1b"
+            llama = "micro_llama" if options.shape == "micro" else "llama1b"
             runs[llama] = [*ON_GPU[:1], *(["rollout=fast bf16"] if on_gpu else []), *HYBRID]
         for shape, each in runs.items():
             found, rate = compare(options, shape, each, work)

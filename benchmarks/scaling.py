@@ -93,9 +93,9 @@ def padding_sweep(shape: str, tokens: int) -> Iterator[Point]:
 
 
 def size_sweep(shape: str, tokens: int) -> Iterator[Point]:
-    """Models of three sizes; a speck alone where that is the shape."""
+    """Models of three sizes; only the micro model if that is the shape."""
     work = Work(prompt_tokens=tokens, response_tokens=tokens)
-    for at in SIZES if shape != "speck" else (shape,):
+    for at in SIZES if shape != "micro" else (shape,):
         yield Point(sweep="size", at=at, shape=at, work=work)
 
 

@@ -66,25 +66,25 @@ class Shape:
     scorer: Decoder
 
 
-SPECK = Decoder(vocab=300, hidden=16, layers=2, heads=2, ffn=32, positions=512)
+TINY_MODEL = Decoder(vocab=300, hidden=16, layers=2, heads=2, ffn=32, positions=512)
 TINY = Decoder(vocab=8192, hidden=256, layers=6, heads=4, ffn=1024, positions=512)
 SMALL = Decoder(vocab=50272, hidden=512, layers=6, heads=8, ffn=2048)
 BASE = Decoder(vocab=50272, hidden=768, layers=12, heads=12, ffn=3072)
 MEDIUM = Decoder(vocab=50272, hidden=1024, layers=24, heads=16, ffn=4096)
 LARGE = Decoder(vocab=50272, hidden=2048, layers=24, heads=32, ffn=8192)
 LLAMA = Decoder(vocab=32000, hidden=2048, layers=24, heads=32, ffn=5504, family="llama")
-SPECK_LLAMA = Decoder(
+MICRO_LLAMA = Decoder(
     vocab=300, hidden=16, layers=2, heads=2, ffn=32, positions=512, family="llama"
 )
 LLAMA_60M = Decoder(vocab=8192, hidden=512, layers=12, heads=8, ffn=2048, family="llama")
 SHAPES = {
-    "speck": Shape(policy=SPECK, scorer=SPECK),
-    "speck_llama": Shape(policy=SPECK_LLAMA, scorer=SPECK),
+    "micro": Shape(policy=TINY_MODEL, scorer=TINY_MODEL),
+    "micro_llama": Shape(policy=MICRO_LLAMA, scorer=TINY_MODEL),
     "tiny": Shape(policy=TINY, scorer=TINY),
     "small": Shape(policy=SMALL, scorer=SMALL),
     "opt125m": Shape(policy=BASE, scorer=SMALL),
     "opt1b": Shape(policy=LARGE, scorer=MEDIUM),
-    "llama60m": Shape(policy=LLAMA_60M, scorer=SPECK),
+    "llama60m": Shape(policy=LLAMA_60M, scorer=TINY_MODEL),
     "llama1b": Shape(policy=LLAMA, scorer=MEDIUM),
 }
 

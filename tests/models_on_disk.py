@@ -1,4 +1,4 @@
-"""Specks of models of every family that is advertised, and some saved as a user would have them."""
+"""Tiny models of every family that is advertised, and some saved as a user would have them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def whole_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_models(folder: Path, *, policy: str, reward: str) -> None:
-    """Save a speck of a policy and of a reward model, with tokenizers trained on these texts."""
+    """Save a tiny policy and a tiny reward model, with tokenizers trained on these texts."""
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     architecture = {"model_type": "llama", "num_attention_heads": 1, **shape}
     source = ModelSource(key="model", path=None, architecture=architecture)

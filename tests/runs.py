@@ -14,7 +14,7 @@ from tests.fork_server import WarmPopen
 ROOT = Path(__file__).parents[1]
 
 # All three phases in a few seconds: two updates each, of a model that learns nothing.
-SPECK = [
+TINY_RUN = [
     "experiment=smoke",
     "hardware.dtype=fp32",
     "model.vocab_size=400",
@@ -73,8 +73,8 @@ def launch(*arguments: str, cwd: Path, **how: Any) -> subprocess.CompletedProces
 
 
 def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:
-    """Run the speck into ``run_dir``, which must succeed; ``python`` says how."""
-    run = launch(*SPECK, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent, **how)
+    """Run a tiny pipeline into ``run_dir``, which must succeed; ``python`` says how."""
+    run = launch(*TINY_RUN, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent, **how)
     assert run.returncode == 0, run.stderr
     return run_dir
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 from rlhf.cpu import multiplies_fp16
 from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models
-from tests.runs import ROOT, SPECK
+from tests.runs import ROOT, TINY_RUN
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def write_pairs(path: Path, count: int) -> Path:
 
 
 PPO_ON_FOLDERS = [
-    *(override for override in SPECK if not override.startswith("model.")),
+    *(override for override in TINY_RUN if not override.startswith("model.")),
     "phase=ppo",
     "model=pretrained",
     "model.path=policy",
@@ -131,7 +131,7 @@ def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("nothing here")
     refused(
-        answer(*SPECK, "model=pretrained", "model.path=folder", "data.size=200"),
+        answer(*TINY_RUN, "model=pretrained", "model.path=folder", "data.size=200"),
         "model.path=folder",
         "notes.txt",
         "config.json",
@@ -167,7 +167,7 @@ def test_resume_of_what_is_no_run(answer, tmp_path: Path) -> None:
 
 def test_fp16_without_masters(answer) -> None:
     reason = "use zero=stage1" if multiplies_fp16() else "has no fp16 arithmetic"
-    refused(answer(*SPECK, "hardware.dtype=fp16", "zero=stage0"), "fp16", reason)
+    refused(answer(*TINY_RUN, "hardware.dtype=fp16", "zero=stage0"), "fp16", reason)
 
 
 @pytest.mark.parametrize("more", [[], ["hardware.ranks_per_node=2"]], ids=["1 rank", "2 ranks"])
@@ -185,7 +185,7 @@ def test_a_model_that_fast_rollouts_cannot_decode(answer, tmp_path: Path, more: 
 
 def test_a_training_engine_that_cannot(answer) -> None:
     refused(
-        answer(*SPECK, "zero.engine=torch", "hardware.ranks_per_node=2"),
+        answer(*TINY_RUN, "zero.engine=torch", "hardware.ranks_per_node=2"),
         "zero.engine=torch with hardware.nodes*hardware.ranks_per_node=2",
         "use zero.engine=auto",
     )

@@ -20,7 +20,16 @@ from rlhf.metrics import (
     merge_metrics,
 )
 from rlhf.types import Ranks
-from tests.algorithms.ragged import f64, garbage, keeps, normal, quick, seeds, shuffled, spoiled
+from tests.algorithms.padded_batches import (
+    f64,
+    garbage,
+    keeps,
+    normal,
+    quick,
+    seeds,
+    shuffled,
+    with_garbage,
+)
 
 NAN = float("nan")
 
@@ -114,7 +123,7 @@ def test_metrics_carry_no_gradient() -> None:
 @given(keep=keeps(), seed=seeds, value=garbage, extra=st.integers(0, 3))
 def test_padding_never_changes_a_metric(keep: Tensor, seed: int, value: float, extra: int) -> None:
     values = normal(*keep.shape, seed=seed)
-    dirty = spoiled(values, keep, value, extra=extra)
+    dirty = with_garbage(values, keep, value, extra=extra)
     wide = torch.nn.functional.pad(keep, (0, extra))
     assert numbers(all_metrics(dirty, wide)) == pytest.approx(numbers(all_metrics(values, keep)))
 

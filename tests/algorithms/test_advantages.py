@@ -22,7 +22,7 @@ from rlhf.algorithms.advantages import (
     token_rewards,
 )
 from rlhf.metrics import Moments
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     garbage,
@@ -32,8 +32,8 @@ from tests.algorithms.ragged import (
     quick,
     seeds,
     shuffled,
-    spoiled,
-    widened,
+    with_garbage,
+    with_padding,
 )
 
 NAN = float("nan")
@@ -118,9 +118,9 @@ def test_rewards_of_a_response_sum_to_its_score_less_the_price(
 def test_padding_never_changes_rewards(keep: Tensor, seed: int, value: float, extra: int) -> None:
     kl_BT, scores_B = normal(*keep.shape, seed=seed), normal(len(keep), seed=seed + 1)
     clean = token_rewards(kl_BT, scores_B, keep, kl_ctl=0.1)
-    dirty_BT, wide_BT = spoiled(kl_BT, keep, value, extra=extra), widened(keep, extra)
+    dirty_BT, wide_BT = with_garbage(kl_BT, keep, value, extra=extra), with_padding(keep, extra)
     dirty = token_rewards(dirty_BT, scores_B, wide_BT, kl_ctl=0.1)
-    assert dirty.equal(widened(clean, extra))
+    assert dirty.equal(with_padding(clean, extra))
 
 
 def test_gae_by_hand() -> None:
@@ -153,7 +153,7 @@ def test_gae_with_lam_1_reduces_to_discounted_rewards_to_go(
 @given(keep=keeps(), seed=seeds, gamma=shares)
 def test_gae_with_lam_0_reduces_to_one_step_errors(keep: Tensor, seed: int, gamma: float) -> None:
     rewards_BT, values_BT = normal(*keep.shape, seed=seed), normal(*keep.shape, seed=seed + 1)
-    next_values_BT = widened(values_BT * keep, 1)[:, 1:]
+    next_values_BT = with_padding(values_BT * keep, 1)[:, 1:]
     result = gae(rewards_BT, values_BT, keep, gamma=gamma, lam=0.0)
     assert_close(result.advantages_BT, (rewards_BT + gamma * next_values_BT - values_BT) * keep)
 
@@ -181,14 +181,14 @@ def test_padding_never_changes_advantages(
     rewards_BT, values_BT = normal(*keep.shape, seed=seed), normal(*keep.shape, seed=seed + 1)
     clean = gae(rewards_BT, values_BT, keep, gamma=0.9, lam=0.95)
     dirty = gae(
-        spoiled(rewards_BT, keep, value, extra=extra),
-        spoiled(values_BT, keep, value, extra=extra),
-        widened(keep, extra),
+        with_garbage(rewards_BT, keep, value, extra=extra),
+        with_garbage(values_BT, keep, value, extra=extra),
+        with_padding(keep, extra),
         gamma=0.9,
         lam=0.95,
     )
-    assert_close(dirty.advantages_BT, widened(clean.advantages_BT, extra))
-    assert_close(dirty.returns_BT, widened(clean.returns_BT, extra))
+    assert_close(dirty.advantages_BT, with_padding(clean.advantages_BT, extra))
+    assert_close(dirty.returns_BT, with_padding(clean.returns_BT, extra))
 
 
 @quick
@@ -286,12 +286,15 @@ def test_padding_never_changes_advantages_without_a_critic(
 ) -> None:
     keep = keep.repeat(2, 1)
     rewards_BT = normal(*keep.shape, seed=seed)
-    dirty_BT, wide_BT = spoiled(rewards_BT, keep, value, extra=extra), widened(keep, extra)
+    dirty_BT, wide_BT = (
+        with_garbage(rewards_BT, keep, value, extra=extra),
+        with_padding(keep, extra),
+    )
     for estimate in (
         partial(rloo_advantages, group_size=2),
         partial(grpo_advantages, group_size=2),
         partial(reinforce_pp_advantages, gamma=0.9),
     ):
         clean, dirty = estimate(rewards_BT, keep), estimate(dirty_BT, wide_BT)
-        assert_close(dirty.advantages_BT, widened(clean.advantages_BT, extra))
-        assert_close(dirty.returns_BT, widened(clean.returns_BT, extra))
+        assert_close(dirty.advantages_BT, with_padding(clean.advantages_BT, extra))
+        assert_close(dirty.returns_BT, with_padding(clean.returns_BT, extra))

@@ -28,7 +28,7 @@ from rlhf.models.output_layer import token_logprobs
 from rlhf.types import LogprobOptions
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
-from tests.algorithms.ragged import assert_close, keeps, normal, quick, seeds, spoiled
+from tests.algorithms.padded_batches import assert_close, keeps, normal, quick, seeds, with_garbage
 
 TOLERANCE = 1e-6
 
@@ -66,7 +66,7 @@ def random_batch(keep_BT: Tensor, seed: int) -> Batch:
     tensors = (old, old + 0.3 * three, old + 0.5 * four, values, values + 0.5 * five)
     scores_B = normal(len(keep_BT), seed=10 * seed + 5, scale=8.0)
     ended_B = normal(len(keep_BT), seed=10 * seed + 6) > 0
-    return Batch(keep_BT, *(spoiled(x, keep_BT, math.nan) for x in tensors), scores_B, ended_B)
+    return Batch(keep_BT, *(with_garbage(x, keep_BT, math.nan) for x in tensors), scores_B, ended_B)
 
 
 batches = st.builds(random_batch, keeps(), seeds)
@@ -136,7 +136,7 @@ def test_scaled_scores(batch: Batch, shift_mean: bool) -> None:
 @given(keep=keeps(), seed=seeds, copies=st.integers(2, 4), gamma=shares)
 def test_advantages_without_a_critic(keep: Tensor, seed: int, copies: int, gamma: float) -> None:
     keep = keep.repeat(copies, 1)[:, torch.arange(keep.shape[1])]
-    rewards_BT = spoiled(normal(*keep.shape, seed=seed), keep, math.nan)
+    rewards_BT = with_garbage(normal(*keep.shape, seed=seed), keep, math.nan)
     rows = rows_of(rewards_BT, keep)
     for estimate, leaves_one_out in ((rloo_advantages, True), (grpo_advantages, False)):
         result = estimate(rewards_BT, keep, group_size=copies)

@@ -37,8 +37,8 @@ from rlhf.phases.shared.scoring import WholeSequences
 from rlhf.random_streams import Shuffle
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.types import Responses
-from tests.algorithms import seed_reading as seeds
-from tests.algorithms.ragged import assert_close, f64, keep_of, normal
+from tests.algorithms import deepspeed_chat_loops as seeds
+from tests.algorithms.padded_batches import assert_close, f64, keep_of, normal
 from tests.models_on_disk import small_tokenizer, source_of
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss
 from tests.algorithms import loop_reference as reference
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     keep_of,
@@ -21,7 +21,7 @@ from tests.algorithms.ragged import (
     quick,
     seeds,
     shuffled,
-    widened,
+    with_padding,
 )
 from tests.algorithms.token_sums import language_loss, sequence_logprobs
 
@@ -82,14 +82,14 @@ def test_padding_never_changes_sequence_logprobs_or_gradient(
     keep: Tensor, seed: int, extra: int
 ) -> None:
     clean_BSV = normal(*keep.shape, 7, seed=seed)
-    predicts_BS = widened(keep, 1)[:, 1:]  # logits one step before a kept token
+    predicts_BS = with_padding(keep, 1)[:, 1:]  # logits one step before a kept token
     dirty_BSV = torch.where(predicts_BS[..., None], clean_BSV, 7e7 * normal(7, seed=seed).sign())
     dirty_BSV = torch.cat([dirty_BSV, dirty_BSV[:, :1].expand(-1, extra, -1)], dim=1)
     ids_BS = normal(*keep.shape, 7, seed=seed + 1).argmax(dim=-1)
     results, gradients = [], []
-    for logits_BSV, keep_BS in ((clean_BSV, keep), (dirty_BSV, widened(keep, extra))):
+    for logits_BSV, keep_BS in ((clean_BSV, keep), (dirty_BSV, with_padding(keep, extra))):
         logits_BSV.requires_grad_()
-        ids_BS = widened(ids_BS, keep_BS.shape[1] - ids_BS.shape[1], 6)
+        ids_BS = with_padding(ids_BS, keep_BS.shape[1] - ids_BS.shape[1], 6)
         results.append(sequence_logprobs(logits_BSV, ids_BS, keep_BS))
         gradients += torch.autograd.grad(results[-1].sum(), logits_BSV)
     assert_close(results[1].detach(), results[0].detach(), atol=TOLERANCE)

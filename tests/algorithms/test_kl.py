@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.algorithms.kl import KlController, KlEstimatorName, guarded_lr_scale, kl_estimate
-from tests.algorithms.ragged import assert_close, f64, normal, quick, seeds
+from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept, masked_sum, whiten
 from rlhf.metrics import Moments
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     garbage,
@@ -22,7 +22,7 @@ from tests.algorithms.ragged import (
     quick,
     seeds,
     shuffled,
-    spoiled,
+    with_garbage,
 )
 
 
@@ -53,7 +53,7 @@ def test_masked_sum_by_hand() -> None:
 @given(keep=keeps(), seed=seeds, value=garbage)
 def test_masked_sum_and_its_gradient_see_no_garbage(keep: Tensor, seed: int, value: float) -> None:
     x_BT = normal(*keep.shape, seed=seed)
-    dirty_BT = spoiled(x_BT, keep, value).requires_grad_()
+    dirty_BT = with_garbage(x_BT, keep, value).requires_grad_()
     total = masked_sum(dirty_BT, keep)
     total.backward()
     assert_close(total.detach(), x_BT[keep].sum())
@@ -100,7 +100,7 @@ def test_whitened_tokens_have_deviation_1(keep: Tensor, seed: int, shift_mean: b
 @given(keep=keeps(), seed=seeds, value=garbage, extra=st.integers(0, 3))
 def test_padding_never_changes_whitening(keep: Tensor, seed: int, value: float, extra: int) -> None:
     x_BT = normal(*keep.shape, seed=seed)
-    dirty_BT = spoiled(x_BT, keep, value, extra=extra)
+    dirty_BT = with_garbage(x_BT, keep, value, extra=extra)
     wide_BT = torch.nn.functional.pad(keep, (0, extra))
     result = whiten(dirty_BT, wide_BT, Moments.of(dirty_BT, wide_BT))
     assert_close(result[:, : keep.shape[1]], whiten(x_BT, keep, Moments.of(x_BT, keep)))

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf.algorithms.masking import sum_of_means
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss, policy_loss, value_loss
 from rlhf.metrics import Maximum, Mean
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     garbage,
@@ -25,8 +25,8 @@ from tests.algorithms.ragged import (
     quick,
     seeds,
     shuffled,
-    spoiled,
-    widened,
+    with_garbage,
+    with_padding,
 )
 
 Result = PolicyLoss | ValueLoss
@@ -299,10 +299,10 @@ def test_padding_never_changes_loss_metrics_or_gradient(
 ) -> None:
     inputs = random_inputs(loss, keep, seed)
     clean, clean_gradient = with_gradient(loss, inputs, keep)
-    dirty_inputs = [spoiled(x, keep, value, extra=extra) for x in inputs]
-    dirty, gradient = with_gradient(loss, dirty_inputs, widened(keep, extra))
+    dirty_inputs = [with_garbage(x, keep, value, extra=extra) for x in inputs]
+    dirty, gradient = with_gradient(loss, dirty_inputs, with_padding(keep, extra))
     assert_same(dirty, clean)
-    assert_close(gradient, widened(clean_gradient, extra))
+    assert_close(gradient, with_padding(clean_gradient, extra))
 
 
 @quick

@@ -20,7 +20,7 @@ from rlhf.algorithms.reward import (
     wilson_interval,
 )
 from rlhf.types import PreferenceBatch, SequenceBatch
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     garbage,
@@ -30,8 +30,8 @@ from tests.algorithms.ragged import (
     quick,
     seeds,
     shuffled,
-    spoiled,
-    widened,
+    with_garbage,
+    with_padding,
 )
 
 NAN = float("nan")
@@ -58,14 +58,14 @@ class Pairs(NamedTuple):
     def padded_with(self, value: float, extra: int) -> Pairs:
         """The pairs with other ids and this value in their padding."""
         values = [
-            spoiled(values, side.attend_BS, value, extra=extra)
+            with_garbage(values, side.attend_BS, value, extra=extra)
             for values, side in zip(self[:2], self.batch, strict=True)
         ]
         sides = [
             SequenceBatch(
-                widened(torch.where(side.attend_BS, side.ids_BS, 90 + i), extra, 80 + i),
-                widened(side.attend_BS, extra),
-                widened(side.keep_BS, extra),
+                with_padding(torch.where(side.attend_BS, side.ids_BS, 90 + i), extra, 80 + i),
+                with_padding(side.attend_BS, extra),
+                with_padding(side.keep_BS, extra),
             )
             for i, side in enumerate(self.batch)
         ]
@@ -194,7 +194,7 @@ def test_padding_never_changes_divergence_loss_or_gradient(
     clean_gradients = torch.autograd.grad(pairs.loss().sum(), pairs[:2])
     dirty_gradients = torch.autograd.grad(dirty.loss().sum(), dirty[:2])
     for clean_BS, dirty_BS in zip(clean_gradients, dirty_gradients, strict=True):
-        assert_close(dirty_BS, widened(clean_BS, extra))
+        assert_close(dirty_BS, with_padding(clean_BS, extra))
 
 
 @quick
@@ -203,8 +203,8 @@ def test_padding_never_changes_end_scores(
     keep: Tensor, seed: int, value: float, extra: int
 ) -> None:
     values_BS = normal(*keep.shape, seed=seed)
-    dirty_BS = spoiled(values_BS, keep, value, extra=extra)
-    assert end_scores(dirty_BS, widened(keep, extra)).equal(end_scores(values_BS, keep))
+    dirty_BS = with_garbage(values_BS, keep, value, extra=extra)
+    assert end_scores(dirty_BS, with_padding(keep, extra)).equal(end_scores(values_BS, keep))
 
 
 @quick

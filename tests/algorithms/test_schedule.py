@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.algorithms.schedule import ScheduleName, lr_schedule
-from tests.algorithms.ragged import quick
+from tests.algorithms.padded_batches import quick
 
 names = st.sampled_from(["constant", "linear", "cosine"])
 all_names = st.sampled_from(get_args(ScheduleName))

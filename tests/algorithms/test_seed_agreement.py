@@ -1,8 +1,8 @@
 """Token-level agreement with DeepSpeed-Chat in the configuration that reproduces it.
 
-Rewards, advantages, masks and losses against ``seed_reading``: kl 0.1, scores clipped at 5, both
-clip ranges 0.2, gamma 1, lam 0.95, no whitening, no missing-end penalty. Prompts are left-padded;
-responses end early, at the limit, and not at all.
+Rewards, advantages, masks and losses against ``deepspeed_chat_loops``: kl 0.1, scores clipped at
+5, both clip ranges 0.2, gamma 1, lam 0.95, no whitening, no missing-end penalty. Prompts are
+left-padded; responses end early, at the limit, and not at all.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlhf.algorithms.reward import divergence_loss, end_scores
 from rlhf.data.collate import collate_pairs, collate_sequences
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.models.output_layer import token_logprobs
-from tests.algorithms import seed_reading as seeds
+from tests.algorithms import deepspeed_chat_loops as seeds
+from tests.algorithms.deepspeed_chat_loops import Experience
 from tests.algorithms.loop_reference import Rows, gradient
-from tests.algorithms.ragged import assert_close, keep_of, normal
-from tests.algorithms.seed_reading import Experience
+from tests.algorithms.padded_batches import assert_close, keep_of, normal
 from tests.algorithms.token_sums import language_loss, sequence_logprobs
 
 P, T, V, END = 4, 5, 11, 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf.algorithms.sft import SftLoss
 from rlhf.models.output_layer import token_logprobs
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     keep_of,
@@ -20,7 +20,7 @@ from tests.algorithms.ragged import (
     quick,
     seeds,
     shuffled,
-    widened,
+    with_padding,
 )
 from tests.algorithms.token_sums import language_loss
 
@@ -71,7 +71,7 @@ def test_gradient_by_hand() -> None:
 @quick
 @given(keep=keeps(), seed=seeds)
 def test_sft_loss_is_minus_the_sum_of_logprobs(keep: Tensor, seed: int) -> None:
-    logits_BSV, ids_BS, keep_BS = random_inputs(widened(keep, 1), seed)
+    logits_BSV, ids_BS, keep_BS = random_inputs(with_padding(keep, 1), seed)
     logprobs = token_logprobs(logits_BSV[:, :-1], ids_BS[:, 1:]).logprobs_N
     result = language_loss(logits_BSV, ids_BS, keep_BS)
     assert_close(result.loss, -logprobs[keep_BS[:, 1:]].sum(), atol=TOLERANCE)
@@ -87,14 +87,14 @@ def test_padding_never_changes_loss_metrics_or_gradient(
     logits_BSV, ids_BS, keep_BS = random_inputs(keep, seed)
     clean, clean_gradient = with_gradient(logits_BSV, ids_BS, keep_BS)
     dirty_ids_BS = torch.where(keep_BS, ids_BS, 6)
-    predicts_BS = widened(keep_BS, 1)[:, 1:]  # logits one step before a kept token
+    predicts_BS = with_padding(keep_BS, 1)[:, 1:]  # logits one step before a kept token
     garbage_V = value * normal(7, seed=seed).sign()
     dirty_BSV = torch.where(predicts_BS[..., None], logits_BSV, garbage_V)
     more_BSV = garbage_V.expand(len(keep), extra, 7)
     dirty, gradient = with_gradient(
         torch.cat([dirty_BSV, more_BSV], dim=1),
-        widened(dirty_ids_BS, extra),
-        widened(keep_BS, extra),
+        with_padding(dirty_ids_BS, extra),
+        with_padding(keep_BS, extra),
     )
     assert_close(dirty.loss.detach(), clean.loss.detach(), atol=TOLERANCE)
     assert_close(dirty.mean_loss.value(), clean.mean_loss.value(), atol=TOLERANCE)

@@ -31,7 +31,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def run(script: str, *arguments: str, figures: Path) -> dict[str, Any]:
     """Figures of a benchmark that ran as its user starts it."""
-    common = ("--shape", "speck", "--rounds", "1", "--json", str(figures))
+    common = ("--shape", "micro", "--rounds", "1", "--json", str(figures))
     done = python(BENCHMARKS / script, *common, *arguments)
     assert done.returncode == 0, done.stderr
     assert "| --- |" in done.stdout
@@ -113,7 +113,7 @@ def test_cost_follows_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_loading(tmp_path: Path) -> None:
-    arguments = ["--sharded_shape", "speck_llama", "--sharded_dtypes", "bf16"]
+    arguments = ["--sharded_shape", "micro_llama", "--sharded_dtypes", "bf16"]
     found = run("loading.py", *arguments, figures=tmp_path / "loading.json")
     ways = ["from_pretrained", "build_actor", "RLHFEngine"]
     assert [row["way"] for row in found["rows"]] == ways
@@ -160,7 +160,7 @@ def test_bytes_of_a_step_by_hand(load: Any) -> None:
     assert floors.step_bytes(decoder, work, "bf16") == 2 * (52 + 32)
 
 
-@pytest.mark.parametrize("name", ["speck", "speck_llama"])
+@pytest.mark.parametrize("name", ["micro", "micro_llama"])
 def test_weights_are_those_of_the_model(load: Any, tmp_path: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -262,7 +262,7 @@ def test_published_times_are_scaled(load: Any) -> None:
     rows = load("ppo_step").scaled_peers("tiny", 1.3)  # generate takes twice as long here
     assert rows[2]["way"] == "DeepSpeed-Chat bf16, published, x 2.00"
     assert rows[2]["iteration"] == pytest.approx(2.68)
-    assert load("ppo_step").scaled_peers("speck", 1.3) == []
+    assert load("ppo_step").scaled_peers("micro", 1.3) == []
 
 
 def test_published_times_are_those_of_the_page(load: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf.models.output_layer import _FusedLogprobs, fused_logprobs, token_logprobs
 from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
 from tests.algorithms import loop_reference as reference
-from tests.algorithms.ragged import (
+from tests.algorithms.padded_batches import (
     assert_close,
     f64,
     garbage,

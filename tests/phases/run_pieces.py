@@ -73,7 +73,7 @@ class Judge:
 def run_context(
     compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
 ) -> tuple[RunContext, Notes]:
-    """The context of one rank over a speck of a policy and of a reward model."""
+    """The context of one rank over a tiny policy and a tiny reward model."""
     text = " ".join(part for record in TRAIN for part in record if part)
     save_models(folder, policy=text, reward=text)
     for module in (dpo, rlhf_engine):

@@ -19,7 +19,7 @@ from rlhf.planning.shapes import FAMILIES, ModelShape
 Compose = Callable[[list[str]], DictConfig]
 
 # 2 layers of 12 h^2 = 768 matrix weights; h = 8.
-SPECK: dict[str, Any] = {
+TINY_MODEL: dict[str, Any] = {
     "model_type": "opt",
     "vocab_size": 100,
     "hidden_size": 8,
@@ -43,12 +43,12 @@ def changed(config: RunConfig, **groups: dict[str, Any]) -> RunConfig:
 
 
 def shape(**fields: Any) -> ModelShape:
-    """A speck of an OPT with some fields changed."""
-    return FAMILIES["opt"](SPECK | fields)
+    """A tiny OPT with some fields changed."""
+    return FAMILIES["opt"](TINY_MODEL | fields)
 
 
 def use(role: Role = Role.actor, **changes: Any) -> ModelUse:
-    """A speck of which all learns, or nothing where the role is a frozen one."""
+    """A tiny model of which all learns, or nothing where the role is a frozen one."""
     of = changes.pop("shape", shape())
     is_scorer = role in (Role.critic, Role.reward, Role.reward_training)
     weights = of.scorer_weights if is_scorer else of.weights

@@ -18,7 +18,7 @@ from tests.planning.planned import shape, use
 from tests.zero_settings import zero_config
 
 RANKS = 4
-N = 2816  # weights of the speck: 2 layers of 872, and 1072 outside; 2 * 104 + 16 are in vectors
+N = 2816  # weights: 2 layers of 872, and 1072 outside; 2 * 104 + 16 of them are in vectors
 DEEPSPEED = {"engine": TrainingEngine.deepspeed}
 SHARDED = {"param_persistence_threshold": 0}
 
@@ -31,7 +31,7 @@ def states(
     model: dict[str, Any] | None = None,
     **zero: Any,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """States of a speck on its device and on the host."""
+    """States of a tiny model on its device and on the host."""
     found = memory_model.model_states(
         use(role, **(model or {})), zero=zero_config(**zero), dtype=dtype, ranks=ranks
     )

@@ -15,25 +15,25 @@ from rlhf.models.trunk import build_trunk
 from rlhf.planning.model_uses import UnknownModelError, models_of
 from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
-from tests.planning.planned import SPECK, changed, named, run_of
+from tests.planning.planned import TINY_MODEL, changed, named, run_of
 
-# Of SPECK: a layer has 768 matrix weights, 9 * 8 + 32 = 104 others; outside are 100 * 8 embeddings,
-# 32 * 8 positions and 16 of the last norm.
+# A layer of TINY_MODEL has 768 matrix weights and 9 * 8 + 32 = 104 others; outside are 100 * 8
+# embeddings, 32 * 8 positions and 16 of the last norm.
 LAYER, MATRICES = 872, 2 * 768
 WEIGHTS = 2 * LAYER + 800 + 256 + 16
 SCORER = WEIGHTS + 8
 SIDES = 2 * (4 * 16 + 2 * 40)  # inputs and outputs of all adapted layers
 
 
-def speck(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
-    """Everything from specks of an OPT."""
+def tiny_opt(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
+    """Everything from tiny OPTs."""
     return changed(
-        run_of(compose, "model=opt_125m"), **{"model": {"architecture": SPECK}, **groups}
+        run_of(compose, "model=opt_125m"), **{"model": {"architecture": TINY_MODEL}, **groups}
     )
 
 
-def test_numbers_of_the_speck(compose: Compose) -> None:
-    (sft,) = models_of(speck(compose), Phase.sft)
+def test_numbers_of_the_tiny_opt(compose: Compose) -> None:
+    (sft,) = models_of(tiny_opt(compose), Phase.sft)
     assert (sft.weights, sft.shape.scorer_weights) == (WEIGHTS, SCORER) == (2816, 2824)
     assert (sft.shape.layer, sft.shape.multiplied) == (LAYER, MATRICES)
 
@@ -45,7 +45,7 @@ def found(config: RunConfig, phase: Phase) -> dict[str, tuple[int, int, int]]:
 
 
 def test_without_adapters(compose: Compose) -> None:
-    config = speck(compose)
+    config = tiny_opt(compose)
     assert found(config, Phase.sft) == {"sft": (WEIGHTS, WEIGHTS, 0)}
     assert found(config, Phase.reward) == {"reward_training": (SCORER, SCORER, 0)}
     assert found(config, Phase.dpo) == {
@@ -62,26 +62,26 @@ def test_without_adapters(compose: Compose) -> None:
 
 def test_what_learns_comes_first(compose: Compose) -> None:
     for phase in Phase:
-        learns = [bool(model.trained) for model in models_of(speck(compose), phase)]
+        learns = [bool(model.trained) for model in models_of(tiny_opt(compose), phase)]
         assert learns == sorted(learns, reverse=True)
         assert learns[0]
 
 
 def test_adapters_are_trained_alone_and_make_the_reference_needless(compose: Compose) -> None:
     rank16 = 16 * SIDES
-    assert found(speck(compose, lora={"rank": 16}), Phase.ppo) == {
+    assert found(tiny_opt(compose, lora={"rank": 16}), Phase.ppo) == {
         "actor": (WEIGHTS + rank16, rank16, rank16),
         "critic": (SCORER + rank16, rank16 + 8, rank16),  # and its head
         "reward": (SCORER, 0, 0),
     }
-    assert found(speck(compose, lora={"rank": 16}), Phase.dpo) == {
+    assert found(tiny_opt(compose, lora={"rank": 16}), Phase.dpo) == {
         "actor": (WEIGHTS + rank16, rank16, rank16)
     }
-    assert found(speck(compose, lora={"rank": 16}), Phase.sft) == {"sft": (WEIGHTS, WEIGHTS, 0)}
+    assert found(tiny_opt(compose, lora={"rank": 16}), Phase.sft) == {"sft": (WEIGHTS, WEIGHTS, 0)}
 
 
 def test_adapters_of_all_phases(compose: Compose) -> None:
-    config = speck(compose, lora={"rank": 3, "critic_rank": 5, "roles": list(LoraRole)})
+    config = tiny_opt(compose, lora={"rank": 3, "critic_rank": 5, "roles": list(LoraRole)})
     assert found(config, Phase.sft) == {"sft": (WEIGHTS + 3 * SIDES, 3 * SIDES, 3 * SIDES)}
     assert found(config, Phase.reward) == {
         "reward_training": (SCORER + 3 * SIDES, 3 * SIDES + 8, 3 * SIDES)
@@ -92,7 +92,7 @@ def test_adapters_of_all_phases(compose: Compose) -> None:
 
 
 def test_train_rest_trains_all_but_the_matrices_below_adapters(compose: Compose) -> None:
-    config = speck(compose, lora={"rank": 2, "train_rest": True})
+    config = tiny_opt(compose, lora={"rank": 2, "train_rest": True})
     adapters = 2 * SIDES
     assert found(config, Phase.ppo) == {
         "actor": (WEIGHTS + adapters, adapters + WEIGHTS - MATRICES, adapters),
@@ -109,13 +109,13 @@ def test_the_same_numbers_as_a_real_model(
     is_scorer: bool, train_rest: bool, narrow: bool, compose: Compose
 ) -> None:
     tokenizer = small_tokenizer()
-    fields = SPECK | {"vocab_size": len(tokenizer), "word_embed_proj_dim": 4 if narrow else 8}
+    fields = TINY_MODEL | {"vocab_size": len(tokenizer), "word_embed_proj_dim": 4 if narrow else 8}
     spec = LoraSpec(2, alpha=1.0, dropout=0.0, target_modules=None, train_rest=train_rest)
     source = ModelSource(key="model", path=None, architecture=fields)
     build = build_scorer if is_scorer else build_actor
     module = build(source, tokenizer, seed=1, lora=spec)
     lora = {"rank": 2, "train_rest": train_rest}
-    config = speck(compose, model={"architecture": fields}, lora=lora)
+    config = tiny_opt(compose, model={"architecture": fields}, lora=lora)
     model = named(models_of(config, Phase.ppo))["critic" if is_scorer else "actor"]
     assert model.weights == sum(p.numel() for p in module.parameters())
     assert model.trained == sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -125,14 +125,14 @@ def test_the_same_numbers_as_a_real_model(
     "estimator", [each for each in AdvantageEstimator if each is not AdvantageEstimator.gae]
 )
 def test_only_gae_has_a_critic(estimator: AdvantageEstimator, compose: Compose) -> None:
-    config = speck(compose, ppo={"advantage_estimator": estimator})
+    config = tiny_opt(compose, ppo={"advantage_estimator": estimator})
     assert list(found(config, Phase.ppo)) == ["actor", "reference", "reward"]
 
 
 def test_the_reward_model_may_be_another(compose: Compose) -> None:
-    small = SPECK | {"num_hidden_layers": 1}
+    small = TINY_MODEL | {"num_hidden_layers": 1}
     own = {"init": ModelInit.pretrained, "path": "a/b", "architecture": small}
-    config = speck(compose, reward_model=own)
+    config = tiny_opt(compose, reward_model=own)
     assert found(config, Phase.reward) == {"reward_training": (SCORER - LAYER,) * 2 + (0,)}
     ppo = found(config, Phase.ppo)
     assert ppo["reward"][0] == ppo["critic"][0] == SCORER - LAYER
@@ -140,7 +140,7 @@ def test_the_reward_model_may_be_another(compose: Compose) -> None:
 
 
 TRUNKS = {
-    "opt": SPECK | {"num_hidden_layers": 4},
+    "opt": TINY_MODEL | {"num_hidden_layers": 4},
     "llama": {"model_type": "llama", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 12}
     | {"num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 64},
 }
@@ -161,7 +161,9 @@ def test_a_shared_trunk_is_counted_as_it_is_built(
         seed=1,
     )
     branches = {"num_layers_unfrozen": unfrozen, "num_value_layers": value}
-    config = speck(compose, model={"architecture": fields}, ppo={"shared_trunk": True, **branches})
+    config = tiny_opt(
+        compose, model={"architecture": fields}, ppo={"shared_trunk": True, **branches}
+    )
     uses = named(models_of(config, Phase.ppo))
     assert list(uses) == ["actor", "reward"]
     assert uses["actor"].weights == sum(p.numel() for p in trunk.parameters())
@@ -171,11 +173,11 @@ def test_a_shared_trunk_is_counted_as_it_is_built(
 
 @pytest.mark.parametrize(("asked", "layers"), [(False, 0), (True, 2), (1, 1), (7, 2)])
 def test_layers_that_are_computed_again(asked: bool | int, layers: int, compose: Compose) -> None:
-    model = {"architecture": SPECK, "gradient_checkpointing": asked}
-    uses = named(models_of(speck(compose, model=model), Phase.ppo))
+    model = {"architecture": TINY_MODEL, "gradient_checkpointing": asked}
+    uses = named(models_of(tiny_opt(compose, model=model), Phase.ppo))
     found = {role: use.checkpointed for role, use in uses.items()}
     assert found == {"actor": layers, "critic": 0, "reference": 0, "reward": 0}
-    config = speck(compose, reward_model={"gradient_checkpointing": asked})
+    config = tiny_opt(compose, reward_model={"gradient_checkpointing": asked})
     assert named(models_of(config, Phase.ppo))["critic"].checkpointed == layers
 
 
@@ -183,31 +185,31 @@ def test_the_moving_average_is_the_actors_in_ppo(compose: Compose) -> None:
     def averaged(config: RunConfig, phase: Phase) -> list[str]:
         return [model.role.value for model in models_of(config, phase) if model.has_ema]
 
-    config = speck(compose, ppo={"ema_beta": 0.99})
+    config = tiny_opt(compose, ppo={"ema_beta": 0.99})
     assert averaged(config, Phase.ppo) == ["actor"]
     assert averaged(config, Phase.sft) == averaged(config, Phase.reward) == []
     order = [Phase.sft, Phase.dpo]
-    dpo = speck(compose, ppo={"ema_beta": 0.99}, phase={"order": order})
+    dpo = tiny_opt(compose, ppo={"ema_beta": 0.99}, phase={"order": order})
     assert averaged(dpo, Phase.dpo) == []
-    assert averaged(speck(compose), Phase.ppo) == []
+    assert averaged(tiny_opt(compose), Phase.ppo) == []
 
 
 def test_an_unknown_model_is_named(compose: Compose) -> None:
     unknown = {"init": ModelInit.pretrained, "path": "a/b", "architecture": {}}
     with pytest.raises(UnknownModelError, match=r"^model\.path=a/b .* model\.architecture"):
-        models_of(speck(compose, model=unknown), Phase.sft)
+        models_of(tiny_opt(compose, model=unknown), Phase.sft)
     with pytest.raises(UnknownModelError, match=r"^reward_model\.path=a/b"):
-        models_of(speck(compose, reward_model=unknown), Phase.ppo)
+        models_of(tiny_opt(compose, reward_model=unknown), Phase.ppo)
     mamba = {"architecture": {"model_type": "mamba"}}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=facebook"):
-        models_of(speck(compose, model=mamba), Phase.sft)
+        models_of(tiny_opt(compose, model=mamba), Phase.sft)
     mamba |= {"init": ModelInit.random, "path": None}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.architecture"):
-        models_of(speck(compose, model=mamba), Phase.sft)
+        models_of(tiny_opt(compose, model=mamba), Phase.sft)
 
 
 def test_a_folder_whose_family_is_unknown_is_named_by_it(compose: Compose, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     folder = {"init": ModelInit.pretrained, "path": str(tmp_path), "architecture": {}}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=/"):
-        models_of(speck(compose, model=folder), Phase.sft)
+        models_of(tiny_opt(compose, model=folder), Phase.sft)

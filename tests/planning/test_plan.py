@@ -21,7 +21,7 @@ from rlhf.planning.decide import chosen
 from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import Plan, best_of, plan_run
 from tests.conftest import CONF
-from tests.planning.planned import SPECK, Compose, changed, run_of
+from tests.planning.planned import TINY_MODEL, Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ with initialize_config_dir(str(CONF), version_base="1.3"):
 
 
 def opt(hidden: int, layers: int) -> dict[str, Any]:
-    return SPECK | {
+    return TINY_MODEL | {
         "vocab_size": 50272,
         "hidden_size": hidden,
         "word_embed_proj_dim": hidden,

@@ -70,7 +70,7 @@ ARCHITECTURES = MADE | published()
 
 
 def model(architecture: dict[str, Any], **changes: Any) -> ModelConfig:
-    """The speck of conf/model/tiny.yaml with another architecture."""
+    """The model of conf/model/tiny.yaml with another architecture."""
     files = [CONF / "base/model.yaml", CONF / "model/tiny.yaml"]
     fields = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
     assert isinstance(fields, dict)

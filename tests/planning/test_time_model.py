@@ -19,7 +19,7 @@ from rlhf.planning.time_model import CostModel, Efficiency, Sampling
 from tests.planning.planned import Compose, changed, machine, run_of, shape, use
 from tests.zero_settings import zero_config
 
-N = 2816  # weights of the speck, 1536 of them in matrices; 800 in the head, tied
+N = 2816  # weights of the tiny model, 1536 of them in matrices; 800 in the head, tied
 PERFECT = Efficiency(
     matmul=1.0,
     sharded=1.0,

@@ -10,11 +10,11 @@ import pytest
 
 from rlhf.cpu import Isa, multiplies_fp16, read_cpu
 from rlhf.kernels.compiling import KERNELS
-from tests.runs import SPECK, launch
+from tests.runs import TINY_RUN, launch
 
 pytestmark = pytest.mark.slow
 
-SFT = [*SPECK, "phase=sft", "hardware.dtype=bf16", "run_dir=run"]
+SFT = [*TINY_RUN, "phase=sft", "hardware.dtype=bf16", "run_dir=run"]
 
 
 def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
@@ -40,7 +40,7 @@ def test_every_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["avx2", "none"])
 def test_auto_is_fp32_under_a_cap(level: str, tmp_path: Path) -> None:
-    auto = [word for word in SPECK if not word.startswith("hardware.dtype")]
+    auto = [word for word in TINY_RUN if not word.startswith("hardware.dtype")]
     run = launch(*auto, "phase=sft", "run_dir=run", cwd=tmp_path, RLHF_MAX_CPU_ISA=level)
     assert run.returncode == 0, run.stderr
     assert "1 x cpu, fp32" in run.stdout
@@ -101,7 +101,7 @@ def no_compiler(folder: Path, **scripts: str) -> dict[str, str]:
 
 @pytest.mark.skipif(multiplies_fp16(), reason="this CPU has fp16, which test_fp16 runs in")
 def test_fp16_without_arithmetic_is_refused(tmp_path: Path) -> None:
-    run = launch(*SPECK, "hardware.dtype=fp16", cwd=tmp_path)
+    run = launch(*TINY_RUN, "hardware.dtype=fp16", cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr.startswith(f"error: hardware.dtype=fp16: {read_cpu().name} has no fp16")
     assert run.stderr.count("\n") == 1

@@ -20,7 +20,7 @@ from rlhf.errors import ConfigError
 from rlhf.runtime import launcher
 from rlhf.runtime.rank import Failure, FailureKind, read_failure, write_failure
 from tests import runs
-from tests.runs import ROOT, SPECK, TORCHRUN, metrics
+from tests.runs import ROOT, TINY_RUN, TORCHRUN, metrics
 
 Compose = Callable[[list[str]], DictConfig]
 HOST = socket.gethostname()
@@ -84,7 +84,7 @@ def test_the_first_failure_stays(tmp_path: Path) -> None:
 def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     more = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2", f"run_dir={run_dir}"]
-    process = start(ROOT / "launch.py", *SPECK, *more, popen=subprocess.Popen)
+    process = start(ROOT / "launch.py", *TINY_RUN, *more, popen=subprocess.Popen)
     wait_for(run_dir / "metrics.jsonl")
     ranks = [c for c in children(process.pid) if "rlhf.runtime.rank" in words_of(c)]
     os.kill(ranks[1], signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_the_failing_rank_speaks_first(tmp_path: Path) -> None:
 
 def slurm_tasks(start: Start, *overrides: str) -> list[subprocess.Popen[str]]:
     """Two tasks of a SLURM job, which has this machine as its nodes."""
-    command = [ROOT / "launch.py", *SPECK, "hardware.nodes=2", *overrides]
+    command = [ROOT / "launch.py", *TINY_RUN, "hardware.nodes=2", *overrides]
     port = free_port()
     return [
         start(
@@ -194,7 +194,7 @@ def test_the_nodes_of_a_hostfile_are_one_run(more: list[str], start: Start, tmp_
     run_dir = tmp_path / "run"
     nodes = ["hardware.nodes=2", "launcher.hostfile=hosts", "launcher.master_addr=localhost"]
     place = [f"launcher.master_port={free_port()}", f"run_dir={run_dir}", "name='a b'"]
-    command = [ROOT / "launch.py", *SPECK, "phase=sft", *nodes, *place, *more]
+    command = [ROOT / "launch.py", *TINY_RUN, "phase=sft", *nodes, *place, *more]
     process = start(*command, PATH=f"{tmp_path}:{os.environ['PATH']}")
     said, complaint = process.communicate(timeout=180)
     assert (process.returncode == 0) is (not more), said + complaint
@@ -210,7 +210,7 @@ def test_the_nodes_of_a_hostfile_are_one_run(more: list[str], start: Start, tmp_
 @pytest.mark.slow
 def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    arguments = ["-m", "hydra/launcher=submitit_local", *SPECK, "sft.epochs=3"]
+    arguments = ["-m", "hydra/launcher=submitit_local", *TINY_RUN, "sft.epochs=3"]
     job = tmp_path / "sweep" / "0"
     sweep = f"hydra.sweep.dir={job.parent}"
     process = start(ROOT / "launch.py", *arguments, sweep, popen=subprocess.Popen)

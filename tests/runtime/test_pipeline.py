@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs import ROOT, SPECK, finished, launch, metrics, python, start
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
 ) -> None:
     override, run_dir = rollout_run
     killed = tmp_path / "killed"
-    process = start(ROOT / "launch.py", *SPECK, override, f"run_dir={killed}", cwd=tmp_path)
+    process = start(ROOT / "launch.py", *TINY_RUN, override, f"run_dir={killed}", cwd=tmp_path)
     while not (killed / "sft" / "result.json").exists():
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.02)
@@ -139,7 +139,7 @@ def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
 
 def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, ROOT / "launch.py", *SPECK, f"run_dir={run}"]
+    command = [sys.executable, ROOT / "launch.py", *TINY_RUN, f"run_dir={run}"]
     process = subprocess.Popen(
         [*command, "hardware.ranks_per_node=2"],
         cwd=tmp_path,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, SPECK, finished, metrics, python
+from tests.runs import ROOT, TINY_RUN, finished, metrics, python
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,7 @@ def test_half_precision_follows_fp32(
     run = tmp_path / "run"
     how = [f"hardware.dtype={dtype}", f"zero.engine={engine}", f"zero=stage{stage}"]
     program = ["-m", "tests.emulated_fp16"] if dtype == "fp16" else ["launch.py"]
-    process = python(*program, *SPECK, *how, f"run_dir={run}", cwd=ROOT)
+    process = python(*program, *TINY_RUN, *how, f"run_dir={run}", cwd=ROOT)
     assert process.returncode == 0, process.stderr
     lines = [line for line in metrics(run) if "sft/loss" in line]
     expected = [line for line in metrics(plain) if "sft/loss" in line]

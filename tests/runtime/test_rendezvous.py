@@ -16,7 +16,7 @@ from rlhf.runtime.rendezvous import (
     started_rank,
     with_started_ranks,
 )
-from tests.runs import ROOT, SPECK, launch, metrics, python
+from tests.runs import ROOT, TINY_RUN, launch, metrics, python
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -117,7 +117,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_ranks_started_by_another_launcher_join_one_run(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    command = ["-m", *LAUNCHERS[name], ROOT / "launch.py", *SPECK, "phase=sft"]
+    command = ["-m", *LAUNCHERS[name], ROOT / "launch.py", *TINY_RUN, "phase=sft"]
     run = python(*command, f"run_dir={run_dir}", cwd=tmp_path, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("sft on 2 x cpu") == 1, "one run, told once"
@@ -136,7 +136,7 @@ REFUSED = {  # before there is a run, and in it
 def test_what_the_first_rank_refuses_is_told_to_all(override: str, tmp_path: Path) -> None:
     # Exit codes of the ranks are torchrun's to report; that it must end them would show as well.
     run = python(
-        *("-m", *LAUNCHERS["torchrun"], ROOT / "launch.py", *SPECK, "phase=sft", override),
+        *("-m", *LAUNCHERS["torchrun"], ROOT / "launch.py", *TINY_RUN, "phase=sft", override),
         cwd=tmp_path,
         timeout=120,
     )
@@ -147,7 +147,7 @@ def test_what_the_first_rank_refuses_is_told_to_all(override: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_what_spawned_ranks_refuse_is_told_once(tmp_path: Path) -> None:
-    run = launch(*SPECK, "hardware.ranks_per_node=2", "sft.batch_size=512", cwd=tmp_path)
+    run = launch(*TINY_RUN, "hardware.ranks_per_node=2", "sft.batch_size=512", cwd=tmp_path)
     assert run.returncode == 2
     assert run.stderr.count("error: ") == 1
     assert "sft.batch_size=512" in run.stderr

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import SPECK, launch, metrics
+from tests.runs import TINY_RUN, launch, metrics
 
 pytestmark = pytest.mark.slow
 
 
 def test_every_job_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
-    run = launch("-m", *SPECK, "ppo.kl_ctl=0.02,0.5", cwd=tmp_path)
+    run = launch("-m", *TINY_RUN, "ppo.kl_ctl=0.02,0.5", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     jobs = [sweep / "0", sweep / "1"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.runs import SPECK, finished, launch, metrics, start
+from tests.runs import TINY_RUN, finished, launch, metrics, start
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def nodes() -> Iterator[list[Node]]:
 def started(nodes: list[Node], cwd: Path, *overrides: str) -> list[subprocess.Popen[str]]:
     """The nodes, started as docs/launching.md says: each by its line of the dry run."""
     arguments = ["hardware.nodes=2", f"launcher.master_addr={nodes[0].address}", *overrides]
-    dry = launch(*SPECK, *arguments, "launcher.dry_run=true", cwd=cwd)
+    dry = launch(*TINY_RUN, *arguments, "launcher.dry_run=true", cwd=cwd)
     assert dry.returncode == 0, dry.stderr
     lines = [shlex.split(line)[1:] for line in dry.stdout.splitlines()]
     return [node.start(line, cwd) for node, line in zip(nodes, lines, strict=True)]

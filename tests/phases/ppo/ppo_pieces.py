@@ -1,4 +1,4 @@
-"""Specks of PPO's models under plain engines, and a rollout to learn from."""
+"""Tiny models of PPO under plain engines, and a rollout to learn from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A whole step of PPOTrainer under ``ppo=deepspeed_chat`` is DeepSpeed-Chat's arithmetic.
 
 The models' logits and values are read row by row, without padding, and go through the loops of
-``seed_reading``; the trainer sees left-padded prompts and ragged responses in micro-batches.
+``deepspeed_chat_loops``; the trainer sees left-padded prompts and responses of unequal length.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.options.ptx import PtxCorpus
 from rlhf.phases.shared.scoring import ModelScores
 from rlhf.types import PromptBatch, Ranks, Responses, StepReport
-from tests.algorithms import seed_reading as seeds
+from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.loop_reference import Row, Rows
-from tests.algorithms.ragged import keep_of
+from tests.algorithms.padded_batches import keep_of
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
 from tests.plain_engine import PlainEngine

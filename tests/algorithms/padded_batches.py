@@ -37,12 +37,12 @@ def shuffled(size: int, *, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
-def spoiled(x_BT: Tensor, keep_BT: Tensor, value: float, *, extra: int = 0) -> Tensor:
+def with_garbage(x_BT: Tensor, keep_BT: Tensor, value: float, *, extra: int = 0) -> Tensor:
     """``x`` with ``value`` in its dead cells and in ``extra`` more columns."""
-    return widened(torch.where(keep_BT, x_BT, value), extra, value)
+    return with_padding(torch.where(keep_BT, x_BT, value), extra, value)
 
 
-def widened(x_BT: Tensor, extra: int, value: float = 0) -> Tensor:
+def with_padding(x_BT: Tensor, extra: int, value: float = 0) -> Tensor:
     """``x`` with ``extra`` more columns of ``value``."""
     return torch.cat([x_BT, torch.full_like(x_BT[:, :1], value).expand(-1, extra)], dim=1)
 
