@@ -49,6 +49,19 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """Undo what a test does to the environment: processes of later tests would inherit it.
+
+    Such processes could not be forked from the zygote, and DS_ACCELERATOR decides what they run on.
+    """
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 Compose = Callable[[list[str]], DictConfig]
 
 

@@ -100,7 +100,10 @@ def failure(overrides: list[str]) -> Exception:
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options, see"),
         ("model=null", "cannot choose model=null: a group takes the name of one of its options"),
         ("zero", "cannot read zero: missing EQUAL at '<EOF>'; write key=value"),
-        ("data.path=[a", "cannot read data.path=[a: no viable alternative at input '[a'; if it is"),
+        (
+            "data.path=[a",
+            "cannot read data.path=[a: no viable alternative at input '[a'; to pass",
+        ),
         ("run_dir=~/a", """cannot read run_dir=~/a; to pass text, write "run_dir='~/a'\""""),
         (
             "+zero=stage1",
