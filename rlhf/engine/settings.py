@@ -31,13 +31,18 @@ class EngineSettings:
 
     def torch_obstacle(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting of a model that plain torch lacks, as key=value, or None."""
-        is_hybrid = self.hybrid_engine is not None and role is Role.actor
-        return torch_obstacle(self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=is_hybrid)
+        return torch_obstacle(
+            self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
+        )
 
     def runs_on_torch(self, role: Role, *, ranks: int) -> bool:
         """Return True if plain torch runs the model of ``role``."""
-        is_hybrid = self.hybrid_engine is not None and role is Role.actor
-        return runs_on_torch(self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=is_hybrid)
+        return runs_on_torch(
+            self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
+        )
+
+    def _is_hybrid(self, role: Role) -> bool:
+        return self.hybrid_engine is not None and role is Role.actor
 
     def __post_init__(self) -> None:
         """Raise CapabilityError for fp16 at stage 0."""

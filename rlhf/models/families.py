@@ -6,11 +6,11 @@ All names are attribute paths: in ``Family`` below the base model, in ``BlockNam
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.types import BlockOrder, BlockParts, DecoderParts
+from rlhf.decoder_parts import BlockOrder, BlockParts, DecoderParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,9 +104,8 @@ GPT_NEOX = Family(
         down="mlp.dense_4h_to_h",
     ),
 )
-STARCODER2 = Family(
-    blocks="layers",
-    tail=("norm",),
+STARCODER2 = replace(
+    LLAMA,
     block=BlockNames(
         attention_norm="input_layernorm",
         mlp_norm="post_attention_layernorm",

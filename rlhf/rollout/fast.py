@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.config.choices import When
+from rlhf.decoder_parts import DecoderParts
 from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
@@ -18,7 +19,7 @@ from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import DecoderParts, Engine, PromptBatch, Ranks, Responses
+from rlhf.types import Engine, PromptBatch, Ranks, Responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

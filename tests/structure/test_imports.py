@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
@@ -68,11 +69,10 @@ def shortest_path(graph: Graph, start: str, end: str) -> list[str] | None:
 
 def circle(graph: Graph) -> list[str] | None:
     """Modules that import one another in a circle; None if there is no circle."""
-    for module, imports in graph.items():
-        for imported in imports:
-            back = shortest_path(graph, imported, module)
-            if back is not None:
-                return [module, *back]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
     return None
 
 

@@ -11,7 +11,7 @@ from rlhf.config.choices import When
 from rlhf.config.schema.sft import SftConfig
 from tools.docs.conf_comments import explained, field_docstrings, renew
 
-CONF = Path(__file__).parents[2] / "conf"
+RENEWED = renew(Path(__file__).parents[2] / "conf")
 
 
 @dataclass
@@ -47,6 +47,6 @@ def test_a_field_of_a_base_class_is_explained_too() -> None:
     assert {"lr", "epochs"} <= field_docstrings(SftConfig).keys()
 
 
-@pytest.mark.parametrize("path", renew(CONF), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RENEWED, ids=lambda path: path.stem)
 def test_file_is_up_to_date(path: Path) -> None:
-    assert path.read_text() == renew(CONF)[path], "run python -m tools.docs.conf_comments"
+    assert path.read_text() == RENEWED[path], "run python -m tools.docs.conf_comments"

@@ -125,7 +125,7 @@ class PPOTrainer:
             )
         self.setup = engine
         self.config = config
-        self.corpus = corpus
+        self.corpus = corpus if config.ptx_coef else None
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
         self._targets = TargetMaker(config, engine.ranks)

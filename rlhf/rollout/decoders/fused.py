@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.decoder_parts import BlockOrder, DecoderParts
 from rlhf.kernels import amx
 from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
 from rlhf.rollout.decoders.projections import ACTIVATIONS, on_amx
-from rlhf.types import BlockOrder, DecoderParts
 
 SHORT = 96  # prompts of up to this many tokens use the decode attention kernel too
 

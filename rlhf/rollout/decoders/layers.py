@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlhf.decoder_parts import BlockParts, DecoderParts
 from rlhf.rollout.decoders.projections import Projection, can_pack, projection
-from rlhf.types import BlockParts, DecoderParts
 
 WeightOf = Callable[[nn.Module], Tensor]  # a linear layer's weight with its adapters merged in
 Step = Callable[[Tensor], Tensor]

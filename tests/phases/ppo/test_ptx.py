@@ -105,3 +105,11 @@ def test_perplexity_is_that_of_the_tokens_together(count: int) -> None:
     expected = math.exp(nats(separate_engine().actor.module.eval(), BLOCKS[:count]).mean().item())
     assert corpus_perplexity(engine, BLOCKS[:count]) == pytest.approx(expected, rel=1e-5)
     assert engine.actor.module.training
+
+
+def test_without_a_coefficient_a_corpus_is_not_used(compose: Compose) -> None:
+    engine = separate_engine()
+    config = to_run_config(compose(["ppo.ppo_epochs=1", "ppo.ptx_coef=0"])).ppo
+    stats = PPOTrainer(engine, config, corpus()).train_rlhf(some_rollout())
+    assert engine.actor.micro_steps == PARTS
+    assert "ppo/ptx_loss" not in stats.metrics

@@ -1,0 +1,48 @@
+"""The parts of a decoder, as fused decoding needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class BlockOrder(StrEnum):
+    """The order of norms, attention and MLP in a transformer block."""
+
+    norm_first = "norm_first"  # x + attention(norm(x)), then x + mlp(norm(x))
+    norm_last = "norm_last"  # norm(x + attention(x)), then norm(x + mlp(x))
+    parallel = "parallel"  # x + attention(norm(x)) + mlp(other_norm(x))
+
+
+class BlockParts(NamedTuple):
+    """The modules of one transformer block."""
+
+    attention_norm: Any
+    mlp_norm: Any
+    query_key_value: tuple[Any, ...]  # one module if q, k, v are interleaved by head
+    query_norm: Any | None
+    key_norm: Any | None
+    output: Any
+    gate: Any | None
+    up: Any
+    down: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderParts:
+    """The modules of a decoder, and the sizes and options needed to run them."""
+
+    tokens: Any  # token embeddings
+    positions: Any | None  # learned position embeddings
+    position_offset: int
+    project_in: Any | None
+    rotary: Any | None
+    blocks: list[BlockParts]
+    order: BlockOrder
+    final: list[Any]  # norm, then projection if any, before the output layer
+    head: Any
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
