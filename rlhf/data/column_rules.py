@@ -1,39 +1,24 @@
-"""``data.sets.NAME.columns``: how the columns of a data set become those of a known layout.
+"""Build the columns of a known layout with JMESPath: ``data.sets.NAME.columns``.
 
-Each key is a column to make, each value says from what: the path of a column, or a mapping of
-
-    from     path of a column: ``prompt``, ``question.full_text``, ``answers.ja[0].text``
-    if       a comparison; where it does not hold the text comes from the path in ``else``
-    after    keep what follows the last occurrence of this text
-    remove   delete whatever matches this regular expression
-    turn     human: the text is what a human says in a conversation of one turn
-    turns    the text is a conversation; which speaker each of its marks stands for
-
-in this order, whatever order they are written in. A null, an empty text and an index behind the end
-of a list make the part absent.
+Every value of ``columns`` is a JMESPath expression (https://jmespath.org) on one row, such as
+``answers[0].text``. ``TextFunctions`` adds functions on texts to those of JMESPath.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf.data.column_paths import ColumnPath, Comparison, parse_comparison, parse_path
+from jmespath import Options, compile
+from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions, signature
+from jmespath.parser import ParsedResult
+
 from rlhf.data.detect import Converted, to_records
-from rlhf.data.layouts import (
-    LAYOUTS,
-    PARTIAL,
-    SPEAKERS,
-    Layout,
-    Message,
-    Row,
-    UnusableRowError,
-    prompt_of,
-)
+from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
 from rlhf.errors import ConfigError, DataError
 
-STEPS = ("from", "if", "else", "after", "remove", "turn", "turns")
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,
     frozenset({"prompt", "chosen"}): PARTIAL,
@@ -41,169 +26,159 @@ TARGETS = {
     frozenset({"prompt", "responses"}): next(x for x in LAYOUTS if x.name == "ranking"),
     frozenset({"text"}): next(x for x in LAYOUTS if x.name == "language modelling"),
 }
+# Types of an argument, as JMESPath names them; [] stands for any.
+TEXT: Any = {"types": ["string"]}
+NULLABLE: Any = {"types": ["string", "null"]}
+ANY: Any = {"types": []}
 
 
-class ColumnRule(NamedTuple):
-    """How one column is made; ``key`` is its place in the configuration."""
+class TextFunctions(Functions):
+    """The functions of JMESPath, and those that data sets need; null gives null."""
 
-    key: str
-    source: ColumnPath
-    condition: Comparison | None = None
-    otherwise: ColumnPath | None = None
-    after: str | None = None
-    remove: re.Pattern[str] | None = None
-    turns: Mapping[str, str] | None = None
-    """Mark -> role. Text before the first mark is the user's."""
+    @signature({"types": ["boolean", "null"]}, ANY, ANY)
+    def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
+        """Return ``yes`` if the condition holds, otherwise ``no``."""
+        if condition is None:
+            return None
+        return yes if condition else no
 
-    def paths(self) -> list[ColumnPath]:
-        """Every column that it reads."""
-        read = [self.source, *([self.otherwise] if self.otherwise else [])]
-        return read + (self.condition.paths() if self.condition else [])
+    @signature(NULLABLE, TEXT)
+    def _func_after(self, text: str | None, mark: str) -> str | None:
+        """Return the part after the last occurrence of ``mark``."""
+        return text and text.rpartition(mark)[2]
 
-    def value(self, row: Row) -> object:
-        """What the new column holds in ``row``; None: absent.
+    @signature(NULLABLE, TEXT)
+    def _func_remove(self, text: str | None, pattern: str) -> str | None:
+        """Return the text without the matches of a regular expression."""
+        return text and re.sub(pattern, "", text)
+
+    @signature(NULLABLE)
+    def _func_human(self, text: str | None) -> str | None:
+        """Return a prompt with the text as its only turn."""
+        return prompt_of([Message("user", text.strip())]) if text and text.strip() else None
+
+    @signature(NULLABLE, TEXT, TEXT)
+    def _func_conversation(self, text: str | None, human: str, assistant: str) -> str | None:
+        """Return a prompt with the turns that ``human:`` and ``assistant:`` mark in the text.
+
+        Text before the first mark is the human's.
 
         Raises:
-            UnusableRowError: a conversation does not end with its human.
-            DataError: something is of the wrong type.
+            UnusableRowError: if the conversation is empty or does not end with the human.
         """
-        path = self.source
-        if self.condition is not None:
-            holds = self.condition.holds(row, self.key)
-            if holds is None:
-                return None
-            path = self.source if holds else self.otherwise or self.source
-        value = path.find(row, self.key)
-        if not isinstance(value, str):
-            self._check_other(row, path, value)
-            return value
-        text = self._mended(value)
-        return text if text.strip() else None
-
-    def _check_other(self, row: Row, path: ColumnPath, value: object) -> None:
-        is_ranking = self.key.endswith(".responses") and isinstance(value, list)
-        if value is not None and not is_ranking:
-            kind = "a list of texts" if self.key.endswith(".responses") else "text"
-            raise row.error(
-                f"{self.key}: '{path}' is of type {type(value).__name__}; "
-                f"it must be {kind} or null."
-            )
-
-    def _mended(self, text: str) -> str:
-        if self.after is not None:
-            text = text.rpartition(self.after)[2]
-        if self.remove is not None:
-            text = self.remove.sub("", text)
-        return text if self.turns is None or not text.strip() else self._conversation(text)
-
-    def _conversation(self, text: str) -> str:
-        assert self.turns is not None
-        marks = "|".join(map(re.escape, self.turns))
-        pattern = rf"\s*(?<!\S)({marks}):\s*" if marks else "(?!)"
-        first, *rest = re.split(pattern, text)
+        if not text or not text.strip():
+            return None
+        roles = {human: "user", assistant: "assistant"}
+        marks = "|".join(map(re.escape, roles))
+        first, *rest = re.split(rf"\s*(?<!\S)({marks}):\s*", text)
         messages = [Message("user", first.strip())] if first.strip() else []
-        for mark, said in zip(rest[::2], rest[1::2], strict=True):
-            messages.append(Message(self.turns[mark], said.strip()))
+        for mark, content in zip(rest[::2], rest[1::2], strict=True):
+            messages.append(Message(roles[mark], content.strip()))
         if messages[-1] == Message("assistant", ""):  # the mark that asks for the answer
             messages.pop()
         return prompt_of(messages)
 
 
-class ColumnRules(NamedTuple):
-    """The rules of one data set, and the layout that they make."""
+OPTIONS = Options(custom_functions=TextFunctions())
 
-    rules: dict[str, ColumnRule]
+
+class ColumnRules(NamedTuple):
+    """The expressions of one data set by target column, and the layout of these columns."""
+
+    key: str
+    expressions: Mapping[str, ParsedResult]
     layout: Layout
 
     def convert(self, rows: Sequence[Row], *, source: str) -> Converted:
-        """Records of ``rows``; what cannot be used is counted.
+        """Convert ``rows`` to records; drop and count rows that cannot be used.
 
         Raises:
-            DataError: a path that no row has, or a value of the wrong type.
+            DataError: if an expression reads a column that no row has, is null in every row, does
+                not fit a row, or gives a value of the wrong type.
         """
-        for rule in self.rules.values():
-            for path in rule.paths():
-                if not any(path.exists(row.values) for row in rows):
-                    columns = ", ".join(dict.fromkeys(name for row in rows for name in row.values))
-                    raise DataError(
-                        f"{source}: {rule.key} reads '{path}', which no row has; "
-                        f"the columns are {columns}."
-                    )
+        self._require_columns(rows, source)
         made, unusable = [], []
         for row in rows:
             try:
-                values = {name: rule.value(row) for name, rule in self.rules.items()}
+                values = {column: self._value(row, column) for column in self.expressions}
                 made.append(row._replace(values=values))
             except UnusableRowError as reason:
                 unusable.append(str(reason))
+        for column, expression in self.expressions.items():
+            if made and all(row.values[column] is None for row in made):
+                raise DataError(
+                    f"{source}: {self.key}.{column}={expression.expression} is null in every row."
+                )
         converted = to_records(made, source=source, layout=self.layout)
         converted.left_out.update(unusable)
         return converted
 
+    def _require_columns(self, rows: Sequence[Row], source: str) -> None:
+        present = dict.fromkeys(name for row in rows for name in row.values)
+        for column, expression in self.expressions.items():
+            for name in _columns(expression.parsed):
+                if name not in present:
+                    raise DataError(
+                        f"{source}: {self.key}.{column} reads '{name}', which no row has; "
+                        f"the columns are {', '.join(present)}."
+                    )
 
-def parse_columns(columns: Mapping[str, Any], *, key: str) -> ColumnRules:
-    """The rules that ``columns`` describes, the value of configuration key ``key``.
+    def _value(self, row: Row, column: str) -> object:
+        try:
+            value = self.expressions[column].search(row.values, options=OPTIONS)
+        except (JMESPathError, TypeError, re.error) as error:  # TypeError: a number > a text
+            raise row.error(f"{self.key}.{column}: {error}.") from error
+        return None if isinstance(value, str) and not value.strip() else value
+
+
+def parse_columns(columns: Mapping[str, str], *, key: str) -> ColumnRules:
+    """Parse the expressions in ``columns``, the value of the configuration key ``key``.
 
     Raises:
-        ConfigError: they are none, or make no known layout.
+        ConfigError: if the columns have no known layout, or a value is not an expression.
     """
     layout = TARGETS.get(frozenset(columns))
     if layout is None:
         known = "; ".join(", ".join(names) for names in map(sorted, TARGETS))
         raise ConfigError(
-            f"{key} makes {', '.join(map(str, columns)) or 'nothing'}: it must make one of these "
-            f"and no others: {known}"
+            f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
+            f"must have exactly one of these sets: {known}"
         )
-    rules = {name: _parse_rule(value, f"{key}.{name}") for name, value in columns.items()}
-    return ColumnRules(rules, layout)
+    expressions = {column: _parse(text, f"{key}.{column}") for column, text in columns.items()}
+    return ColumnRules(key, expressions, layout)
 
 
-def _parse_rule(value: object, key: str) -> ColumnRule:
-    if isinstance(value, str):
-        return ColumnRule(key, parse_path(value, key=key))
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{key}={value}: it must be the path of a column, or a mapping")
-    for step, setting in value.items():
-        if step not in STEPS:
-            raise ConfigError(f"{key}.{step}: no such step; choose among {', '.join(STEPS)}")
-        if step != "turns" and not (isinstance(setting, str) and setting):
-            raise ConfigError(f"{key}.{step}={setting}: it must be text")
-    if "from" not in value or ("if" in value) is not ("else" in value):
-        raise ConfigError(f"{key}={dict(value)}: it needs 'from', and 'if' and 'else' together")
-    turns = [step for step in ("turn", "turns") if step in value]
-    if len(turns) > 1 or (turns and not key.endswith(".prompt")):
-        raise ConfigError(f"{key} has {' and '.join(turns)}: one of the two, and for prompt only")
-    has_branch = "if" in value
-    return ColumnRule(
-        key=key,
-        source=parse_path(value["from"], key=f"{key}.from"),
-        condition=parse_comparison(value["if"], key=f"{key}.if") if has_branch else None,
-        otherwise=parse_path(value["else"], key=f"{key}.else") if has_branch else None,
-        after=value.get("after"),
-        remove=_parse_pattern(value["remove"], f"{key}.remove") if "remove" in value else None,
-        turns=_parse_turns(value, key),
-    )
-
-
-def _parse_pattern(text: str, key: str) -> re.Pattern[str]:
+def _parse(text: str, key: str) -> ParsedResult:
     try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{key}={text}: not a regular expression ({error})") from error
-
-
-def _parse_turns(value: Mapping[str, Any], key: str) -> dict[str, str] | None:
-    if "turn" in value:
-        if value["turn"] != "human":
-            raise ConfigError(f"{key}.turn={value['turn']}: it must be human")
-        return {}
-    if "turns" not in value:
-        return None
-    roles = {name: role for role, name in SPEAKERS.items()}
-    turns = value["turns"]
-    if not (isinstance(turns, Mapping) and turns and all(s in roles for s in turns.values())):
+        expression = compile(text)
+    except JMESPathError as error:
         raise ConfigError(
-            f"{key}.turns={turns}: it must map marks of the text to {', '.join(roles)}, "
-            "such as {USER: Human, ASSISTANT: Assistant}"
-        )
-    return {str(mark): roles[speaker] for mark, speaker in turns.items()}
+            f"{key}={text}: not a JMESPath expression ({str(error).splitlines()[0]}). Examples: "
+            "question, answers[0].text, pick(score_0 >= score_1, answer_0, answer_1). Put names "
+            'with characters other than letters, digits and _ in double quotes: "my column"'
+        ) from error
+    for name in _functions(expression.parsed):
+        if name not in TextFunctions.FUNCTION_TABLE:
+            known = ", ".join(sorted(TextFunctions.FUNCTION_TABLE))
+            raise ConfigError(f"{key}={text}: no function {name}; choose one of {known}")
+    return expression
+
+
+def _columns(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the columns that a parsed expression reads."""
+    if node["type"] == "field":
+        yield node["value"]
+    elif node["type"].endswith(("subexpression", "index_expression", "projection", "pipe")):
+        yield from _columns(node["children"][0])  # the others read what the first one returns
+    elif node["type"] != "expref":  # it reads the items of a list
+        for child in node["children"]:
+            yield from _columns(child)
+
+
+def _functions(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the functions that a parsed expression calls."""
+    if node["type"] == "function_expression":
+        yield node["value"]
+    if node["type"] != "slice":  # its children are numbers
+        for child in node["children"]:
+            yield from _functions(child)

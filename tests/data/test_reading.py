@@ -430,7 +430,7 @@ def load_sets(source: Source = Source.hub, **sets: DatasetConfig) -> list[RawDat
 def test_sets_are_loaded_in_order_with_their_names_weights_and_phases(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", rows_of("a"))
     two = write(tmp_path / "two.jsonl", [{"q": "b", "a": "c"}])
-    columns = {"prompt": {"from": "q", "turn": "human"}, "chosen": "a"}
+    columns = {"prompt": "human(q)", "chosen": "a"}
     first, second = load_sets(
         Source.local,
         first=DatasetConfig(path=str(one), weight=2.0),
@@ -493,10 +493,10 @@ def test_path_beside_sets_is_refused(key: str) -> None:
 
 
 def test_columns_of_every_set_are_checked_before_any_is_read() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.sets\.two\.columns\.prompt\.form: no such"):
+    with pytest.raises(ConfigError, match=r"^data\.sets\.two\.columns\.prompt=q q: not a JMES"):
         load_sets(
             one=DatasetConfig(path="missing"),
-            two=DatasetConfig(path="missing", columns={"prompt": {"form": "q"}}),
+            two=DatasetConfig(path="missing", columns={"prompt": "q q"}),
         )
 
 

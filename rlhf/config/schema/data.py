@@ -27,8 +27,8 @@ class DatasetConfig:
     """Split of the hub dataset to train on."""
     eval_split: str | None = None
     """Split of the hub dataset to hold out; null: a share of train_split is held out."""
-    columns: dict[str, Any] | None = None
-    """Rules that make prompt, chosen, rejected or text (docs/data.md); null: detect the layout."""
+    columns: dict[str, str] | None = None
+    """JMESPath expressions of prompt, chosen, ... (docs/data.md); null: detect the layout."""
     weight: float = 1.0
     """How often training examples are used: 0.5 uses half of them, 2 uses each of them twice."""
     phases: list[Phase] | None = None
