@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from itertools import chain
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.runs import launch
+from tests.runs import launch, python
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
 }
@@ -53,6 +54,13 @@ def check_make(command: str) -> None:
     assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+def check_pytest(command: str) -> None:
+    """The tests that the command would run exist."""
+    arguments = ["--collect-only", "-p", "no:cacheprovider", *shlex.split(command)[3:]]
+    run = python("-m", "pytest", *arguments, popen=subprocess.Popen)  # no pytest within pytest
+    assert run.returncode == 0, run.stdout
+
+
 def check_launch(command: str, folder: Path) -> None:
     """Every job that the command would start composes."""
     data_file = folder / "pairs.jsonl"
@@ -66,6 +74,8 @@ def check(command: str, folder: Path) -> None:
     """Execute ``command`` in the way of its kind; a command of an unknown kind fails."""
     if command.startswith("make "):
         check_make(command)
+    elif command.startswith(".venv/bin/python -m pytest "):
+        check_pytest(command)
     elif command.startswith("python launch.py"):
         check_launch(command, folder)
     else:
