@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.checkpoint.results import write_json
-from rlhf.config.choices import PlanMode
+from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
+from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.freeze import (
     freeze,
     load_frozen,
@@ -24,15 +23,18 @@ from rlhf.config.freeze import (
     to_run_config,
     with_free_keys,
 )
+from rlhf.config.from_run import take_over
 from rlhf.config.hydra_errors import explain, opened
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.sweep_command import SWEEPS, expanded, placed, without_leavings
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
-from rlhf.planning.report import PLAN, as_json, summary, tables
+from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
+from rlhf.report import compare
 from rlhf.runtime.launch_mode import Program, in_shell, launch_commands, script_name
 from rlhf.runtime.read_loads import read_loads
 from rlhf.runtime.rendezvous import (
@@ -43,8 +45,10 @@ from rlhf.runtime.rendezvous import (
     started_rank,
     with_started_ranks,
 )
+from rlhf.runtime.sweep_jobs import run_job
 from rlhf.tracking.console import build_console
 
+ROOT = Path(__file__).parent
 USER_ERROR = 2
 INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 # Hydra allows no config file under the plugin's own name; ours takes the nodes from `hardware`.
@@ -79,10 +83,13 @@ def run(cfg: DictConfig) -> float | None:
     else:
         config, run_dir = stopped_run(cfg)
 
-    from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
-
+    script = script_name(Path(__file__))
     try:
-        return launcher.start(config, run_dir, script_name(Path(__file__)))
+        if run_dir is not None and (jobs := jobs_at_a_time()) is not None:
+            return run_job(config, run_dir, script, jobs=jobs)
+        from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
+
+        return launcher.start(config, run_dir, script)
     except KeyboardInterrupt:
         if run_dir is None:
             raise
@@ -90,11 +97,31 @@ def run(cfg: DictConfig) -> float | None:
         raise SystemExit(INTERRUPTED) from None
 
 
+def jobs_at_a_time() -> int | None:
+    """Return how many jobs of this sweep run at a time, each in a process of its own.
+
+    None: this is no job of a sweep, or a process that SLURM started for the job.
+    """
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode is not RunMode.MULTIRUN:
+        return None
+    launchers = {"basic": 1, "joblib": hydra_config.launcher.get("n_jobs", 1)}
+    return launchers.get(hydra_config.runtime.choices["hydra/launcher"])
+
+
 def asked_config(cfg: DictConfig) -> RunConfig:
     """Return the configuration of a new run; refuse overrides that have no effect."""
+    hydra_config = HydraConfig.get()
+    overrides = hydra_config.overrides.task
+    if cfg.get("from_run") is not None:
+        source = Path(str(cfg.from_run)).expanduser().resolve()
+        take_over(cfg, source, finished_phases(source), overrides)
     config = to_run_config(cfg)
-    refuse_unread(config, HydraConfig.get().overrides.task)
-    return config
+    refuse_unread(config, overrides)
+    if config.reuse.phases is not Reuse.sweep:
+        return config
+    phases = Reuse.always if hydra_config.mode is RunMode.MULTIRUN else Reuse.never
+    return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
 def asks_for_plan(cfg: DictConfig) -> bool:
@@ -119,7 +146,7 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
 
             measure_cpu()
         loads = read_loads(asked)
-    config, plan, note = decide(asked, loads)
+    config, plan, note = decide(asked, loads, finished=taken_phases(asked))
     check_machine(config)
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
@@ -144,7 +171,7 @@ def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
-    plan = decide(config, read_loads(config)).plan
+    plan = decide(config, read_loads(config), finished=taken_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if is_new and config.run_dir is not None:
         write_json(claim(Path(config.run_dir).expanduser()) / PLAN, as_json(plan))
@@ -193,18 +220,6 @@ def show_commands(config: RunConfig) -> None:
         console.say(in_shell(command))
 
 
-@contextmanager
-def without_leavings(words: list[str]) -> Iterator[list[str]]:
-    """Yield ``words``, with Hydra's files of a sweep of plans sent to a temporary folder."""
-    is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
-    is_set_up = any(word.startswith("hydra") for word in words)
-    if not is_sweep or is_set_up or "plan=only" not in words:
-        yield words
-        return
-    with TemporaryDirectory(prefix="rlhf-") as folder:
-        yield [*words, f"hydra.sweep.dir={folder}"]
-
-
 def without_local_rank(arguments: Sequence[str]) -> list[str]:
     """Drop the --local_rank that the DeepSpeed launcher appends: Hydra cannot read it."""
     return [a for a in arguments if not a.startswith(("--local_rank=", "--local-rank="))]
@@ -220,6 +235,14 @@ def complain(error: RlhfError) -> int:
     return USER_ERROR
 
 
+def conclude(words: Sequence[str]) -> None:
+    """Print and write what the jobs of a sweep have reached, if its folder is one of ours."""
+    for word in words:
+        folder = Path(word.removeprefix("hydra.sweep.dir="))
+        if folder.parent == SWEEPS and any(folder.rglob("config.yaml")):
+            compare([folder])
+
+
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
@@ -227,7 +250,7 @@ def launch() -> int:
     # an idle machine, and much slower beside other busy programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     words = without_local_rank(sys.argv[1:])
-    sys.argv[1:] = [opened(PRESETS.get(word, word)) for word in words]
+    sys.argv[1:] = asked = [opened(PRESETS.get(word, word)) for word in words]
     if (advice := drop_pod_variables()) is not None:
         print(advice, file=sys.stderr)
     try:
@@ -238,9 +261,12 @@ def launch() -> int:
             )
         cap_libraries()
         if started_rank() in {None, 0}:
-            with without_leavings(sys.argv[1:]) as words:
-                sys.argv[1:] = words
-                main()
+            with without_leavings(expanded(asked, ROOT / "sweeps")) as words:
+                sys.argv[1:] = placed(words, asked)
+                try:
+                    main()
+                finally:
+                    conclude(sys.argv[1:])
         else:
             join()
     except KeyboardInterrupt:

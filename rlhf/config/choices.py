@@ -181,6 +181,14 @@ class MomentsDtype(StrEnum):
     bf16 = "bf16"
 
 
+class Reuse(StrEnum):
+    """Runs that take finished phases with equal inputs from the store of phases."""
+
+    sweep = "sweep"
+    always = "always"
+    never = "never"
+
+
 class PlanMode(StrEnum):
     """Uses of the plan of memory, time and cost: refuse runs that do not fit, only print, none."""
 

@@ -79,7 +79,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
     Raises:
         ConfigError: if one does; the message gives the value that the run was started with.
     """
-    kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(_typed(cfg))
+    kept, asked = flat(frozen), _leaves(_typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
             leaf
@@ -102,6 +102,11 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
             if f"{leaf}.".startswith(FREE):
                 OmegaConf.update(config, leaf, asked[leaf])
     return to_run_config(config)
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    """Return the plain value of every dotted key of a configuration."""
+    return _leaves(OmegaConf.structured(config))
 
 
 def _node(override: Override) -> str:

@@ -97,12 +97,18 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
 
 
-def opened(word: str) -> str:
-    """Return the override ``word``, with ++ in front if its value is a mapping.
+RUN_FOLDERS = ("run_dir", "resume", "from_run")
 
-    Hydra refuses new keys in a mapping otherwise.
+
+def opened(word: str) -> str:
+    """Return the override ``word`` as Hydra reads it.
+
+    A mapping gets ++ in front, because Hydra refuses new keys in it otherwise. The folder of a job
+    of a sweep has ``=`` and ``,`` in its name and is quoted.
     """
     key, _, value = word.partition("=")
+    if key in RUN_FOLDERS and {"=", ","} & set(value) and value[0] not in "'\"":
+        return f"{key}='{value}'"
     is_mapping = value.startswith("{") and get_origin(schema_types().get(key)) is dict
     return f"++{word}" if is_mapping else word
 

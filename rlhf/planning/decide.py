@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,8 +24,10 @@ class Decision(NamedTuple):
     note: str | None = None
 
 
-def decide(config: RunConfig, loads: Loads | None = None) -> Decision:
-    """Plan a run, and write the choices of the plan into its configuration.
+def decide(
+    config: RunConfig, loads: Loads | None = None, *, finished: Container[Phase] = ()
+) -> Decision:
+    """Plan a run without its ``finished`` phases; write the plan's choices into its configuration.
 
     Raises:
         ConfigError: if plan=check and the run does not fit, if plan=only and a model has an unknown
@@ -33,7 +36,7 @@ def decide(config: RunConfig, loads: Loads | None = None) -> Decision:
     if config.plan is PlanMode.off:
         return Decision(config, None)
     try:
-        plan = plan_run(config, loads)
+        plan = plan_run(config, loads, finished=finished)
     except UnknownModelError as error:
         if config.plan is PlanMode.only:
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -164,9 +164,13 @@ class Plan:
 
 
 def plan_run(
-    config: RunConfig, loads: Loads | None = None, efficiency: Efficiency | None = None
+    config: RunConfig,
+    loads: Loads | None = None,
+    efficiency: Efficiency | None = None,
+    *,
+    finished: Container[Phase] = (),
 ) -> Plan:
-    """Return the plan of a run.
+    """Return the plan of a run, without the ``finished`` phases.
 
     With zero.auto it is the fastest plan that fits, or the plan with least memory if none fits.
     ``loads`` describe the data that was read; without them every sequence has its maximum length.
@@ -181,14 +185,14 @@ def plan_run(
     machine = machine_of(config.hardware)
     found = assumed_loads(config) if loads is None else loads
     # Built once for all candidates: no ZeRO setting changes them, and shapes may come from files.
-    models = {phase: models_of(config, phase) for phase in config.phase.order}
+    order = [phase for phase in config.phase.order if phase not in finished]
+    models = {phase: models_of(config, phase) for phase in order}
 
     def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency or efficiency_of(machine)
         at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares)
         scenes = [
-            PhaseMemory.of(candidate, at, phase, found[phase], models[phase])
-            for phase in config.phase.order
+            PhaseMemory.of(candidate, at, phase, found[phase], models[phase]) for phase in order
         ]
         choices = like.phases if like else [None] * len(scenes)
         return Plan(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import logging
-import os
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ import torch
 from filelock import FileLock
 
 from rlhf.checkpoint.model_folder import whole_folder
-from rlhf.checkpoint.results import phase_result, phase_result_path, write_json
+from rlhf.checkpoint.results import phase_result, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import reward_model_base
@@ -32,10 +30,11 @@ from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
-from rlhf.phases.shared.context import RunContext, peak_memory_gib
+from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rollouts
-from rlhf.planning.report import PLAN
 from rlhf.runtime.malloc import keep_freed_memory
+from rlhf.runtime.phase_reuse import run_phase
+from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import drop_phases
@@ -76,11 +75,7 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
         context = build_context(config, run_dir, ranks, console, unfinished)
         try:
             for phase in unfinished:
-                result = RUNNERS[phase](context)
-                result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
-                if ranks.is_main:
-                    write_json(phase_result_path(run_dir, phase), result)
-                ranks.barrier()
+                run_phase(context, phase, RUNNERS[phase])
         finally:
             context.close()
     result = summarise(config, run_dir)
@@ -90,52 +85,6 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
         show_summary(console, result, run_dir)
     ranks.barrier()
     return float(result["objective"])
-
-
-def beside_the_plan(
-    run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
-) -> dict[str, dict[str, float]]:
-    """Return the phase's time, and the peak memory up to its end: measured and planned.
-
-    Peak memory is counted from the start of the process, so it includes earlier phases.
-    """
-    measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
-    if not (run_dir / PLAN).exists():  # plan=off, or a model with an unknown shape
-        return {"measured": measured}
-    phases = json.loads((run_dir / PLAN).read_text())["phases"]
-    so_far = list(phases)[: list(phases).index(phase) + 1]
-    planned = {
-        "hours": phases[phase]["hours"],
-        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in so_far),
-    }
-    return {"planned": planned, "measured": measured}
-
-
-def whole_beside_the_plan(
-    run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
-) -> dict[str, dict[str, float]]:
-    """Return the time and peak memory of the whole run: measured and planned.
-
-    The time counts from the start of the process, so it includes loading libraries. The time of
-    phases that an earlier attempt finished is added.
-    """
-    earlier = sum(phases[name]["seconds"] for name in phases if name not in unfinished)
-    measured = {
-        "hours": (seconds_of_process() + earlier) / 3600,
-        "memory_gib": max(each["measured"]["memory_gib"] for each in phases.values()),
-    }
-    if not (run_dir / PLAN).exists():
-        return {"measured": measured}
-    plan = json.loads((run_dir / PLAN).read_text())
-    memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())
-    return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
-
-
-def seconds_of_process() -> float:
-    """Return the seconds since this process started, as Linux counts them."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
-    return float(Path("/proc/uptime").read_text().split()[0]) - started
 
 
 def build_context(
@@ -207,7 +156,10 @@ def run_tokenizer(
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
             texts = (text for part in parts.values() for r in part.train for text in r if text)
-            tokenizer = tokenizer_for(owner, key=key, texts=texts)
+            if config.from_run is None:
+                tokenizer = tokenizer_for(owner, key=key, texts=texts)
+            else:
+                tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key="from_run")
             with whole_folder(folder) as building:
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key="run tokenizer")

@@ -201,6 +201,7 @@ def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
     yield SummaryRow("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
+    yield from _gain_rows(ppo, "score")
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -223,6 +224,7 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
         if f"{key}_before" in measures:
             before, after = measures[f"{key}_before"], measures[f"{key}_after"]
             yield SummaryRow(name, _number(before), _number(after))
+        yield from _gain_rows(measures, key)
         if f"{key}_after_ema" in measures:
             yield SummaryRow("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
         for part, before in measures.get(f"{key}_parts_before", {}).items():
@@ -230,6 +232,12 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
                 f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part])
             )
     yield SummaryRow("KL to reference, nats", after=_number(measures["kl_to_reference"]))
+
+
+def _gain_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
+    if f"{key}_gain_ci" in measures:
+        low, high = measures[f"{key}_gain_ci"]
+        yield SummaryRow("  gain, 95 % interval", after=f"{low:+.3f} to {high:+.3f}")
 
 
 PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = {

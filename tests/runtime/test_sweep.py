@@ -1,23 +1,133 @@
-"""A multirun: several whole runs from one command."""
+"""Sweeps and runs that start from others: what is shared is trained once, and changes nothing."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.runs import TINY_RUN, launch, metrics
+from tests.runs import TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
 
+GRID = ("ppo.kl_ctl=0.02,0.5", "seed=1,2")
 
-def test_every_job_of_a_sweep_is_a_run_of_its_own(tmp_path: Path) -> None:
-    run = launch("-m", *TINY_RUN, "ppo.kl_ctl=0.02,0.5", cwd=tmp_path)
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished sweep, two by two."""
+    cwd = tmp_path_factory.mktemp("sweep")
+    run = launch("-m", *TINY_RUN, *GRID, cwd=cwd, RLHF_CACHE=cwd / "cache")
     assert run.returncode == 0, run.stderr
+    (cwd / "stdout").write_text(run.stdout)
+    (folder,) = (cwd / "runs" / "sweeps").iterdir()
+    return folder
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "result.json").read_text())
+
+
+def job(sweep: Path, kl_ctl: float, seed: int) -> Path:
+    return sweep / f"ppo.kl_ctl={kl_ctl},seed={seed}"
+
+
+def test_jobs_are_runs_named_by_what_differs(sweep: Path) -> None:
+    for kl_ctl in (0.02, 0.5):
+        for seed in (1, 2):
+            assert metrics(job(sweep, kl_ctl, seed))[-1]["ppo/kl_ctl"] == kl_ctl
+    assert sweep.name.startswith("smoke-"), "named by the experiment, and a hash of the command"
+
+
+def test_equal_phases_are_trained_once(sweep: Path) -> None:
+    for seed in (1, 2):
+        first, other = (result_of(job(sweep, kl_ctl, seed))["phases"] for kl_ctl in (0.02, 0.5))
+        for phase in ("sft", "reward"):
+            assert "reused_from" not in first[phase]
+            assert other[phase]["reused_from"] == str(job(sweep, 0.02, seed).resolve())
+        assert "reused_from" not in other["ppo"]
+
+
+def test_job_that_reused_phases_equals_a_run_of_its_own(sweep: Path, tmp_path: Path) -> None:
+    alone = finished(tmp_path / "run", "ppo.kl_ctl=0.5", "seed=2")
+    assert metrics(alone) == metrics(job(sweep, 0.5, 2))
+    texts = [(run / "samples.jsonl").read_text() for run in (alone, job(sweep, 0.5, 2))]
+    assert texts[0] == texts[1]
+
+
+def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
+    content = json.loads((sweep / "result.json").read_text())
+    assert [each["values"] for each in content["settings"]] == [
+        {"ppo.kl_ctl": 0.02},
+        {"ppo.kl_ctl": 0.5},
+    ]
+    gold = content["settings"][1]["measures"]["gold"]
+    golds = [result_of(job(sweep, 0.5, s))["phases"]["ppo"]["gold_after"] for s in (1, 2)]
+    assert gold["mean"] == pytest.approx(sum(golds) / 2)
+    assert gold["runs"] == 2
+    assert yaml.safe_load((sweep / "multirun.yaml").read_text()) == content
+    said = (sweep.parents[2] / "stdout").read_text()
+    assert "ppo.kl_ctl=0.5: gold" in said
+
+
+def test_same_command_repeats_nothing_that_finished(sweep: Path) -> None:
+    cwd = sweep.parents[2]
+    times = {path: path.stat().st_mtime_ns for path in sweep.rglob("*/result.json")}
+    lost = job(sweep, 0.5, 1)
+    kept = metrics(lost)
+    (lost / "result.json").unlink()
+    (lost / "ppo" / "result.json").unlink()
+    run = launch("-m", *TINY_RUN, *GRID, cwd=cwd, RLHF_CACHE=cwd / "cache")
+    assert run.returncode == 0, run.stderr
+    again = {path for path, time in times.items() if path.stat().st_mtime_ns != time}
+    assert again == {lost / "result.json", lost / "ppo" / "result.json"}
+    assert metrics(lost) == kept
+
+
+def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    words = ["phase=sft", "sft.batch_size=16,100000"]
+    run = launch("-m", *TINY_RUN, *words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+    assert run.returncode == 2
+    assert run.stderr.count("error: job sft.batch_size=100000 failed with exit code 2") == 1
+    assert "Traceback" not in run.stderr
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
-    jobs = [sweep / "0", sweep / "1"]
-    assert [metrics(job)[-1]["ppo/kl_ctl"] for job in jobs] == [0.02, 0.5]
-    sft_lines = [[m for m in metrics(job) if m["phase"] == "sft"] for job in jobs]
-    assert sft_lines[0] == sft_lines[1], "the second job starts as fresh as the first"
-    assert all("objective" in json.loads((job / "result.json").read_text()) for job in jobs)
+    assert result_of(sweep / "sft.batch_size=16")["phases"]["sft"]["steps"] > 0
+    assert f"no result: {sweep.relative_to(tmp_path) / 'sft.batch_size=100000'}" in run.stdout
+
+
+def test_run_starts_from_a_finished_run(sweep: Path, tmp_path: Path) -> None:
+    source = job(sweep, 0.02, 1)
+    run_dir = tmp_path / "run"
+    own = [word for word in TINY_RUN if not word.startswith(("sft", "reward", "data", "model"))]
+    run = launch(*own, f"from_run={source}", "ppo.kl_ctl=0.5", f"run_dir={run_dir}", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert f"reward: taken from {source.resolve()}" in run.stdout
+    assert metrics(run_dir) == metrics(job(sweep, 0.5, 1))
+    plan = json.loads((run_dir / "plan.json").read_text())
+    assert list(plan["phases"]) == ["ppo"], "what is taken is not planned"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=2"], "seed=2 with from_run="),
+        (["data.size=100"], "data.size=100 with from_run="),
+        (["phase=sft"], "the run has finished none of the phases that sft starts from"),
+    ],
+)
+def test_what_the_finished_run_determines_cannot_change(
+    sweep: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    run = launch(f"from_run={job(sweep, 0.02, 1)}", *words, cwd=tmp_path)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_folder_without_a_run_cannot_be_started_from(tmp_path: Path) -> None:
+    run = launch(f"from_run={tmp_path}", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "is not the directory of a run" in run.stderr

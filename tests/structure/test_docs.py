@@ -12,6 +12,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from rlhf.config.sweep_command import expanded
 from tests.runs import launch, python
 
 ROOT = Path(__file__).parents[2]
@@ -33,14 +34,15 @@ COMMANDS = sorted({c for page in PAGES for c in commands_of(page.read_text())})
 
 
 def composing(command: str, data_file: Path) -> list[list[str]]:
-    """Arguments that compose what ``python launch.py ...`` would run, one list for each job."""
-    given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in words(command)]
+    """Arguments that compose what ``python launch.py ...`` would run: its first and last job."""
+    asked = expanded(words(command), ROOT / "sweeps")
+    given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in asked]
     if "--help" in given:
         return [given]
     flags = {"-m", "--cfg", "job"}
     overrides = OverridesParser.create().parse_overrides([a for a in given if a not in flags])
     (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
-    return [["--cfg", "job", *job] for job in jobs]
+    return [["--cfg", "job", *job] for job in (jobs[0], jobs[-1])[: len(jobs)]]
 
 
 def words(command: str) -> list[str]:

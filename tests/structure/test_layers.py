@@ -14,12 +14,14 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py")), "launch.py"]
 
 # What each part of rlhf may import of the others. Adapters do not import one another.
-BASE = {"atomic", "decoder_parts", "errors", "metrics", "random_streams", "types", "cpu", "config"}
+BASE = {"atomic", "decoder_parts", "errors", "intervals", "metrics", "random_streams", "types"}
+BASE |= {"cpu", "config"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
     "decoder_parts": set(),
     "errors": set(),
+    "intervals": set(),
     "metrics": {"errors"},
     "random_streams": set(),
     "types": {"errors", "metrics"},
@@ -36,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },  # not types and algorithms, which import torch
     "phases": BASE | {"algorithms"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
-    "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},
+    "report": BASE | {"tracking", "checkpoint"},
+    "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names
 }
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from rlhf.config.choices import (
     Phase,
     PlanMode,
+    Reuse,
 )
-from rlhf.config.schema.bounds import AT_LEAST_0, bounded
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, bounded
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.dpo import DpoConfig
 from rlhf.config.schema.hardware import HardwareConfig
@@ -36,6 +37,16 @@ class PhaseConfig:
 
 
 @dataclass(kw_only=True)
+class ReuseConfig:
+    """The store of finished phases: runs whose SFT or reward phase have equal inputs share it."""
+
+    phases: Reuse
+    """sweep: jobs of a sweep take phases from the store; always: all runs; never: none."""
+    max_gib: float = bounded(ABOVE_0)
+    """Size of the store, GiB; above it the phases used least recently are removed."""
+
+
+@dataclass(kw_only=True)
 class RunConfig:
     """The whole configuration of one run."""
 
@@ -47,11 +58,14 @@ class RunConfig:
     """Directory of this run; null: runs/<name>/<timestamp>."""
     resume: str | None
     """Directory of a stopped run to resume; null: start a new run."""
+    from_run: str | None
+    """Finished run whose data, tokenizer, SFT and reward model this run uses; null: none."""
     experiment: str | None
     """Recipe in conf/experiment; null: none."""
     plan: PlanMode
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
     phase: PhaseConfig
+    reuse: ReuseConfig
     model: ModelConfig
     reward_model: ModelConfig
     hardware: HardwareConfig

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.data.corpus import PtxBlocks
+from rlhf.intervals import paired_gain
 from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}
+
+
 class PpoEvaluation:
     """An evaluation of the policy on the same held-out prompts and corpus blocks at any step."""
 
@@ -34,15 +39,34 @@ class PpoEvaluation:
         self._context = context
         self._engine = engine
         self._prompts = HeldOutPrompts(examples, context.part(Phase.ppo).eval)
+        self._by_prompt: dict[str, dict[str, list[float]]] = {}
         limit = context.config.ppo.ptx_eval_blocks
         self._blocks = blocks.eval[:limit] if blocks is not None else []
 
     def result(self, when: str) -> dict[str, Any]:
-        """Return entries of result.json; their names end in ``when``."""
-        result = self._evaluate().result(when)
+        """Return entries of result.json; their names end in ``when``.
+
+        Values of single prompts go to ppo/held_out.json. With the values before and after PPO come
+        95 % intervals of the mean gains over the prompts.
+        """
+        evaluation = self._evaluate()
+        result, self._by_prompt[when] = evaluation.result(when), evaluation.by_prompt
+        if self._context.ranks.is_main:
+            write_json(
+                self._context.run_dir / "ppo" / "held_out.json", self._by_prompt, indent=None
+            )
+        if when == "after":
+            result |= self._gains()
         if self._blocks:
             result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
         return result
+
+    def _gains(self) -> dict[str, list[float]]:
+        before, after = self._by_prompt["before"], self._by_prompt["after"]
+        if len(before["score"]) == 1:
+            return {}
+        gains = {name: paired_gain(before[name], after[name]) for name in GAINS if name in before}
+        return {f"{GAINS[name]}_gain_ci": [gain.low, gain.high] for name, gain in gains.items()}
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of a step."""

@@ -19,7 +19,7 @@ from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.batching import deal
 from rlhf.data.splits import Part
-from rlhf.data.tokens import TokenData, TokenLimits, tokenise
+from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tokenise
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
@@ -89,6 +89,12 @@ class RunContext:
             cache_dir=Path(config.data.cache_dir).expanduser(),
             template=config.data.template,
         )
+
+    def data_key(self, phase: Phase) -> str:
+        """Return a hash of the phase's records and the tokenizer."""
+        limit = columns_for(phase, TokenLimits.of(self.config))[1].tokens
+        template = self.config.data.template
+        return cache_key(self.part(phase), phase, self.tokenizer, limit=limit, template=template)
 
     def _say_what_is_used(self, phase: Phase, data: TokenData) -> None:
         text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"

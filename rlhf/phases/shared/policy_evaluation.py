@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import Record
-from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.phases.shared.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.shared.scoring import (
     ScoringModels,
@@ -47,7 +47,7 @@ class HeldOutPrompts(NamedTuple):
 
 
 class PolicyEvaluation(NamedTuple):
-    """Means over held-out prompts."""
+    """Means over held-out prompts, and the values that they are means of."""
 
     score: float  # from the reward model, or the judge instead of it; 0 in DPO
     kl_to_reference: float  # nats per sequence, k1
@@ -55,6 +55,7 @@ class PolicyEvaluation(NamedTuple):
     response_tokens: float
     gold_parts: dict[str, float]  # "gold", "exact" and parts of the gold score; empty: no judge
     exact_greedy: float | None  # share of exactly right greedy answers; None: no judge
+    by_prompt: dict[str, list[float]]  # score, kl, tokens and gold parts of each prompt's answer
 
     @property
     def gold(self) -> float | None:
@@ -101,35 +102,48 @@ def evaluate_policy(
     Every call samples with the same random numbers, so that two policies can be compared. The KL is
     computed at rollout.temperature, even if rollout.eval_temperature samples the answers.
     """
-    metrics: Metrics = {}
-    greedy: Metrics = {}
-    for rollout, keep_B in _answered(context, policy, held_out, num_prompts=num_prompts):
+    total = min(len(held_out.examples), num_prompts)
+    values_by_name: dict[str, Tensor] = {}
+    for rollout, batch in _answered(context, policy, held_out, num_prompts=num_prompts):
         responses = rollout.responses
-        part: Metrics = {
-            "score": Mean.of(rollout.scores_B, keep_B),
-            "kl": Mean.of(kl_per_sequence(rollout), keep_B),
-            "ended": Mean.of(responses.ended_B.float(), keep_B),
-            "tokens": Mean.of(responses.keep_BT.sum(dim=1), keep_B),
-        }
-        metrics = merge_metrics(metrics, part | _gold(context, rollout.prompts, responses, keep_B))
+        values = {
+            "score": rollout.scores_B,
+            "kl": kl_per_sequence(rollout),
+            "ended": responses.ended_B,
+            "tokens": responses.keep_BT.sum(dim=1),
+        } | _gold(context, rollout.prompts, responses)
+        _scatter(values, batch, into=values_by_name, total=total)
     if context.judge is not None:
-        for prompts, keep_B in _batches(context, policy, held_out, num_prompts=num_prompts):
+        for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
             responses = policy.greedy.generate(policy.actor, prompts)
-            gold = _gold(context, prompts, responses, keep_B)
-            greedy = merge_metrics(greedy, {"greedy": gold["gold/exact"]})
-    values = {n: m.value() for n, m in context.ranks.reduce_metrics(metrics | greedy).items()}
+            exact_B = _gold(context, prompts, responses)["gold/exact"]
+            _scatter({"greedy": exact_B}, batch, into=values_by_name, total=total)
+    by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
+    by_prompt = dict(zip(values_by_name, by_prompt_VN.tolist(), strict=True))
+    means = {name: fmean(each) for name, each in by_prompt.items()}
     return PolicyEvaluation(
-        score=values["score"],
-        kl_to_reference=values["kl"],
-        ended_share=values["ended"],
-        response_tokens=values["tokens"],
+        score=means["score"],
+        kl_to_reference=means["kl"],
+        ended_share=means["ended"],
+        response_tokens=means["tokens"],
         gold_parts={
             name.removeprefix("gold/"): value
-            for name, value in values.items()
+            for name, value in means.items()
             if name.startswith("gold/")
         },
-        exact_greedy=values.get("greedy"),
+        exact_greedy=means.get("greedy"),
+        by_prompt=by_prompt,
     )
+
+
+def _scatter(
+    values: Mapping[str, Tensor], batch: EvalRows, *, into: dict[str, Tensor], total: int
+) -> None:
+    """Write values (B,) of a batch to their places among the ``total`` prompts of all ranks."""
+    rows = torch.tensor(batch.rows, device=batch.keep_B.device)[batch.keep_B]
+    for name, values_B in values.items():
+        zeros_N = torch.zeros(total, dtype=torch.float64, device=values_B.device)
+        into.setdefault(name, zeros_N)[rows] = values_B[batch.keep_B].double()
 
 
 def write_samples(
@@ -139,12 +153,12 @@ def write_samples(
 
     Prompts and random numbers are the same at every step, so that answers can be compared.
     """
-    for rollout, keep_B in _answered(context, policy, held_out, num_prompts=SAMPLES):
+    for rollout, batch in _answered(context, policy, held_out, num_prompts=SAMPLES):
         if context.samples is None:
             continue
         texts = response_texts(context.tokenizer, rollout.responses)
         ended = rollout.responses.ended_B.tolist()
-        for row in keep_B.nonzero().flatten().tolist():
+        for row in batch.keep_B.nonzero().flatten().tolist():
             prompt = rollout.prompts.texts[row]
             context.samples.write(
                 phase="ppo",
@@ -159,34 +173,32 @@ def write_samples(
             )
 
 
-def _gold(
-    context: RunContext, prompts: PromptBatch, responses: Responses, keep_B: Tensor
-) -> Metrics:
-    """Return the judge's ratings of responses, as metrics whose names start with "gold/"."""
+def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> dict[str, Tensor]:
+    """Return the judge's ratings (B,) of responses; their names start with "gold/"."""
     if context.judge is None:
         return {}
     rated = ratings(context.judge, context.tokenizer, prompts, responses)
     device = context.ranks.device
     return {
-        f"gold/{name}": Mean.of(torch.tensor([each[name] for each in rated], device=device), keep_B)
+        f"gold/{name}": torch.tensor([each[name] for each in rated], device=device)
         for name in rated[0]
     }
 
 
 def _answered(
     context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
-) -> Iterator[tuple[Rollout, Tensor]]:
-    """Yield scored answers to held-out prompts, and a mask (B,), False for rows that only pad."""
-    for prompts, keep_B in _batches(context, policy, held_out, num_prompts=num_prompts):
+) -> Iterator[tuple[Rollout, EvalRows]]:
+    """Yield scored answers to held-out prompts, and their places among the prompts."""
+    for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
         responses = policy.sampling.generate(policy.actor, prompts)
         rollout = score_responses(policy.models, prompts, responses, micro_batch_size=policy.micro)
-        yield rollout, keep_B
+        yield rollout, batch
 
 
 def _batches(
     context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
-) -> Iterator[tuple[PromptBatch, Tensor]]:
-    """Yield held-out prompts of this rank, and a mask (B,), False for rows that only pad."""
+) -> Iterator[tuple[PromptBatch, EvalRows]]:
+    """Yield held-out prompts of this rank, and their places among the prompts."""
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,
@@ -194,7 +206,7 @@ def _batches(
         generator=stream(context.config.seed, "evaluation"),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
-        yield _prompts(context, held_out, batch, draws_NT), batch.keep_B
+        yield _prompts(context, held_out, batch, draws_NT), batch
 
 
 def _prompts(

@@ -101,6 +101,8 @@ def test_each_prompt_counts_once(
     assert result.kl_to_reference == pytest.approx(0.5 * sum(lengths) / count)
     assert result.ended_share == pytest.approx(sum(n == 1 for n in lengths) / count)
     assert result.response_tokens == pytest.approx(sum(lengths) / count)
+    assert result.by_prompt["tokens"] == lengths
+    assert result.by_prompt["score"] == [len(row) + n for row, n in zip(ids, lengths, strict=True)]
     assert (result.gold, result.exact_greedy) == (None, None)
     assert list(result.result("after")) == [
         f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")

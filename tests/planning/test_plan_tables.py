@@ -15,7 +15,7 @@ from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Source
 from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.report import PARTS, PLAN, as_json, summary, tables
+from rlhf.planning.plan_tables import PARTS, PLAN, as_json, summary, tables
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow

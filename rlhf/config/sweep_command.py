@@ -1,0 +1,111 @@
+"""Commands of sweeps: ``python launch.py -m KEY=A,B`` and ``-m sweep=NAME``.
+
+The folder of a sweep is named by its command, and the folders of its jobs by the values that
+differ. The same command again therefore continues the sweep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlhf.errors import ConfigError
+
+MULTIRUN = frozenset({"-m", "--multirun"})
+SWEEPS = Path("runs/sweeps")
+NAMED_BY = ("sweep", "experiment")  # the words that name the folder of a sweep
+
+
+def is_sweep(words: Sequence[str]) -> bool:
+    """Return True if the command starts a sweep."""
+    return not MULTIRUN.isdisjoint(words)
+
+
+def expanded(words: Sequence[str], definitions: Path) -> list[str]:
+    """Return the words of a command with the definition in place of ``sweep=NAME``.
+
+    A word of the command replaces the definition's values of the same key.
+
+    Raises:
+        ConfigError: if there is no such definition, it is not a mapping, or the command lacks -m.
+    """
+    names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
+    if not names:
+        return list(words)
+    if not is_sweep(words):
+        raise ConfigError(
+            f"sweep={names[0]} is for several runs: python launch.py -m sweep={names[0]}"
+        )
+    own = [word for word in words if not word.startswith("sweep=")]
+    given = {word.lstrip("+~").partition("=")[0] for word in own}
+    defined = [item for name in names for item in _definition(name, definitions).items()]
+    return [*(f"{key}={_word(value)}" for key, value in defined if key not in given), *own]
+
+
+def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
+    """Return the words of a sweep with the folders of the sweep and its jobs.
+
+    ``asked`` is the command as typed. Of a key that is given twice the last value counts, as in a
+    single run. A sweep with ``hydra.sweep`` words keeps the user's folders.
+    """
+    if not is_sweep(words) or any(word.startswith("hydra.sweep.") for word in words):
+        return list(words)
+    last = {word.partition("=")[0]: number for number, word in enumerate(words)}
+    words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
+    ours = [word for word in words if not word.startswith(("-", "hydra"))]
+    overrides = OverridesParser.create().parse_overrides(ours)
+    fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
+    if len(fixed) == len(overrides):
+        return list(words)
+    values = dict(word.split("=", 1) for word in asked if "=" in word)
+    name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
+    digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
+    return [
+        *words,
+        f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
+    ]
+
+
+@contextmanager
+def without_leavings(words: list[str]) -> Iterator[list[str]]:
+    """Yield ``words``, with Hydra's files of a sweep of plans sent to a temporary folder."""
+    is_set_up = any(word.startswith("hydra") for word in words)
+    if not is_sweep(words) or is_set_up or "plan=only" not in words:
+        yield words
+        return
+    with TemporaryDirectory(prefix="rlhf-") as folder:
+        yield [*words, f"hydra.sweep.dir={folder}"]
+
+
+def _definition(name: str, definitions: Path) -> dict[str, Any]:
+    path = definitions / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(each.stem for each in definitions.glob("*.yaml")))
+        raise ConfigError(f"sweep={name}: no such file in {definitions}; choose one of {known}")
+    try:
+        read = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{path}: must map keys to a value, or to a list of values to try")
+    return {str(key): value for key, value in read.items()}
+
+
+def _word(value: object) -> str:
+    """Return a value as on the command line; a list is the values to try."""
+    if isinstance(value, list):
+        return ",".join(map(_word, value))
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,62 @@
+"""Compare runs or sweeps: ``python -m rlhf.report RUN_DIR... | SWEEP_DIR``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rlhf.atomic import replacing
+from rlhf.checkpoint.results import write_json
+from rlhf.errors import RlhfError
+from rlhf.tracking.comparison import (
+    comparison_json,
+    comparison_table,
+    read_run,
+    run_folders,
+    settings_of,
+    verdicts,
+)
+from rlhf.tracking.console import build_console
+
+COMPARED = ("exactly right", "gold", "score", "accuracy", "perplexity")
+
+
+def compare(paths: Sequence[Path]) -> None:
+    """Print a comparison of the runs in ``paths``; in a sweep's folder, write it to result.json.
+
+    Raises:
+        CheckpointError: if a path holds no run.
+    """
+    settings = settings_of([read_run(folder) for folder in run_folders(paths)])
+    console = build_console(is_main=True, log_every=1)
+    console.show(comparison_table(settings))
+    for line in verdicts(settings, COMPARED):
+        console.say(line)
+    unfinished = [run for setting in settings for run in setting.runs if not run.measures]
+    for run in unfinished:
+        console.say(f"no result: {run.folder}")
+    if len(paths) == 1 and not (paths[0] / "config.yaml").exists():
+        content = comparison_json(settings)
+        write_json(paths[0] / "result.json", content)
+        with replacing(paths[0] / "multirun.yaml") as building:
+            building.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare the folders that the command names; return the exit code."""
+    if not arguments or arguments[0].startswith("-"):
+        sys.stderr.write("usage: python -m rlhf.report RUN_DIR... | SWEEP_DIR\n")
+        return 2
+    try:
+        compare([Path(each).expanduser() for each in arguments])
+    except RlhfError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Compare the time and peak memory of a run with its plan."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.choices import Phase
+from rlhf.phases.shared.context import peak_memory_gib
+from rlhf.planning.plan_tables import PLAN
+from rlhf.types import Ranks
+
+
+def beside_the_plan(
+    run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
+) -> dict[str, dict[str, float]]:
+    """Return the phase's time, and the peak memory up to its end: measured and planned.
+
+    Peak memory is counted from the start of the process, so it includes earlier phases.
+    """
+    measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
+    if not (run_dir / PLAN).exists():  # plan=off, or a model with an unknown shape
+        return {"measured": measured}
+    phases = json.loads((run_dir / PLAN).read_text())["phases"]
+    so_far = list(phases)[: list(phases).index(phase) + 1]
+    planned = {
+        "hours": phases[phase]["hours"],
+        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in so_far),
+    }
+    return {"planned": planned, "measured": measured}
+
+
+def whole_beside_the_plan(
+    run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
+) -> dict[str, dict[str, float]]:
+    """Return the time and peak memory of the whole run: measured and planned.
+
+    The time counts from the start of the process, so it includes loading libraries. The time of
+    phases that an earlier attempt finished is added.
+    """
+    own = {name: each for name, each in phases.items() if "reused_from" not in each}
+    earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
+    measured = {
+        "hours": (seconds_of_process() + earlier) / 3600,
+        "memory_gib": max(each["measured"]["memory_gib"] for each in own.values()),
+    }
+    if not (run_dir / PLAN).exists():
+        return {"measured": measured}
+    plan = json.loads((run_dir / PLAN).read_text())
+    memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())
+    return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
+
+
+def seconds_of_process() -> float:
+    """Return the seconds since this process started, as Linux counts them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
+    return float(Path("/proc/uptime").read_text().split()[0]) - started

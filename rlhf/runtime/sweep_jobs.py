@@ -1,0 +1,115 @@
+"""Run the jobs of a sweep: each is a process of its own, with its own ranks, cores and devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from rlhf.config.choices import Device
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import CapabilityError, RlhfError
+
+OUTPUT = "output.log"
+
+
+class JobError(RlhfError):
+    """A job of a sweep that failed; the other jobs are not affected."""
+
+
+def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> float:
+    """Run the job that is frozen in ``run_dir``, unless it has finished; return its objective.
+
+    With several ``jobs`` at a time each gets an equal share of the cores and devices, and prints to
+    ``output.log`` in its folder.
+
+    Raises:
+        JobError: if the job failed.
+    """
+    result = run_dir / "result.json"
+    if not result.exists():
+        command = [sys.executable, script, f"resume={run_dir}"]
+        if jobs == 1:
+            code = _wait(subprocess.Popen(command))
+        else:
+            with (
+                share_of_machine(config, run_dir.parent, jobs) as environment,
+                (run_dir / OUTPUT).open("a") as output,
+            ):
+                process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+                code = _wait(process)
+        if code:
+            place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
+            raise JobError(
+                f"job {run_dir.name} failed with exit code {code}: its output is {place}. The same "
+                "command again continues the sweep without its finished jobs"
+            )
+    return float(json.loads(result.read_text())["objective"])
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of ``process``; Ctrl-C reaches it too, and it then ends by itself."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+
+
+@contextmanager
+def share_of_machine(config: RunConfig, sweep_dir: Path, jobs: int) -> Iterator[dict[str, str]]:
+    """Yield the environment of a job that may use one of ``jobs`` shares of cores and devices.
+
+    A share is a lock on a file in the sweep's folder, so jobs of any process may hold one.
+
+    Raises:
+        CapabilityError: if this machine has too few devices for the jobs.
+    """
+    environment, ranks = dict(os.environ), config.hardware.ranks_per_node
+    devices = _devices() if config.hardware.device is Device.cuda else []
+    if devices and len(devices) < jobs * ranks:
+        raise CapabilityError(
+            f"hydra.launcher.n_jobs={jobs} with hardware.ranks_per_node={ranks} needs "
+            f"{jobs * ranks} devices and this machine has {len(devices)}: use fewer jobs at a time"
+        )
+    number, lock = _take_share(sweep_dir / ".shares", jobs)
+    mine = sorted(os.sched_getaffinity(0))
+    try:
+        os.sched_setaffinity(0, mine[number::jobs] or mine)  # the job inherits it
+        if devices:
+            own = devices[number * ranks : (number + 1) * ranks]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        yield environment
+    finally:
+        os.sched_setaffinity(0, mine)
+        lock.release()
+
+
+def _take_share(folder: Path, jobs: int) -> tuple[int, FileLock]:
+    """Wait for a free share; return its number and the lock that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        for number in range(jobs):
+            lock = FileLock(folder / str(number))
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                continue
+            return number, lock
+        time.sleep(0.5)
+
+
+def _devices() -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name for name in allowed.split(",") if name]
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return [str(number) for number, _ in enumerate(listed.stdout.splitlines())]

@@ -1,0 +1,238 @@
+"""Compare runs: fold seeds into means with intervals, and tell whether settings differ.
+
+Two settings with two or more common seeds are compared by the differences between their runs with
+the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
+is called one only if its 95 % interval excludes 0, and never from one seed alone: two runs with the
+same setting differ too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlhf.config.freeze import FROZEN, flat, load_frozen
+from rlhf.errors import CheckpointError
+from rlhf.intervals import Estimate, estimate, t_quantile
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Keys that describe how a run was started or recorded, or that the planner chose.
+BOOKKEEPING = ("name", "run_dir", "resume", "plan", "experiment", "reuse", "tracking", "launcher")
+CHOSEN = ("micro_batch_size", "max_rows", "gather_weights")
+
+
+class Measure(NamedTuple):
+    """A number of result.json: the phases that may have it, its name there, and its title."""
+
+    title: str
+    name: str
+    phases: tuple[str, ...] = ("ppo", "dpo")
+
+
+MEASURES = (
+    Measure("exactly right", "exact_after"),
+    Measure("gold", "gold_after"),
+    Measure("score", "score_after"),
+    Measure("KL, nats", "kl_to_reference"),
+    Measure("tokens", "response_tokens_after"),
+    Measure("accuracy", "accuracy", ("dpo", "reward")),
+    Measure("perplexity", "perplexity_after", ("sft",)),
+)
+
+
+class ComparedRun(NamedTuple):
+    """A run directory: the values of its keys, and what its result says of each measure."""
+
+    folder: Path
+    keys: Mapping[str, Any]
+    measures: Mapping[str, float]
+    """Titles and values; empty if the run has not finished."""
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run."""
+        return int(self.keys["seed"])
+
+
+class Setting(NamedTuple):
+    """Runs that differ only in their seed; ``values`` are those of the keys that settings vary."""
+
+    values: Mapping[str, Any]
+    runs: list[ComparedRun]
+
+    @property
+    def label(self) -> str:
+        """Return the values as overrides."""
+        return " ".join(f"{key}={shown(value)}" for key, value in self.values.items()) or "all"
+
+    def finished(self) -> list[ComparedRun]:
+        """Return the runs that have a result."""
+        return [run for run in self.runs if run.measures]
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Return the mean of each measure over the seeds, with its interval."""
+        runs = self.finished()
+        titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
+        return {title: estimate([run.measures[title] for run in runs]) for title in titles}
+
+
+class Difference(NamedTuple):
+    """The difference of a measure between a setting and the first one."""
+
+    estimate: Estimate
+    paired_seeds: int  # 0: the settings have different seeds
+
+    @property
+    def verdict(self) -> str:
+        """Return what can be told."""
+        if math.isnan(self.estimate.half):
+            return "one seed: no difference can be told; add seeds"
+        if not self.estimate.excludes_zero:
+            return "no difference can be told"
+        return "higher" if self.estimate.mean > 0 else "lower"
+
+
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Return the run directories among ``paths`` and below those that are sweeps.
+
+    Raises:
+        CheckpointError: if a path holds no run.
+    """
+    found = []
+    for path in paths:
+        below = sorted(file.parent for file in path.rglob(FROZEN)) if path.is_dir() else []
+        runs = [path] if (path / FROZEN).is_file() else below
+        if not runs:
+            raise CheckpointError(
+                f"{path} holds no run: neither it nor a folder in it has {FROZEN}"
+            )
+        found += runs
+    return found
+
+
+def read_run(folder: Path) -> ComparedRun:
+    """Read the configuration and the result of a run; a run without result has no measures."""
+    keys = {key: v for key, v in flat(load_frozen(folder)).items() if not _is_bookkeeping(key)}
+    path = folder / "result.json"
+    if not path.is_file():
+        return ComparedRun(folder, keys, {})
+    result = json.loads(path.read_text())
+    measures = {"objective": result["objective"]}
+    for measure in MEASURES:
+        for phase in measure.phases:
+            if measure.name in result["phases"].get(phase, {}):
+                measures.setdefault(measure.title, result["phases"][phase][measure.name])
+    minutes = 60 * result["measured"]["hours"]
+    return ComparedRun(folder, keys, measures | {"minutes": minutes})
+
+
+def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:
+    """Group runs by the keys that differ between them, apart from the seed; keep their order."""
+    names = dict.fromkeys(key for run in runs for key in run.keys)
+    varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
+    settings: dict[str, Setting] = {}
+    for run in runs:
+        values = {key: run.keys.get(key) for key in varied if key != "seed"}
+        settings.setdefault(json.dumps(values), Setting(values, [])).runs.append(run)
+    return list(settings.values())
+
+
+def difference(first: Setting, other: Setting, title: str) -> Difference:
+    """Return the difference of a measure between ``other`` and ``first``."""
+    ours = {run.seed: run.measures[title] for run in first.finished()}
+    theirs = {run.seed: run.measures[title] for run in other.finished()}
+    common = sorted(ours.keys() & theirs.keys())
+    if len(common) > 1 or ours.keys() == theirs.keys():
+        return Difference(estimate([theirs[s] - ours[s] for s in common]), len(common))
+    return Difference(_welch(list(ours.values()), list(theirs.values())), 0)
+
+
+def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
+    """Return the difference of the means of independent samples, with its 95 % interval."""
+    mean = statistics.fmean(other) - statistics.fmean(first)
+    size = len(first) + len(other)
+    if min(len(first), len(other)) == 1:
+        return Estimate(mean, math.nan, size)
+    parts = [statistics.variance(each) / len(each) for each in (first, other)]
+    if not sum(parts):
+        return Estimate(mean, 0.0, size)
+    terms = [p * p / (len(e) - 1) for p, e in zip(parts, (first, other), strict=True)]
+    freedom = sum(parts) ** 2 / sum(terms)
+    return Estimate(mean, t_quantile(int(freedom)) * math.sqrt(sum(parts)), size)
+
+
+def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Return the comparison as plain data: one entry per setting and the folders of its runs."""
+    return {
+        "settings": [
+            {
+                "values": dict(setting.values),
+                "runs": [str(run.folder) for run in setting.runs],
+                "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
+                "measures": {
+                    title: {"mean": found.mean, "half": _plain(found.half), "runs": found.size}
+                    for title, found in (setting.estimates() if setting.finished() else {}).items()
+                },
+            }
+            for setting in settings
+        ]
+    }
+
+
+def comparison_table(settings: Sequence[Setting]) -> Table:
+    """Return a table with one row per setting: mean and 95 % interval of each measure."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    keys = list(settings[0].values)
+    done = [setting for setting in settings if setting.finished()]
+    titles = dict.fromkeys(title for setting in done for title in setting.estimates())
+    for key in keys:
+        table.add_column(key)
+    for title in ("runs", *titles):
+        table.add_column(title, justify="right")
+    for setting in settings:
+        found = setting.estimates() if setting.finished() else {}
+        count = f"{len(setting.finished())} of {len(setting.runs)}"
+        cells = [_cell(found[title]) if title in found else "" for title in titles]
+        table.add_row(*(shown(setting.values[key]) for key in keys), count, *cells)
+    return table
+
+
+def verdicts(settings: Sequence[Setting], titles: Sequence[str]) -> list[str]:
+    """Return a line per measure and setting: its difference from the first setting."""
+    done = [setting for setting in settings if setting.finished()]
+    lines = []
+    for other in done[1:]:
+        common = done[0].estimates().keys() & other.estimates().keys()
+        for title in (title for title in titles if title in common):
+            found = difference(done[0], other, title)
+            lines.append(f"{other.label}: {title} {_cell(found.estimate, '+')}, {found.verdict}")
+    return [f"Differences from {done[0].label}, with 95 % intervals", *lines] if lines else []
+
+
+def shown(value: object) -> str:
+    """Return a value as it is typed on the command line."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower().replace("none", "null")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(found: Estimate, sign: str = "") -> str:
+    interval = "" if math.isnan(found.half) else f" ± {found.half:.3f}"
+    return f"{found.mean:{sign}.3f}{interval}"
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _is_bookkeeping(key: str) -> bool:
+    return key.partition(".")[0] in BOOKKEEPING or key.endswith(CHOSEN)

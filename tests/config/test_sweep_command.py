@@ -1,0 +1,86 @@
+"""Commands of sweeps: definitions by name, and the folders of a sweep and its jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.sweep_command import expanded, placed
+from rlhf.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def definitions(tmp_path: Path) -> Path:
+    text = "# What?\nppo.kl_ctl: [0.1, 0.2]\nppo.kl_target: [null, 6]\nlora: default\nplan: false\n"
+    (tmp_path / "pets.yaml").write_text(text)
+    (tmp_path / "list.yaml").write_text("- a\n")
+    (tmp_path / "torn.yaml").write_text("a: [1\n")
+    return tmp_path
+
+
+def test_definition_takes_the_place_of_its_name(definitions: Path) -> None:
+    assert expanded(["-m", "sweep=pets", "seed=1,2"], definitions) == [
+        "ppo.kl_ctl=0.1,0.2",
+        "ppo.kl_target=null,6",
+        "lora=default",
+        "plan=false",
+        "-m",
+        "seed=1,2",
+    ]
+    assert expanded(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
+
+
+def test_command_wins_over_the_definition(definitions: Path) -> None:
+    words = expanded(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
+    assert words[:2] == ["ppo.kl_target=null,6", "plan=false"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep=pets"], r"^sweep=pets is for several runs: python launch\.py -m sweep=pets$"),
+        (["-m", "sweep=cats"], r"^sweep=cats: no such file in .*; choose one of list, pets, torn$"),
+        (["-m", "sweep=list"], r"list\.yaml: must map keys to a value"),
+        (["-m", "sweep=torn"], r"torn\.yaml: cannot be read \("),
+    ],
+)
+def test_wrong_definition_is_refused(definitions: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expanded(words, definitions)
+
+
+def test_folders_are_named_by_the_command() -> None:
+    words = ["-m", "experiment=dsc/opt_13b", "ppo.kl_ctl=0.1,0.2", "seed=1"]
+    first, again, other = (
+        placed(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
+    )
+    folder = next(word for word in first if word.startswith("hydra.sweep.dir="))
+    assert folder.startswith("hydra.sweep.dir=runs/sweeps/dsc_opt_13b-")
+    assert folder in again
+    assert folder not in other
+    assert "hydra.job.config.override_dirname.exclude_keys=[experiment,seed]" in first
+
+
+def test_last_value_of_a_key_counts() -> None:
+    words = ["-m", "seed=1", "ppo.steps=2", "seed=1,2"]
+    found = placed(words, words)
+    assert found[:3] == ["-m", "ppo.steps=2", "seed=1,2"]
+    assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
+
+
+@pytest.mark.parametrize(
+    "words", [["seed=1,2"], ["-m", "seed=1"], ["-m", "seed=1,2", "hydra.sweep.dir=here"]]
+)
+def test_other_commands_keep_their_folders(words: list[str]) -> None:
+    assert placed(words, words) == words
+
+
+def test_every_definition_asks_a_question() -> None:
+    for path in (ROOT / "sweeps").glob("*.yaml"):
+        question, command, *_ = path.read_text().splitlines()
+        assert question.startswith("# ")
+        assert question.endswith("?")
+        assert command == f"# python launch.py -m sweep={path.stem}"
