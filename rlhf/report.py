@@ -1,4 +1,4 @@
-"""Compare runs or sweeps: ``python -m rlhf.report RUN_DIR... | SWEEP_DIR``."""
+"""Write the report of a run, or compare runs: ``python -m rlhf.report RUN_DIR... | SWEEP_DIR``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 
 from rlhf.atomic import replacing
 from rlhf.checkpoint.results import write_json
+from rlhf.config.freeze import FROZEN
 from rlhf.errors import RlhfError
 from rlhf.tracking.comparison import (
     comparison_json,
@@ -20,6 +21,7 @@ from rlhf.tracking.comparison import (
     verdicts,
 )
 from rlhf.tracking.console import build_console
+from rlhf.tracking.report.run_page import write_report
 
 COMPARED = ("exactly right", "gold", "score", "accuracy", "perplexity")
 
@@ -38,20 +40,33 @@ def compare(paths: Sequence[Path]) -> None:
     unfinished = [run for setting in settings for run in setting.runs if not run.measures]
     for run in unfinished:
         console.say(f"no result: {run.folder}")
-    if len(paths) == 1 and not (paths[0] / "config.yaml").exists():
+    if len(paths) == 1 and not (paths[0] / FROZEN).exists():
         content = comparison_json(settings)
         write_json(paths[0] / "result.json", content)
         with replacing(paths[0] / "multirun.yaml") as building:
             building.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
+def report(run_dir: Path) -> None:
+    """Write the report of one run and print where it is.
+
+    Raises:
+        CheckpointError: if ``run_dir`` is not the directory of a run.
+    """
+    build_console(is_main=True, log_every=1).say(f"wrote {write_report(run_dir)}")
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Compare the folders that the command names; return the exit code."""
+    """Write a report, or compare the runs that the command names; return the exit code."""
     if not arguments or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m rlhf.report RUN_DIR... | SWEEP_DIR\n")
         return 2
     try:
-        compare([Path(each).expanduser() for each in arguments])
+        paths = [Path(each).expanduser() for each in arguments]
+        if len(paths) == 1 and (paths[0] / FROZEN).is_file():
+            report(paths[0])
+        else:
+            compare(paths)
     except RlhfError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

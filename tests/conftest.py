@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -27,6 +28,9 @@ CONF = Path(__file__).parents[1] / "conf"
 # Here and not in a fixture: DeepSpeed and huggingface_hub read these when they are imported.
 os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
 os.environ.pop("WANDB_MODE", None)
+
+# A full collection takes a second with the libraries loaded, and compositions cause many of them.
+gc.set_threshold(100_000, 50, 100)
 
 # The same language read by libyaml: OmegaConf parses 40 files for every composition.
 yaml.SafeLoader = yaml.CSafeLoader

@@ -67,6 +67,20 @@ def load_frozen(run_dir: Path) -> RunConfig:
         ) from error
 
 
+def frozen_keys(run_dir: Path) -> dict[str, Any]:
+    """Return the value of every dotted key that a run was started with.
+
+    Runs of other versions of this program can be read too: nothing is checked.
+
+    Raises:
+        CheckpointError: if ``run_dir`` has no configuration.
+    """
+    path = run_dir / FROZEN
+    if not path.is_file():
+        raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
+    return _leaves(DictConfig(OmegaConf.load(path)))
+
+
 def load_run(run_dir: str | Path) -> RunConfig:
     """Return the configuration of a run, with ``run_dir`` set to where the run is now."""
     path = Path(run_dir).expanduser()
@@ -79,7 +93,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
     Raises:
         ConfigError: if one does; the message gives the value that the run was started with.
     """
-    kept, asked = flat(frozen), _leaves(_typed(cfg))
+    kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(_typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
             leaf
@@ -102,11 +116,6 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
             if f"{leaf}.".startswith(FREE):
                 OmegaConf.update(config, leaf, asked[leaf])
     return to_run_config(config)
-
-
-def flat(config: RunConfig) -> dict[str, Any]:
-    """Return the plain value of every dotted key of a configuration."""
-    return _leaves(OmegaConf.structured(config))
 
 
 def _node(override: Override) -> str:

@@ -38,6 +38,7 @@ from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import drop_phases
+from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.summary import show_summary
 from rlhf.tracking.trackers import SampleWriter, build_tracker
 from rlhf.types import Ranks
@@ -76,12 +77,17 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
         try:
             for phase in unfinished:
                 run_phase(context, phase, RUNNERS[phase])
+        except BaseException:
+            if ranks.is_main:
+                write_report(run_dir)  # what there is so far
+            raise
         finally:
             context.close()
     result = summarise(config, run_dir)
     result |= whole_beside_the_plan(run_dir, result["phases"], unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
+        write_report(run_dir)
         show_summary(console, result, run_dir)
     ranks.barrier()
     return float(result["objective"])
@@ -105,7 +111,7 @@ def build_context(
     parts = load_parts(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
     if ranks.is_main:
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"):
             drop_phases(run_dir / name, {phase.value for phase in unfinished})
     return RunContext(
         config=config,
@@ -116,7 +122,7 @@ def build_context(
         parts=parts,
         judge=GoldJudge() if config.data.source is Source.synthetic else None,
         console=console,
-        tracker=build_tracker(config, run_dir, is_main=ranks.is_main),
+        tracker=build_tracker(config, run_dir, is_main=ranks.is_main, say=console.say),
         samples=SampleWriter(run_dir / "samples.jsonl") if ranks.is_main else None,
     )
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.config.freeze import FROZEN, flat, load_frozen
+from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.errors import CheckpointError
 from rlhf.intervals import Estimate, estimate, t_quantile
 
@@ -118,7 +118,7 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the result of a run; a run without result has no measures."""
-    keys = {key: v for key, v in flat(load_frozen(folder)).items() if not _is_bookkeeping(key)}
+    keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
     path = folder / "result.json"
     if not path.is_file():
         return ComparedRun(folder, keys, {})

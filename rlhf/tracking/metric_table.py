@@ -16,6 +16,7 @@ class MetricInfo(NamedTuple):
     meaning: str
     healthy: str
     otherwise: str
+    healthy_range: tuple[float, float] | None = None  # what ``healthy`` says, if two numbers say it
 
 
 SFT = {
@@ -119,18 +120,21 @@ REWARD = {
         "synthetic task: share of right answers that score above their copy with one item replaced",
         "above 0.9",
         "near 0.5: the reward model does not detect errors, and PPO will not improve correctness",
+        healthy_range=(0.9, 1.0),
     ),
     "reward/eval_one_item_too_many": MetricInfo(
         "share",
         "synthetic task: share of right answers that score above their copy with one item added",
         "above 0.9",
         "below 0.5: PPO will learn to add items",
+        healthy_range=(0.9, 1.0),
     ),
     "reward/eval_one_item_missing": MetricInfo(
         "share",
         "synthetic task: share of right answers that score above their copy with one item removed",
         "above 0.9",
         "below 0.5: PPO will learn to drop items",
+        healthy_range=(0.9, 1.0),
     ),
     "reward/eval_loss": MetricInfo(
         "nats per pair",
@@ -213,6 +217,7 @@ DIVERGENCE = {
         "below about 0.3",
         "grows while ppo/kl_to_reference does not: responses get shorter and diverge more per "
         "token",
+        healthy_range=(0.0, 0.3),
     ),
     "ppo/logprob_mismatch": MetricInfo(
         "nats per token",
@@ -222,12 +227,14 @@ DIVERGENCE = {
         "above `rollout.max_logprob_mismatch`: log-probabilities are recomputed in every step; far "
         "above: the rollout samples from another policy (`rollout.top_k`, `rollout.top_p`, "
         "dropout)",
+        healthy_range=(0.0, 0.02),
     ),
     "ppo/logprob_mismatch_share": MetricInfo(
         "share",
         "share of response tokens whose mismatch (see ppo/logprob_mismatch) is above 0.1 nats",
         "0 in fp32, below 0.05 in bf16",
         "see ppo/logprob_mismatch",
+        healthy_range=(0.0, 0.05),
     ),
     "ppo/logprob_mismatch_max": MetricInfo(
         "nats",
@@ -249,6 +256,7 @@ DIVERGENCE = {
         "optimizer step per response",
         "above 0.3: steps are too large, lower `ppo.actor_lr` or `ppo.ppo_epochs`; always 0 with "
         "several optimizer steps: steps are too small",
+        healthy_range=(0.0, 0.2),
     ),
     "ppo/approx_kl": MetricInfo(
         "nats per token",
@@ -256,6 +264,7 @@ DIVERGENCE = {
         "below 0.02; never negative",
         "above 0.1: the policy moves too far from the policy that sampled, lower `ppo.actor_lr` or "
         "`ppo.ppo_epochs`",
+        healthy_range=(0.0, 0.02),
     ),
     "ppo/ratio_mean": MetricInfo(
         "1",
@@ -263,6 +272,7 @@ DIVERGENCE = {
         "within 0.01 of 1",
         "away from 1: the old log-probabilities do not come from the policy that sampled, see "
         "ppo/logprob_mismatch",
+        healthy_range=(0.99, 1.01),
     ),
     "ppo/ratio_max": MetricInfo(
         "1",
@@ -270,6 +280,7 @@ DIVERGENCE = {
         "1-3",
         "above 10 occasionally: rare tokens, which are clipped; always above 10: rollout and "
         "training disagree on log-probabilities (precision, dropout)",
+        healthy_range=(1.0, 3.0),
     ),
     "ppo/entropy": MetricInfo(
         "nats per token",
@@ -304,6 +315,7 @@ LOSSES = {
         "share of response tokens whose clipped value error is larger than the unclipped error",
         "below 0.3; 0 if `ppo.cliprange_value` is null",
         "above 0.5: the clip slows the critic down, raise `ppo.cliprange_value`",
+        healthy_range=(0.0, 0.3),
     ),
     "ppo/values_mean": MetricInfo(
         "reward",
@@ -372,6 +384,7 @@ LOSSES = {
         "1 - Var(R - V) / Var(R) over response tokens; 1: perfect; 0: no better than a constant",
         "rises from below 0 to 0.3-0.9",
         "stays at or below 0: the critic does not help, raise `ppo.critic_lr` or warm it up",
+        healthy_range=(0.3, 0.9),
     ),
 }
 
@@ -389,6 +402,7 @@ ROLLOUT = {
         "above 0.9",
         "low: raise `rollout.max_response_tokens` or `ppo.missing_end_penalty`; 0 from the start: "
         "the SFT model never learned to end",
+        healthy_range=(0.9, 1.0),
     ),
     "ppo/actor_learning_rate": MetricInfo(
         "1",
@@ -502,6 +516,7 @@ PPO_OPTIONS = {
         "share of response tokens whose loss `ppo.dual_clip` limits; 0 if `ppo.dual_clip` is null",
         "below 0.01",
         "above 0.01: the policy moves too far in one step, lower `ppo.actor_lr`",
+        healthy_range=(0.0, 0.01),
     ),
     "ppo/lr_scale": MetricInfo(
         "1",

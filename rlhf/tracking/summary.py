@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from rlhf.tracking.alarms import alarms_of
+from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,12 +41,21 @@ class SummaryRow(NamedTuple):
     after: str = ""
 
 
+class SummaryPart(NamedTuple):
+    """The measures of a phase, or of the whole run, and the time that it took."""
+
+    name: str
+    rows: list[SummaryRow]
+    duration: str
+
+
 def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
     """Print the summary of a run from ``result``, the content of result.json."""
     console.say("")
     console.show(summary_table(result))
+    doubts = [alarm.line for alarm in read_alarms(run_dir)] + alarms_of(result["phases"])
     sections = (
-        _titled("Reasons to doubt this run", alarms_of(result["phases"])),
+        _titled("Reasons to doubt this run", doubts),
         answers_side_by_side(run_dir),
         where_it_lies(run_dir),
         what_to_type_next(run_dir),
@@ -72,19 +82,24 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     table.add_column("measure")
     for column in ("before", "after", "time"):
         table.add_column(column, justify="right")
+    for part in summary_parts(result):
+        names = iter((part.name, part.duration))
+        for row in part.rows:
+            table.add_row(next(names, ""), *row, next(names, ""))
+        table.add_section()
+    return table
+
+
+def summary_parts(result: Mapping[str, Any]) -> Iterator[SummaryPart]:
+    """Yield the measures of each phase that ran, and of the whole run."""
     for phase, rows in PHASE_ROWS.items():
         if phase in result["phases"]:
             measures = result["phases"][phase]
-            names = iter((phase, _duration(measures["seconds"] / 3600)))
-            for row in rows(measures):
-                table.add_row(next(names, ""), *row, next(names, ""))
-            table.add_section()
+            duration = _duration(measures["seconds"] / 3600)
+            yield SummaryPart(phase, list(rows(measures)), duration)
     if "measured" in result:
-        of_run = _rows_of_run(result["measured"], result.get("planned"))
-        duration = iter(("run", _duration(result["measured"]["hours"])))
-        for row in of_run:
-            table.add_row(next(duration, ""), *row, next(duration, ""))
-    return table
+        of_run = list(_rows_of_run(result["measured"], result.get("planned")))
+        yield SummaryPart("run", of_run, _duration(result["measured"]["hours"]))
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import AlarmsConfig, RunConfig
+from rlhf.errors import RlhfError
 from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.registry import check_name
+from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 if TYPE_CHECKING:
     # Type checking only: importing rlhf.types would import torch.
     from rlhf.types import Tracker
+
+
+class StoppedByAlarmError(RlhfError):
+    """An alarm in alarms.stop ended the run."""
 
 
 class Trackers:
@@ -38,6 +44,45 @@ class Trackers:
         """Flush and close all trackers."""
         for tracker in self._trackers:
             tracker.finish()
+
+
+class AlarmTracker:
+    """A tracker that raises alarms: in alarms.jsonl, on the terminal, and to those who listen."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: AlarmsConfig,
+        *,
+        say: Callable[[str], None],
+        listeners: Sequence[Callable[[Alarm], None]] = (),
+    ) -> None:
+        self._path = path
+        self._rules = AlarmRules(config.mute)
+        self._stop = config.stop
+        self._say = say
+        self._listeners = listeners
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Raise the alarms of one step.
+
+        Raises:
+            StoppedByAlarmError: if alarms.stop has one of them.
+        """
+        for alarm in self._rules.check(phase, step, values):
+            writer = JsonlWriter(self._path)
+            writer.write(alarm._asdict())
+            writer.close()
+            self._say(alarm.line)
+            for listener in self._listeners:
+                listener(alarm)
+            if alarm.name in self._stop:
+                raise StoppedByAlarmError(
+                    f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
+                )
+
+    def finish(self) -> None:
+        """Do nothing: the file is closed after every alarm."""
 
 
 class NullTracker:
@@ -95,8 +140,12 @@ class SampleWriter:
         self._writer.close()
 
 
-def build_tracker(config: RunConfig, run_dir: Path, *, is_main: bool) -> Tracker:
+def build_tracker(
+    config: RunConfig, run_dir: Path, *, is_main: bool, say: Callable[[str], None]
+) -> Tracker:
     """Return the tracker of this rank; only the main rank records metrics.
+
+    ``say`` prints the line of an alarm.
 
     Raises:
         CapabilityError: if Weights & Biases or TensorBoard is configured but not available.
@@ -104,14 +153,18 @@ def build_tracker(config: RunConfig, run_dir: Path, *, is_main: bool) -> Tracker
     if not is_main:
         return NullTracker()
     trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl")]
+    listeners = []
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.tracking.wandb_run import WandbTracker
 
         name = run_dir.resolve().name
         wandb = WandbTracker(config.tracking, run_dir, asdict(config), name=name, group=config.name)
         trackers.append(wandb)
+        listeners.append(wandb.alert)
     if config.tracking.tensorboard:
         from rlhf.tracking.tensorboard import TensorBoardTracker
 
         trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
+    alarms = run_dir / "alarms.jsonl"
+    trackers.append(AlarmTracker(alarms, config.alarms, say=say, listeners=listeners))
     return Trackers(trackers)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import CapabilityError
+from rlhf.tracking.step_alarms import Alarm
 
 if TYPE_CHECKING:
     import wandb
@@ -65,6 +66,10 @@ class WandbTracker:
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Record the metrics of one step."""
         self._run.log({**values, f"{phase}/step": step})
+
+    def alert(self, alarm: Alarm) -> None:
+        """Send an alarm as an alert; W&B forwards it to where its user asked for."""
+        self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
 
     def finish(self) -> None:
         """Upload the remaining metrics and end the run."""

@@ -6,11 +6,14 @@ import json
 import socket
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf.config.freeze import freeze, to_run_config
 from rlhf.config.run_dir import make_run_dir
+from rlhf.planning.decide import decide
+from rlhf.planning.plan_tables import as_json, summary
 from tests.planning.planned import Compose
 from tests.runs import launch
 
@@ -20,17 +23,30 @@ ROOT = Path(__file__).parents[2]
 PROFILES = sorted(path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml"))
 
 
+def check_plan(plan: dict[str, Any], *, fits: bool) -> None:
+    assert plan["fits"] == fits
+    assert set(plan["phases"]) == {"sft", "reward", "ppo"}
+    assert {"weights", "process"} < set(plan["phases"]["ppo"]["memory"])
+
+
 @pytest.mark.parametrize("hardware", PROFILES)
-def test_every_profile_answers(hardware: str, tmp_path: Path) -> None:
+def test_every_profile_answers(hardware: str, compose: Compose) -> None:
+    config = to_run_config(compose(["plan=only", "model=opt_13b", f"hardware={hardware}"]))
+    plan = decide(config).plan
+    assert plan is not None
+    assert summary(plan)
+    check_plan(as_json(plan), fits=plan.fits)
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "64xa100_80g"])
+def test_command_prints_and_writes_the_plan(hardware: str, tmp_path: Path) -> None:
     given = ("plan=only", "model=opt_13b", f"hardware={hardware}", "run_dir=here")
     run = launch(*given, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert "fit" in run.stdout
     assert [path.name for path in tmp_path.rglob("*")] == ["here", "plan.json"]
+    assert "fit" in run.stdout
     plan = json.loads((tmp_path / "here" / "plan.json").read_text())
-    assert plan["fits"] == ("does not fit" not in run.stdout)
-    assert set(plan["phases"]) == {"sft", "reward", "ppo"}
-    assert {"weights", "process"} < set(plan["phases"]["ppo"]["memory"])
+    check_plan(plan, fits="does not fit" not in run.stdout)
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")], ids=["one", "sweep"])

@@ -48,19 +48,21 @@ def test_result_says_what_every_phase_reached(run_dir: Path) -> None:
 def test_metrics_of_every_step_are_there(run_dir: Path) -> None:
     lines = metrics(run_dir)
     steps = {p: [line["step"] for line in lines if line["phase"] == p] for p in ("reward", "ppo")}
-    assert steps["ppo"] == [1, 2]
+    assert steps["ppo"] == [0, 1, 2, 2], "evaluated before the first and after the last step"
     assert steps["reward"][0] == 1
     wanted = (
         "clipfrac approx_kl kl_to_reference kl_ctl score_mean score_std reward_mean reward_std "
         "returns_mean values_mean explained_variance entropy response_tokens ended_share ratio_max "
         "actor_learning_rate critic_learning_rate actor_grad_norm critic_grad_norm"
     )
-    assert {f"ppo/{name}" for name in wanted.split()} <= lines[-1].keys()
-    assert lines[-2]["ppo/kl_to_reference"] == 0, "policy and reference start equal"
-    assert lines[-2]["ppo/actor_grad_norm"] > 0
+    before, first, last, after = lines[-4:]
+    assert {f"ppo/{name}" for name in wanted.split()} <= last.keys()
+    assert first["ppo/kl_to_reference"] == 0, "policy and reference start equal"
+    assert first["ppo/actor_grad_norm"] > 0
+    assert {"ppo/eval_score", "ppo/eval_gold"} <= before.keys() & after.keys()
     every_line = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert every_line[-1]["time/generate_seconds"] > 0
-    assert every_line[-1]["speed/tokens_per_second"] > 0
+    assert every_line[-2]["time/generate_seconds"] > 0
+    assert every_line[-2]["speed/tokens_per_second"] > 0
 
 
 def test_samples_are_judged(run_dir: Path) -> None:

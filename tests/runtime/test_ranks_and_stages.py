@@ -57,7 +57,6 @@ WAYS = {
     "stage0, 2 ranks": ["zero=stage0", "hardware.ranks_per_node=2"],
     "stage1, 2 ranks": ["zero=stage1", "hardware.ranks_per_node=2"],
     "stage2, 2 ranks, micro-batches": ["zero=stage2", "hardware.ranks_per_node=2", *MICRO],
-    "stage3, 2 ranks": ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL],
     "stage3, 2 ranks, hf": ["zero=stage3", "hardware.ranks_per_node=2", "rollout=hf", *SHARD_ALL],
 }
 
@@ -83,6 +82,7 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
     how = [f"rollout.gather_weights={gather}", "rollout=fast"]
     run = finished(tmp_path / "run", *ranks, *how, *WHOLE_ROLLOUT)
     assert_first_losses(run, plain)
+    assert (run / "ppo" / "actor" / "model.safetensors").exists()
     assert len(first_responses(plain)) > 1
     assert len({response for _, response in first_responses(plain)}) > 1
     assert first_responses(run) == first_responses(plain)

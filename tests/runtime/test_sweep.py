@@ -38,7 +38,7 @@ def job(sweep: Path, kl_ctl: float, seed: int) -> Path:
 def test_jobs_are_runs_named_by_what_differs(sweep: Path) -> None:
     for kl_ctl in (0.02, 0.5):
         for seed in (1, 2):
-            assert metrics(job(sweep, kl_ctl, seed))[-1]["ppo/kl_ctl"] == kl_ctl
+            assert metrics(job(sweep, kl_ctl, seed))[-2]["ppo/kl_ctl"] == kl_ctl
     assert sweep.name.startswith("smoke-"), "named by the experiment, and a hash of the command"
 
 

@@ -43,7 +43,9 @@ def test_the_names_are_these_and_each_stands_once() -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_each_metric_says_everything(name: str) -> None:
-    assert all(METRICS[name])
+    info = METRICS[name]
+    assert all(info[:4])
+    assert info.healthy_range is None or info.healthy_range[0] < info.healthy_range[1]
     check_name(name)
 
 

@@ -44,7 +44,7 @@ def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
 
 def test_the_main_rank_writes_into_the_run_directory(tmp_path: Path) -> None:
     config = run_config(WandbMode.disabled, tensorboard=True)
-    tracker = build_tracker(config, tmp_path, is_main=True)
+    tracker = build_tracker(config, tmp_path, is_main=True, say=[].append)
     tracker.log("dpo", 4, {"dpo/loss": 0.75})
     tracker.finish()
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}

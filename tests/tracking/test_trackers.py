@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.tracking.trackers import JsonlTracker, NullTracker, SampleWriter, Trackers, build_tracker
 
@@ -37,7 +37,8 @@ def run_config(wandb: WandbMode, *, tensorboard: bool = False) -> RunConfig:
         wandb=wandb, project="p", entity=None, tags=[], tensorboard=tensorboard, log_every=1
     )
     others: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
-    return RunConfig(**others | {"name": "default", "tracking": tracking})
+    alarms = AlarmsConfig(stop=[], mute=[])
+    return RunConfig(**others | {"name": "default", "tracking": tracking, "alarms": alarms})
 
 
 def test_all_trackers_are_told_the_same_in_order() -> None:
@@ -75,7 +76,7 @@ def test_a_sample_line_holds_gold_only_where_it_is_known(tmp_path: Path) -> None
 
 
 def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:
-    tracker = build_tracker(run_config(WandbMode.disabled), tmp_path, is_main=True)
+    tracker = build_tracker(run_config(WandbMode.disabled), tmp_path, is_main=True, say=[].append)
     tracker.log("sft", 1, {"sft/loss": 1.0})
     tracker.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
@@ -84,7 +85,7 @@ def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:
 
 def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
     config = run_config(WandbMode.online, tensorboard=True)
-    tracker = build_tracker(config, tmp_path, is_main=False)
+    tracker = build_tracker(config, tmp_path, is_main=False, say=[].append)
     assert isinstance(tracker, NullTracker)
     tracker.log("sft", 1, {"sft/loss": 1.0})
     tracker.finish()

@@ -28,7 +28,7 @@ def test_project_team_group_and_tags_are_those_of_the_config(
     named = ["name=pets", "tracking.project=zoo", "tracking.entity=team", "tracking.tags=[a,b]"]
     config = to_run_config(compose(["tracking=wandb_offline", *named]))
     (tmp_path / "monday").mkdir()
-    build_tracker(config, tmp_path / "monday", is_main=True).finish()
+    build_tracker(config, tmp_path / "monday", is_main=True, say=[].append).finish()
     names = {key: given[key] for key in ("project", "entity", "group", "tags", "name", "mode")}
     assert names == {
         "project": "zoo",

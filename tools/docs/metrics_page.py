@@ -20,7 +20,7 @@ def markdown_table() -> str:
 
 
 def _markdown_row(name: str, info: MetricInfo) -> str:
-    cells = (f"`{name}`", *(cell.replace("|", "\\|") for cell in info))
+    cells = (f"`{name}`", *(cell.replace("|", "\\|") for cell in info[:4]))
     return "| " + " | ".join(cells) + " |\n"
 
 

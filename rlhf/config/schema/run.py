@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.config.choices import (
+    AlarmName,
     Phase,
     PlanMode,
     Reuse,
@@ -47,6 +48,16 @@ class ReuseConfig:
 
 
 @dataclass(kw_only=True)
+class AlarmsConfig:
+    """Alarms during training: what they do besides a line on the terminal and in alarms.jsonl."""
+
+    stop: list[AlarmName]
+    """Alarms that end the run."""
+    mute: list[AlarmName]
+    """Alarms that are not raised."""
+
+
+@dataclass(kw_only=True)
 class RunConfig:
     """The whole configuration of one run."""
 
@@ -66,6 +77,7 @@ class RunConfig:
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
     phase: PhaseConfig
     reuse: ReuseConfig
+    alarms: AlarmsConfig
     model: ModelConfig
     reward_model: ModelConfig
     hardware: HardwareConfig

@@ -43,8 +43,8 @@ class PpoEvaluation:
         limit = context.config.ppo.ptx_eval_blocks
         self._blocks = blocks.eval[:limit] if blocks is not None else []
 
-    def result(self, when: str) -> dict[str, Any]:
-        """Return entries of result.json; their names end in ``when``.
+    def result(self, when: str, *, step: int | None = None) -> dict[str, Any]:
+        """Return entries of result.json; their names end in ``when``. ``step`` logs them too.
 
         Values of single prompts go to ppo/held_out.json. With the values before and after PPO come
         95 % intervals of the mean gains over the prompts.
@@ -55,6 +55,8 @@ class PpoEvaluation:
             write_json(
                 self._context.run_dir / "ppo" / "held_out.json", self._by_prompt, indent=None
             )
+        if step is not None:
+            self._context.tracker.log("ppo", step, evaluation.metrics())
         if when == "after":
             result |= self._gains()
         if self._blocks:

@@ -67,7 +67,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    result = evaluation.result("before")
+    result = evaluation.result("before", step=0)
     evaluation.write_samples(step=0)
 
     with context.console.progress("ppo", steps) as progress:
@@ -78,10 +78,10 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             progress.advance(step, stats.metrics)
             if step % config.sample_every == 0:
                 evaluation.write_samples(step=step)
-            if config.eval_every and step % config.eval_every == 0:
+            if config.eval_every and step % config.eval_every == 0 and step < steps:
                 context.tracker.log("ppo", step, evaluation.metrics())
 
-    result |= evaluation.result("after")
+    result |= evaluation.result("after", step=steps)
     save_models(context, engine)
     if config.ema_beta:
         with engine.actor.averaged():

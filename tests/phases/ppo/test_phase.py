@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -85,7 +86,7 @@ def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(
 
 MEASURES = ("score", "kl", "ended_share", "response_tokens")
 KEYS = {f"{name}_{when}" for name in MEASURES for when in ("before", "after")}
-KEYS |= {"kl_to_reference", "steps", "seconds", "peak_memory_gib"}
+KEYS |= {"kl_to_reference", "steps", "seconds", "peak_memory_gib", "score_gain_ci"}
 PERPLEXITY = {"corpus_perplexity_before", "corpus_perplexity_after"}
 
 
@@ -97,11 +98,18 @@ def test_what_a_run_of_ppo_tells(made: Make) -> None:
     assert result["kl_before"] == pytest.approx(0, abs=1e-5)
     assert result["kl_to_reference"] == result["kl_after"] != 0
     assert notes.steps_with("ppo/actor_loss") == [1, 2]
-    assert notes.steps_with("ppo/eval_score") == []
+    assert notes.steps_with("ppo/eval_score") == [0, 2]
+    low, high = result["score_gain_ci"]
+    assert low <= result["score_after"] - result["score_before"] <= high
+    held_out = json.loads((context.run_dir / "ppo" / "held_out.json").read_text())
+    for when in ("before", "after"):
+        scores = held_out[when]["score"]
+        assert sum(scores) / len(scores) == pytest.approx(result[f"score_{when}"])
     assert list(notes.saved) == ["ppo/actor", "ppo/critic"]
     assert [sample["step"] for sample in notes.samples] == [0] * 4 + [2] * 4
-    assert notes.logged[0][1]["ppo/approx_kl"] >= 0
-    assert notes.logged[0][1]["ppo/kl_to_reference"] == pytest.approx(0, abs=1e-4)
+    first = next(values for _, values in notes.logged if "ppo/approx_kl" in values)
+    assert first["ppo/approx_kl"] >= 0
+    assert first["ppo/kl_to_reference"] == pytest.approx(0, abs=1e-4)
 
 
 @pytest.fixture
@@ -116,10 +124,11 @@ def test_options_tell_more(made: Make, corpus: str) -> None:
     result = run_ppo(replace(context, judge=Judge()))
     gold = {"gold", "exact", "exact_greedy", "gold_parts"}
     golds = {f"{name}_{when}" for name in gold for when in ("before", "after")}
+    golds |= {"gold_gain_ci", "exact_gain_ci"}
     after_ema = {"score", "kl", "ended_share", "response_tokens", "corpus_perplexity", *gold}
     assert set(result) == KEYS | PERPLEXITY | golds | {f"{name}_after_ema" for name in after_ema}
     assert result["gold_after"] == 0.25
-    assert notes.steps_with("ppo/eval_gold") == [1, 2]
+    assert notes.steps_with("ppo/eval_gold") == [0, 1, 2]
     assert notes.steps_with("ppo/ptx_loss") == notes.steps_with("ppo/lr_scale") == [1, 2]
     assert list(notes.saved) == ["ppo/actor", "ppo/actor_ema", "ppo/critic"]
 

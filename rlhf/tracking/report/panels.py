@@ -1,0 +1,72 @@
+"""The charts of a report: what to look at first in each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+
+class Panel(NamedTuple):
+    """A chart: its title, the metrics that it shows, and their labels if they are several."""
+
+    title: str
+    metrics: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+
+
+# What to look at first: the curves of each phase, in the order of the page.
+PANELS: Mapping[str, Sequence[Panel]] = {
+    "PPO: reward": (
+        Panel("Score", ("ppo/score_mean", "ppo/eval_score"), ("rollouts", "held-out")),
+        Panel("Gold score", ("ppo/eval_gold", "ppo/eval_exact"), ("gold", "exactly right")),
+        Panel("Reward after the KL penalty", ("ppo/reward_mean",)),
+    ),
+    "PPO: health": (
+        Panel("Clip fraction", ("ppo/clipfrac",)),
+        Panel(
+            "KL to the reference",
+            ("ppo/kl_to_reference", "ppo/eval_kl"),
+            ("rollouts", "held-out"),
+        ),
+        Panel("KL to the reference per token", ("ppo/kl_per_token",)),
+        Panel("KL of an update", ("ppo/approx_kl",)),
+        Panel("Entropy", ("ppo/entropy",)),
+        Panel("Explained variance", ("ppo/explained_variance",)),
+        Panel("Values and returns", ("ppo/values_mean", "ppo/returns_mean"), ("values", "returns")),
+        Panel("Critic's loss", ("ppo/critic_loss",)),
+    ),
+    "PPO: rollouts": (
+        Panel("Response length", ("ppo/response_tokens",)),
+        Panel("Share that ended", ("ppo/ended_share",)),
+        Panel("Log-prob mismatch of rollout and training", ("ppo/logprob_mismatch",)),
+        Panel("Speed", ("speed/tokens_per_second",)),
+    ),
+    "PPO: time and memory": (
+        Panel(
+            "Seconds of a step",
+            ("time/generate_seconds", "time/score_seconds", "time/train_seconds"),
+            ("generate", "score", "train"),
+        ),
+        Panel("Peak memory", ("memory/peak_gib",)),
+        Panel(
+            "Share of the peak rate (MFU)",
+            ("speed/generate_mfu", "speed/score_mfu", "speed/train_mfu"),
+            ("generate", "score", "train"),
+        ),
+    ),
+    "DPO": (
+        Panel("Loss", ("dpo/loss", "dpo/eval_loss"), ("batch", "held-out")),
+        Panel("Accuracy", ("dpo/accuracy", "dpo/eval_accuracy"), ("batch", "held-out")),
+        Panel("Margin", ("dpo/margin",)),
+    ),
+    "Reward model": (
+        Panel("Loss", ("reward/loss", "reward/eval_loss"), ("batch", "held-out")),
+        Panel("Accuracy", ("reward/accuracy", "reward/eval_accuracy"), ("batch", "held-out")),
+        Panel("Margin", ("reward/margin",)),
+    ),
+    "SFT": (
+        Panel("Loss", ("sft/loss", "sft/eval_loss"), ("batch", "held-out")),
+        Panel("Learning rate", ("sft/learning_rate",)),
+        Panel("Gradient norm", ("sft/grad_norm",)),
+    ),
+}

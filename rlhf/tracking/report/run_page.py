@@ -1,0 +1,284 @@
+"""Write ``report.html`` of a run: verdict, curves, alarms, samples, time, memory and settings.
+
+The page is one file that loads nothing, and it is made from the files in the run directory alone,
+so that a run that crashed has one too. Text of models and data is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.atomic import replacing
+from rlhf.config.freeze import frozen_keys
+from rlhf.tracking.alarms import alarms_of
+from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
+from rlhf.tracking.report.markup import Markup, joined, tag
+from rlhf.tracking.report.panels import PANELS, Panel
+from rlhf.tracking.step_alarms import Alarm, read_alarms
+from rlhf.tracking.summary import summary_parts
+
+REPORT = "report.html"
+MOST_SAMPLES = 4000  # the latest samples that the page holds
+MOST_BARS = 100  # intervals in one chart
+PHASES = ("sft", "reward", "dpo", "ppo")
+
+
+Series = Mapping[str, Sequence[Point]]  # (step, value) of every metric
+
+
+class RunFiles(NamedTuple):
+    """What the files of a run directory hold."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    series: Series
+    samples: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Alarm]
+    result: Mapping[str, Any] | None  # None: the run has not finished
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write the report of the run in ``run_dir``, finished or not; return its path.
+
+    Raises:
+        CheckpointError: if ``run_dir`` is not the directory of a run.
+    """
+    path = run_dir / REPORT
+    page = run_page(read_files(run_dir))
+    with replacing(path) as building:
+        building.write_text(page, encoding="utf-8")
+    return path
+
+
+def read_files(run_dir: Path) -> RunFiles:
+    """Read what a run has written so far; a torn last line is left out."""
+    result = run_dir / "result.json"
+    series: dict[str, list[Point]] = {}
+    for line in _lines(run_dir / "metrics.jsonl"):
+        for name, value in line.items():
+            if name in METRICS:
+                point = (line["step"], math.nan if value is None else value)
+                series.setdefault(name, []).append(point)
+    return RunFiles(
+        folder=run_dir,
+        config=frozen_keys(run_dir),
+        series=series,
+        samples=list(_lines(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
+        alarms=read_alarms(run_dir),
+        result=json.loads(result.read_text()) if result.is_file() else None,
+    )
+
+
+def run_page(run: RunFiles) -> str:
+    """Return the page of a run."""
+    title = f"{run.config['name']}, seed {run.config['seed']}"
+    body = joined(
+        tag("header", tag("h1", title), _verdict(run), tag("p", str(run.folder), class_="path")),
+        tag(
+            "main",
+            _results(run),
+            _doubts(run),
+            _optimisation(run),
+            *_curves(run),
+            _samples(run),
+            _rest(run),
+            _settings(run),
+        ),
+    )
+    return _document(title, body)
+
+
+def _document(title: str, body: Markup) -> str:
+    head = joined(
+        Markup('<meta charset="utf-8">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        tag("title", title),
+        tag("style", _asset("report.css")),
+    )
+    script = tag("script", _asset("report.js"))
+    page = tag("html", tag("head", head), tag("body", body, script), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _asset(name: str) -> Markup:
+    return Markup((files(__package__) / name).read_text(encoding="utf-8"))
+
+
+def _verdict(run: RunFiles) -> Markup:
+    """Return one line: what the run reached, and how many reasons there are to doubt it."""
+    if run.result is None:
+        phases = [name for name in PHASES if (run.folder / name / "result.json").exists()]
+        done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
+        return tag("p", f"This run has not finished; {done}.", class_="verdict doubtful")
+    doubts = len(run.alarms) + len(alarms_of(run.result["phases"]))
+    ppo = run.result["phases"].get("ppo", {})
+    reached = f"objective {run.result['objective']:.3f}"
+    if "exact_after" in ppo:
+        reached = f"exactly right {ppo['exact_before']:.1%} → {ppo['exact_after']:.1%}, {reached}"
+    told = f"{doubts} reason{'s' if doubts > 1 else ''} to doubt it" if doubts else "no alarms"
+    return tag("p", f"{reached}; {told}", class_="verdict doubtful" if doubts else "verdict")
+
+
+def _results(run: RunFiles) -> Markup:
+    """Return the table of the summary: measures before and after each phase."""
+    if run.result is None:
+        return Markup()
+    titles = ("phase", "measure", "before", "after", "time")
+    rows = [
+        tag(
+            "tr",
+            tag("td", "" if number else part.name),
+            tag("td", row.measure.strip(), class_="sub" if row.measure[0] == " " else None),
+            *(tag("td", cell, class_="number") for cell in (row.before, row.after)),
+            tag("td", "" if number else part.duration, class_="number"),
+        )
+        for part in summary_parts(run.result)
+        for number, row in enumerate(part.rows)
+    ]
+    head = tag("thead", tag("tr", *(tag("th", title, scope="col") for title in titles)))
+    return _section("Results", _scrolled("Results", tag("table", head, tag("tbody", *rows))))
+
+
+def _doubts(run: RunFiles) -> Markup:
+    """Return the alarms, each with a link target for its flag, and the doubts about the result."""
+    ends = [] if run.result is None else alarms_of(run.result["phases"])
+    items = [tag("li", alarm.line, id=_target(alarm)) for alarm in run.alarms]
+    items += [tag("li", line) for line in ends]
+    if not items:
+        return Markup()
+    return _section("Reasons to doubt this run", tag("ul", *items, class_="doubts"))
+
+
+def _optimisation(run: RunFiles) -> Markup:
+    """Return score and gold score over the square root of KL (Gao et al. 2023, section 3)."""
+    per_step = run.config["ppo.rollout_batch_size"]
+    rollouts = _over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
+    spread = [1.96 * std / math.sqrt(per_step) for _, std in run.series.get("ppo/score_std", ())]
+    held_out = _over_kl(run.series, "ppo/eval_score", "ppo/eval_kl")
+    gold = _over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
+    halves = spread if len(spread) == len(rollouts) <= MOST_BARS else ()
+    label = "square root of KL to the reference"
+    charts = [
+        line_chart(
+            "Score that PPO maximises",
+            [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
+            x_label=label,
+        ),
+        line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
+    ]
+    if not any(charts):
+        return Markup()
+    note = tag(
+        "p",
+        "A score that rises while the gold score falls is over-optimisation. "
+        "Bars are 95 % intervals.",
+        class_="note",
+    )
+    return _section("Over-optimisation", note, tag("div", *charts, class_="charts"))
+
+
+def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
+    """Return the values of a metric over the square root of KL, by rising KL."""
+    kls = dict(series.get(kl, ()))
+    points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
+    return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
+
+
+def _curves(run: RunFiles) -> Iterator[Markup]:
+    for title, panels in PANELS.items():
+        charts = [_chart(run, panel) for panel in panels]
+        if any(charts):
+            yield _section(title, tag("div", *charts, class_="charts"))
+
+
+def _chart(run: RunFiles, panel: Panel) -> Markup:
+    labels = panel.labels or (panel.title,)
+    lines = [
+        Line(label, run.series[name])
+        for name, label in zip(panel.metrics, labels, strict=True)
+        if name in run.series
+    ]
+    first = METRICS[panel.metrics[0]]
+    flags = [
+        Flag(alarm.step, f"{alarm.name} at step {alarm.step}", _target(alarm))
+        for alarm in run.alarms
+        if alarm.metric in panel.metrics
+    ]
+    unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
+    return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
+
+
+def _rest(run: RunFiles) -> Markup:
+    """Return the metrics that no panel shows, folded."""
+    shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
+    others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
+    charts = [_chart(run, panel) for panel in others]
+    if not charts:
+        return Markup()
+    summary = tag("summary", f"All other metrics ({len(others)})")
+    return tag("details", summary, tag("div", *charts, class_="charts"))
+
+
+def _samples(run: RunFiles) -> Markup:
+    """Return the browser of samples; the page's script fills it from the data beside it."""
+    if not run.samples:
+        return Markup()
+    # "<" is escaped, so that no text of a model can end the element.
+    data = json.dumps(run.samples, ensure_ascii=False).replace("<", "\\u003c")
+    controls = tag(
+        "div",
+        tag("label", "Find ", Markup('<input type="search" id="find">')),
+        tag("label", "Sort by ", Markup('<select id="sort"></select>')),
+        tag("span", id="count", role="status"),
+        class_="controls",
+    )
+    return _section(
+        "Samples",
+        tag("p", "The same held-out prompts at every evaluation.", class_="note"),
+        controls,
+        tag("div", id="browser"),
+        tag("script", Markup(data), type="application/json", id="samples"),
+        tag("noscript", "The samples need scripts; samples.jsonl holds them too."),
+    )
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a file with one per line; a torn last line is left out."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
+
+
+def _settings(run: RunFiles) -> Markup:
+    rows = [
+        tag("tr", tag("th", key, scope="row"), tag("td", json.dumps(value)))
+        for key, value in run.config.items()
+    ]
+    versions = (run.result or {}).get("versions", {})
+    note = ", ".join(f"{name} {version}" for name, version in versions.items())
+    table = _scrolled("Settings", tag("table", tag("tbody", *rows)))
+    return tag("details", tag("summary", f"Settings ({len(rows)} keys)"), tag("p", note), table)
+
+
+def _scrolled(name: str, table: Markup) -> Markup:
+    """Return a table in a region that scrolls on narrow screens, with the keyboard too."""
+    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
+
+
+def _section(title: str, *content: Markup) -> Markup:
+    return tag("section", tag("h2", title), *content)
+
+
+def _target(alarm: Alarm) -> str:
+    return f"alarm-{alarm.name}"

@@ -1,0 +1,203 @@
+"""Alarms during training: rules on the metrics of the steps so far.
+
+A rule looks at the metrics of a phase and says whether they are wrong now. An alarm is raised when
+a rule holds for as many steps in a row as the rule is patient, and once per run. docs/alarms.md
+gives the error rates of every rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.config.choices import AlarmName
+
+BASE_STEPS = 5  # steps at the start that later steps are compared with
+MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range
+MOST_CLIPPED = 0.3
+MOST_MISMATCH = 0.1  # nats per token; bf16 gives about 0.01
+MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
+LEAST_CHANGE = 1e-6  # nats per token; a policy that moved less has not learned
+LEAST_ENTROPY = 0.05  # share of the entropy at the start
+LOSS_GROWTH = 20  # ratio to the critic's loss at the start, which is at least LEAST_LOSS
+LEAST_LOSS = 0.01
+GOLD_FALL = 0.05  # share that the gold score may fall while the score rises
+
+Series = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
+
+
+class Alarm(NamedTuple):
+    """A rule that held: where, what was seen, its likely cause, and the key to turn."""
+
+    phase: str
+    step: int
+    name: AlarmName
+    metric: str
+    value: float
+    advice: str
+
+    @property
+    def line(self) -> str:
+        """Return the alarm as one line."""
+        return (
+            f"alarm {self.name}: {self.metric}={self.value:.4g} at {self.phase} step {self.step}. "
+            f"{self.advice}"
+        )
+
+
+def read_alarms(run_dir: Path) -> list[Alarm]:
+    """Return the alarms that a run has raised so far."""
+    file = run_dir / "alarms.jsonl"
+    lines = map(json.loads, file.read_text().splitlines()) if file.is_file() else ()
+    return [Alarm(**{**line, "value": _number(line["value"])}) for line in lines]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value  # JSON has no NaN
+
+
+class Rule(NamedTuple):
+    """A condition on the series; it must hold for ``patience`` steps in a row that log ``metric``.
+
+    ``wrong`` gets the values of ``metric`` so far, and the values of all metrics.
+    """
+
+    metric: str
+    wrong: Callable[[Sequence[float], Series], bool]
+    patience: int
+    advice: str
+
+
+def _start(values: Sequence[float]) -> float:
+    return statistics.fmean(values[:BASE_STEPS])
+
+
+def _above(limit: float) -> Callable[[Sequence[float], Series], bool]:
+    return lambda values, _: values[-1] > limit
+
+
+def _after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[..., bool]:
+    return lambda values, _: len(values) > steps and wrong(values)
+
+
+def _gold_falls(gold: Sequence[float], series: Series) -> bool:
+    """Return True if gold is below its best while the score is above its value at that time."""
+    scores, best = series["ppo/eval_score"], max(gold)
+    return gold[-1] < best - GOLD_FALL and scores[-1] > scores[gold.index(best)]
+
+
+RULES: Mapping[AlarmName, Rule] = {
+    AlarmName.reference_mismatch: Rule(
+        "ppo/kl_to_reference_k3",
+        lambda values, _: len(values) == 1 and values[0] > MOST_KL_AT_START,
+        1,
+        "Policy and reference differ before the first update: use the same weights and precision.",
+    ),
+    AlarmName.rollout_mismatch: Rule(
+        "ppo/logprob_mismatch",
+        _above(MOST_MISMATCH),
+        3,
+        "The rollout samples from other probabilities than training computes: use rollout=hf, or "
+        "hardware.dtype=fp32.",
+    ),
+    AlarmName.no_change: Rule(
+        "ppo/kl_per_token",
+        _after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
+        1,
+        "The policy equals its reference: raise ppo.actor_lr, or shorten ppo.warmup_steps and "
+        "ppo.actor_freeze_steps.",
+    ),
+    AlarmName.kl_runaway: Rule(
+        "ppo/kl_per_token",
+        _above(MOST_KL_PER_TOKEN),
+        3,
+        "The policy leaves its reference: raise ppo.kl_ctl or lower ppo.actor_lr.",
+    ),
+    AlarmName.clipping: Rule(
+        "ppo/clipfrac",
+        _above(MOST_CLIPPED),
+        5,
+        "Updates are too large: lower ppo.actor_lr or ppo.ppo_epochs.",
+    ),
+    AlarmName.entropy_collapse: Rule(
+        "ppo/entropy",
+        _after(BASE_STEPS, lambda entropy: entropy[-1] < LEAST_ENTROPY * _start(entropy)),
+        3,
+        "The policy always gives nearly the same answer: raise ppo.kl_ctl or ppo.entropy_coef.",
+    ),
+    AlarmName.length: Rule(
+        "ppo/response_tokens",
+        _after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_start(t), 1.0) < 2),  # noqa: PLR2004
+        3,
+        "Responses became much longer or shorter: read samples.jsonl; the reward model may score "
+        "length instead of quality.",
+    ),
+    AlarmName.few_end: Rule(
+        "ppo/ended_share",
+        _after(BASE_STEPS, lambda ended: ended[-1] < _start(ended) / 2),
+        3,
+        "Responses no longer end by themselves: raise ppo.missing_end_penalty or "
+        "rollout.max_response_tokens.",
+    ),
+    AlarmName.critic_useless: Rule(
+        "ppo/explained_variance",
+        _after(2 * BASE_STEPS, lambda explained: explained[-1] < 0),
+        8,
+        "The critic predicts returns worse than their mean: raise ppo.critic_lr, or freeze the "
+        "actor first (ppo.actor_freeze_steps).",
+    ),
+    AlarmName.critic_explodes: Rule(
+        "ppo/critic_loss",
+        _after(BASE_STEPS, lambda loss: loss[-1] > LOSS_GROWTH * max(_start(loss), LEAST_LOSS)),
+        3,
+        "The critic's loss grows: lower ppo.critic_lr, or set ppo.cliprange_value.",
+    ),
+    AlarmName.score_against_gold: Rule(
+        "ppo/eval_gold",
+        _gold_falls,
+        1,
+        "The score rises while the gold score falls: the policy exploits the reward model. Raise "
+        "ppo.kl_ctl, take fewer ppo.steps or train a better reward model.",
+    ),
+}
+NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use hardware.dtype=fp32."
+
+
+class AlarmRules:
+    """The rules that are on, and the metrics of the steps so far."""
+
+    def __init__(self, muted: Collection[AlarmName] = ()) -> None:
+        self._muted = muted
+        self._series: dict[str, list[float]] = {}
+        self._held: dict[AlarmName, int] = {}
+        self._raised: set[AlarmName] = set()
+
+    def check(self, phase: str, step: int, values: Mapping[str, float]) -> list[Alarm]:
+        """Add the metrics of a step; return the alarms that it raises."""
+        found = []
+        for name, value in values.items():
+            self._series.setdefault(name, []).append(value)
+            if not math.isfinite(value) and name.startswith(phase):
+                alarm = Alarm(phase, step, AlarmName.not_finite, name, value, NOT_FINITE_ADVICE)
+                found += self._raise(alarm)
+        for name, rule in RULES.items():
+            if rule.metric not in values or not math.isfinite(values[rule.metric]):
+                continue
+            series = self._series
+            is_wrong = rule.wrong(series[rule.metric], series)
+            held = self._held.get(name, 0) + 1 if is_wrong else 0
+            self._held[name] = held
+            if held >= rule.patience:
+                value = values[rule.metric]
+                found += self._raise(Alarm(phase, step, name, rule.metric, value, rule.advice))
+        return found
+
+    def _raise(self, alarm: Alarm) -> list[Alarm]:
+        if alarm.name in self._raised or alarm.name in self._muted:
+            return []
+        self._raised.add(alarm.name)
+        return [alarm]

@@ -1,0 +1,194 @@
+"""The report of a run: whole, self-contained, and safe with any text of a model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf import report
+from rlhf.config.choices import AlarmName
+from rlhf.config.freeze import freeze, to_run_config
+from rlhf.errors import CheckpointError
+from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.report.panels import PANELS
+from rlhf.tracking.report.run_page import write_report
+from rlhf.tracking.step_alarms import Alarm
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+Made = Callable[..., Path]
+
+
+@pytest.fixture
+def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
+    """Write a run directory by hand, with as many steps as asked for."""
+
+    def make(steps: int = 12, *, finished: bool = True, response: str = "ok") -> Path:
+        run_dir = tmp_path / "run"
+        run_dir.mkdir(exist_ok=True)
+        freeze(to_run_config(compose(["name=pets"])), run_dir)
+        names = [name for name in METRICS if not name.startswith(("sft", "reward", "dpo"))]
+        lines = [
+            {"phase": "ppo", "step": n, **{name: 0.1 * ((n * 7) % 10) for name in names}}
+            for n in range(1, steps + 1)
+        ]
+        lines.insert(0, {"phase": "sft", "step": 1, "sft/loss": None})
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run_dir / "metrics.jsonl").write_text(text + '{"phase": "ppo", "st')
+        samples = [
+            {
+                "phase": "ppo",
+                "step": step,
+                "prompt": f"{n}\u2028?",
+                "response": f"{response} {step}",
+                "ended": True,
+                "score": 0.5 * n,
+                "gold": 0.25,
+                "gold_parts": {},
+            }
+            for step in (0, steps)
+            for n in range(3)
+        ]
+        text = "".join(json.dumps(sample) + "\n" for sample in samples)
+        (run_dir / "samples.jsonl").write_text(text)
+        alarm = Alarm("ppo", 3, AlarmName.clipping, "ppo/clipfrac", 0.5, "Lower <it>.")
+        (run_dir / "alarms.jsonl").write_text(json.dumps(alarm._asdict()) + "\n")
+        if finished:
+            (run_dir / "result.json").write_text(json.dumps(RESULT))
+        return run_dir
+
+    return make
+
+
+PPO: dict[str, Any] = {
+    f"{name}_{when}": 0.5
+    for name in ("score", "gold", "exact", "exact_greedy", "response_tokens", "ended_share")
+    for when in ("before", "after")
+}
+RESULT = {
+    "objective": 0.5,
+    "phases": {
+        "ppo": PPO
+        | {"kl_to_reference": 1.0, "seconds": 3.0, "score_gain_ci": [-0.1, 0.1]}
+        | {"gold_parts_before": {}, "gold_parts_after": {}}
+    },
+    "versions": {"torch": "2"},
+    "measured": {"hours": 0.1, "memory_gib": 1.0},
+}
+
+
+class Page(HTMLParser):
+    """Element names, attributes and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+        self.open: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in {"meta", "input"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, "elements are closed in order"
+
+
+def test_page_is_whole_and_loads_nothing(made: Made) -> None:
+    page = Page(write_report(made()))
+    assert page.open == []
+    assert page.tags.count("svg") > 30
+    assert len(page.ids) == len(set(page.ids))
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    links = [value or "" for name, value in page.attributes if name in {"href", "src", "data"}]
+    assert links
+    assert all(link.startswith("#") and link[1:] in page.ids for link in links)
+    style = re.search(r"<style>(.*?)</style>", (made() / "report.html").read_text(), re.DOTALL)
+    assert style is not None
+    assert not re.search(r"url\(|@import", style[1])
+
+
+def test_text_of_a_model_stays_text(made: Made) -> None:
+    path = write_report(made(response=EVIL))
+    text, page = path.read_text(), Page(path)
+    assert page.tags.count("script") == 2, "the data and the page's own script"
+    assert "img" not in page.tags
+    data = re.search(r'id="samples">(.*?)</script>', text, re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])[0]["response"] == f"{EVIL} 0"
+    assert "Lower &lt;it&gt;." in text
+
+
+def test_verdict_and_alarms_come_first(made: Made) -> None:
+    text = write_report(made()).read_text()
+    assert "exactly right 50.0% → 50.0%, objective 0.500; 2 reasons to doubt it" in text
+    assert '<li id="alarm-clipping">alarm clipping: ppo/clipfrac=0.5 at ppo step 3.' in text
+    assert 'href="#alarm-clipping"' in text
+
+
+def test_run_that_has_not_finished_has_a_report(made: Made) -> None:
+    run_dir = made(finished=False)
+    (run_dir / "sft").mkdir()
+    (run_dir / "sft" / "result.json").write_text("{}")
+    text = write_report(run_dir).read_text()
+    assert "This run has not finished; finished phases: sft" in text
+    assert "Clip fraction" in text
+    for name in ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"):
+        (run_dir / name).unlink()
+    assert "This run has not finished" in write_report(run_dir).read_text()
+
+
+def test_ten_thousand_steps_fit_into_three_megabytes(made: Made) -> None:
+    path = write_report(made(10_000))
+    assert path.stat().st_size < 3 * 2**20
+
+
+def test_panels_show_known_metrics_once() -> None:
+    names = [name for panels in PANELS.values() for panel in panels for name in panel.metrics]
+    assert set(names) <= set(METRICS)
+    assert len(names) == len(set(names))
+    for panels in PANELS.values():
+        for panel in panels:
+            assert len(panel.labels) == (len(panel.metrics) if len(panel.metrics) > 1 else 0)
+
+
+def test_command_writes_the_report(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made()
+    assert report.main([str(run_dir)]) == 0
+    assert f"wrote {run_dir / 'report.html'}" in capsys.readouterr().out
+    assert report.main([]) == 2
+    assert report.main([str(run_dir.parent / "none")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"it has no config\.yaml"):
+        write_report(run_dir.parent)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_browser_shows_the_samples_without_an_error(made: Made, tmp_path: Path) -> None:
+    path = write_report(made(response=EVIL))
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    logs = ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]
+    run = subprocess.run(
+        [*command, *logs, f"file://{path}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "3 of 3 prompts" in run.stdout
+    assert run.stdout.count('class="answer"') == 6
+    assert "&lt;img src=x" in run.stdout
+    assert "CONSOLE" not in run.stderr

@@ -1,0 +1,112 @@
+"""Alarms during training: each is raised by its own pattern, once, and by nothing healthy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.choices import AlarmName
+from rlhf.config.schema.run import AlarmsConfig
+from rlhf.tracking.step_alarms import RULES, Alarm, AlarmRules, read_alarms
+from rlhf.tracking.trackers import AlarmTracker, StoppedByAlarmError
+
+HEALTHY = {
+    "ppo/kl_per_token": [0.0, 0.01, *[0.05 * n for n in range(1, 6)] * 4],
+    "ppo/kl_to_reference_k3": [0.0, *[0.3] * 20],
+    "ppo/logprob_mismatch": [0.01] * 21,
+    "ppo/clipfrac": [0.0, 0.4, 0.4, *[0.05] * 18],
+    "ppo/entropy": [2.0 * 0.93**n for n in range(21)],
+    "ppo/response_tokens": [8.0, 9.0, 7.0, 30.0, 6.0, *[5.0] * 16],
+    "ppo/ended_share": [0.9, 0.2, *[0.95] * 19],
+    "ppo/explained_variance": [-3.0, -1.0, *[0.5] * 19],
+    "ppo/critic_loss": [4.0, 0.5, 0.4, 20.0, *[0.1] * 17],
+    "ppo/eval_score": [0.0, 0.5, 1.0, 1.2, 1.1],
+    "ppo/eval_gold": [0.5, 0.6, 0.68, 0.65, 0.66],
+}
+
+
+def raised(series: dict[str, Sequence[float]], *muted: AlarmName) -> list[Alarm]:
+    rules, found = AlarmRules(muted), []
+    for step in range(max(map(len, series.values()))):
+        values = {name: each[step] for name, each in series.items() if step < len(each)}
+        found += rules.check("ppo", step, values)
+    return found
+
+
+def test_healthy_run_raises_none() -> None:
+    assert raised(HEALTHY) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "step"),
+    [
+        ("kl_runaway", {"ppo/kl_per_token": [0.1, 0.7, 0.7, 0.1, 0.7, 0.7, 0.7, 0.7]}, 6),
+        ("reference_mismatch", {"ppo/kl_to_reference_k3": [0.02, 0.02]}, 0),
+        ("rollout_mismatch", {"ppo/logprob_mismatch": [0.2, 0.2, 0.2, 0.2]}, 2),
+        ("clipping", {"ppo/clipfrac": [0.4] * 6}, 4),
+        ("entropy_collapse", {"ppo/entropy": [*[2.0] * 5, 0.09, 0.09, 0.09]}, 7),
+        ("length", {"ppo/response_tokens": [*[10.0] * 5, 21.0, 22.0, 25.0]}, 7),
+        ("length", {"ppo/response_tokens": [*[10.0] * 5, 2.0, 2.0, 2.0]}, 7),
+        ("few_end", {"ppo/ended_share": [*[0.9] * 5, 0.4, 0.4, 0.4]}, 7),
+        ("critic_useless", {"ppo/explained_variance": [-0.1] * 20}, 17),
+        ("critic_explodes", {"ppo/critic_loss": [*[0.1] * 5, 3.0, 3.0, 9.0]}, 7),
+        ("no_change", {"ppo/kl_per_token": [1e-9] * 12}, 10),
+        (
+            "score_against_gold",
+            {"ppo/eval_score": [0.0, 0.4, 0.9], "ppo/eval_gold": [0.6, 0.62, 0.5]},
+            2,
+        ),
+        ("not_finite", {"ppo/actor_loss": [0.1, math.nan]}, 1),
+    ],
+)
+def test_each_alarm_has_its_own_pattern(
+    name: str, series: dict[str, list[float]], step: int
+) -> None:
+    (alarm,) = raised(HEALTHY | series)
+    assert (alarm.name, alarm.step, alarm.phase) == (name, step, "ppo")
+    assert alarm.line.startswith(f"alarm {name}: {alarm.metric}=")
+    assert raised(HEALTHY | series, AlarmName(name)) == []
+
+
+def test_gold_that_falls_with_the_score_is_another_matter() -> None:
+    series = {"ppo/eval_score": [0.0, 0.9, 0.5], "ppo/eval_gold": [0.5, 0.7, 0.5]}
+    assert raised(HEALTHY | series) == []
+
+
+def test_every_name_has_a_rule() -> None:
+    assert {*RULES, AlarmName.not_finite} == set(AlarmName)
+    for rule in RULES.values():
+        assert rule.advice.endswith(".")
+
+
+def tracker(path: Path, *stop: AlarmName) -> tuple[AlarmTracker, list[str], list[Alarm]]:
+    said: list[str] = []
+    heard: list[Alarm] = []
+    config = AlarmsConfig(stop=list(stop), mute=[])
+    return AlarmTracker(path, config, say=said.append, listeners=[heard.append]), said, heard
+
+
+def test_alarm_is_written_said_and_heard_once(tmp_path: Path) -> None:
+    made, said, heard = tracker(tmp_path / "alarms.jsonl")
+    for step in (1, 2):
+        made.log("ppo", step, {"ppo/actor_loss": math.nan})
+    made.finish()
+    (alarm,) = heard
+    assert said == [alarm.line]
+    (line,) = (tmp_path / "alarms.jsonl").read_text().splitlines()
+    assert json.loads(line)["value"] is None
+    (again,) = read_alarms(tmp_path)
+    assert again.line == alarm.line
+    assert read_alarms(tmp_path / "elsewhere") == []
+
+
+def test_alarm_can_end_the_run(tmp_path: Path) -> None:
+    made, said, _ = tracker(tmp_path / "alarms.jsonl", AlarmName.not_finite)
+    with pytest.raises(StoppedByAlarmError, match=r"alarms\.stop has not_finite"):
+        made.log("ppo", 1, {"ppo/actor_loss": math.inf})
+    assert len(said) == 1
+    made.log("ppo", 2, {"ppo/actor_loss": 0.0})
