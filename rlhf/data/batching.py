@@ -10,7 +10,18 @@ from typing import NamedTuple
 from rlhf.errors import DataError
 from rlhf.random_streams import Shuffle
 
+SHORT = 64  # tokens; shorter sequences are padded to their exact length
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
+
+
+def padded_width(tokens: int, *, most: int) -> int:
+    """Return the width to pad ``tokens`` to: one of eight widths per doubling, up to ``most``.
+
+    Libraries compile code for every width and keep it, hundreds of megabytes for all lengths of a
+    data set. Below 64 tokens the width is exact.
+    """
+    step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
+    return min(-(-tokens // step) * step, max(tokens, most))
 
 
 def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlhf.data.batching import padded_width
 from rlhf.types import PreferenceBatch, PromptBatch, SequenceBatch
 
 
@@ -25,10 +26,14 @@ def collate_sequences(
     *,
     pad_id: int,
     device: torch.device,
+    most: int = 0,
     width: int | None = None,
 ) -> SequenceBatch:
-    """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included."""
-    width = width or max(len(row) for row in ids)
+    """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included.
+
+    The width may be rounded up to at most ``most`` tokens.
+    """
+    width = width or padded_width(max(len(row) for row in ids), most=most)
     ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
     columns_S = torch.arange(width)
     keep_BS = attend_BS & (columns_S >= torch.tensor(prompt_tokens)[:, None])
@@ -42,9 +47,13 @@ def collate_pairs(
     *,
     pad_id: int,
     device: torch.device,
+    most: int = 0,
 ) -> PreferenceBatch:
-    """Return pairs of right-padded sequences (B, S), all padded to the same length."""
-    width = max(len(row) for row in (*chosen, *rejected))
+    """Return pairs of right-padded sequences (B, S), all padded to the same length.
+
+    The width may be rounded up to at most ``most`` tokens.
+    """
+    width = padded_width(max(len(row) for row in (*chosen, *rejected)), most=most)
     sides = (
         collate_sequences(side, prompt_tokens, pad_id=pad_id, device=device, width=width)
         for side in (chosen, rejected)

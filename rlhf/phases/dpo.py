@@ -201,6 +201,7 @@ class DpoTrainer:
             [rows["prompt_tokens"][row] for row in taken],
             pad_id=self._context.tokenizer.pad_token_id,
             device=self._context.ranks.device,
+            most=self._context.config.dpo.max_tokens,
         )
 
     def _loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:

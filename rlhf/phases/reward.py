@@ -225,6 +225,7 @@ class RewardTrainer:
             rows["prompt_tokens"][part],
             pad_id=self._context.tokenizer.pad_token_id,
             device=self._context.ranks.device,
+            most=self._context.config.reward.max_tokens,
         )
 
     def _weights(self, weights: list[float], start: int) -> Tensor:

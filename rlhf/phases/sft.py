@@ -149,6 +149,7 @@ class SftTrainer:
             prompt_tokens,
             pad_id=self._context.tokenizer.pad_token_id,
             device=self._context.ranks.device,
+            most=self._context.config.sft.max_tokens,
         )
 
     def _loss(self, batch: SequenceBatch) -> SftLoss:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
+from rlhf.config.sweep_command import SWEEPS
 from rlhf.errors import RlhfError
 from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.registry import check_name
@@ -157,8 +158,16 @@ def build_tracker(
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.tracking.wandb_run import WandbTracker
 
-        name = run_dir.resolve().name
-        wandb = WandbTracker(config.tracking, run_dir, asdict(config), name=name, group=config.name)
+        place = run_dir.resolve()
+        is_job = place.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
+        wandb = WandbTracker(
+            config.tracking,
+            run_dir,
+            asdict(config),
+            name=place.name,
+            group=place.parent.name if is_job else config.name,
+            job_type="+".join(config.phase.order),
+        )
         trackers.append(wandb)
         listeners.append(wandb.alert)
     if config.tracking.tensorboard:

@@ -42,6 +42,7 @@ class WandbTracker:
         *,
         name: str,
         group: str,
+        job_type: str,
     ) -> None:
         """Start or resume the run.
 
@@ -52,7 +53,8 @@ class WandbTracker:
 
         try:
             _require_login(config.wandb)
-            self._run = _init(config, run_dir, run_config, name=name, group=group)
+            names = {"name": name, "group": group, "job_type": job_type}
+            self._run = _init(config, run_dir, run_config, names)
         except Error as error:
             raise CapabilityError(
                 f"tracking.wandb={config.wandb}: Weights & Biases refused: {error}. "
@@ -89,7 +91,7 @@ def _require_login(mode: WandbMode) -> None:
 
 
 def _init(
-    config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], *, name: str, group: str
+    config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, str]
 ) -> wandb.Run:
     import wandb
 
@@ -104,8 +106,9 @@ def _init(
     return wandb.init(
         project=config.project,
         entity=config.entity,
-        name=name,
-        group=group,
+        name=names["name"],
+        group=names["group"],
+        job_type=names["job_type"],
         tags=config.tags,
         config=run_config,
         mode=config.wandb.value,

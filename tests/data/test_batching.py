@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.data.batching import deal, pair_steps
+from rlhf.data.batching import deal, padded_width, pair_steps
 from rlhf.errors import DataError
 from rlhf.random_streams import Shuffle
 
@@ -121,3 +121,19 @@ def test_every_prompt_weighs_one(
 def test_a_prompt_with_more_pairs_than_a_step_is_refused() -> None:
     with pytest.raises(DataError, match=r"reward\.batch_size=2: one prompt has 3 pairs.*=3 or mo"):
         pair_steps([0, 1, 0, 0], batch_size=2, epochs=1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width"),
+    [(1, 1), (63, 63), (64, 64), (65, 72), (127, 128), (128, 128), (129, 144), (500, 512)],
+)
+def test_widths_are_few(tokens: int, width: int) -> None:
+    assert padded_width(tokens, most=4096) == width
+
+
+def test_width_keeps_within_its_bounds() -> None:
+    assert padded_width(290, most=300) == 300
+    assert padded_width(290, most=0) == 290
+    widths = {padded_width(n, most=2048) for n in range(64, 2049)}
+    assert len(widths) == 5 * 8 + 1
+    assert all(n <= padded_width(n, most=2048) <= 1.125 * n for n in range(1, 2049))

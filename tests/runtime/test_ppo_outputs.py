@@ -54,7 +54,7 @@ def test_the_corpus_is_learned_from_and_judged(run_dir: Path) -> None:
 
 def test_evaluations_and_samples_come_when_they_should(run_dir: Path) -> None:
     evaluated = [line["step"] for line in metrics(run_dir) if "ppo/eval_score" in line]
-    assert evaluated == [1, 2]
+    assert evaluated == [0, 1, 2]
     samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
     assert {sample["step"] for sample in samples} == {0, 2}
     first, last = ([s["prompt"] for s in samples if s["step"] == step] for step in (0, 2))

@@ -32,7 +32,12 @@ config = TrackingConfig(
 )
 try:
     tracker = wandb_run.WandbTracker(
-        config, Path(sys.argv[2]), {"ppo": {"kl_ctl": 0.05}}, name="monday", group="default"
+        config,
+        Path(sys.argv[2]),
+        {"ppo": {"kl_ctl": 0.05}},
+        name="monday",
+        group="default",
+        job_type="sft+ppo",
     )
 except CapabilityError as error:
     sys.exit(f"CapabilityError: {error}")
