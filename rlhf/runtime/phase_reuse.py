@@ -22,6 +22,7 @@ from rlhf.checkpoint.phase_store import (
 )
 from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phases, write_json
 from rlhf.config.choices import Phase, Reuse
+from rlhf.errors import ConfigError
 from rlhf.phases.shared.context import RunContext
 from rlhf.runtime.plan_comparison import beside_the_plan
 from rlhf.types import Ranks
@@ -66,8 +67,17 @@ def one_at_a_time(path: Path, ranks: Ranks) -> Iterator[None]:
     """Hold the lock on ``path`` in rank 0: other runs wait, and so do this run's other ranks.
 
     All ranks ask together once per second, so that no collective waits longer than that.
+
+    Raises:
+        ConfigError: if the folder of ``path`` cannot be created.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"reuse.phases=always: the store {path.parent} cannot be created ({error.strerror}); "
+            "set RLHF_CACHE to a folder that can be written, or reuse.phases=never"
+        ) from error
     lock = FileLock(path)
     while True:
         if ranks.is_main:

@@ -127,6 +127,16 @@ def test_what_the_finished_run_determines_cannot_change(
     assert "Traceback" not in run.stderr
 
 
+def test_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "phases").write_text("a file")
+    words = [*TINY_RUN, "phase=sft", "reuse.phases=always"]
+    run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+    assert run.returncode == 2
+    assert "phases cannot be created (File exists); set RLHF_CACHE to a folder" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 def test_folder_without_a_run_cannot_be_started_from(tmp_path: Path) -> None:
     run = launch(f"from_run={tmp_path}", cwd=tmp_path)
     assert run.returncode == 2
