@@ -18,12 +18,9 @@ from rlhf.tracking.comparison import (
     read_run,
     run_folders,
     settings_of,
-    verdicts,
 )
 from rlhf.tracking.console import build_console
 from rlhf.tracking.report.run_page import write_report
-
-COMPARED = ("exactly right", "gold", "score", "accuracy", "perplexity")
 
 
 def compare(paths: Sequence[Path]) -> None:
@@ -35,8 +32,6 @@ def compare(paths: Sequence[Path]) -> None:
     settings = settings_of([read_run(folder) for folder in run_folders(paths)])
     console = build_console(is_main=True, log_every=1)
     console.show(comparison_table(settings))
-    for line in verdicts(settings, COMPARED):
-        console.say(line)
     unfinished = [run for setting in settings for run in setting.runs if not run.measures]
     for run in unfinished:
         console.say(f"no result: {run.folder}")

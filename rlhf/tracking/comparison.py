@@ -90,11 +90,11 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return what can be told."""
+        """Return what can be told; "-": no difference can be told."""
         if math.isnan(self.estimate.half):
-            return "one seed: no difference can be told; add seeds"
+            return "one seed"
         if not self.estimate.excludes_zero:
-            return "no difference can be told"
+            return "-"
         return "higher" if self.estimate.mean > 0 else "lower"
 
 
@@ -186,36 +186,28 @@ def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def comparison_table(settings: Sequence[Setting]) -> Table:
-    """Return a table with one row per setting: mean and 95 % interval of each measure."""
+    """Return a table of all settings: means with 95 % intervals, and differences from the first."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
-    keys = list(settings[0].values)
     done = [setting for setting in settings if setting.finished()]
-    titles = dict.fromkeys(title for setting in done for title in setting.estimates())
-    for key in keys:
-        table.add_column(key)
-    for title in ("runs", *titles):
-        table.add_column(title, justify="right")
+    caption = f"Differences are from {done[0].label}; -: none can be told." if done else None
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
+    for title in ("setting", "measure", "mean", "difference", ""):
+        table.add_column(title, justify="right" if title in {"mean", "difference"} else "left")
     for setting in settings:
+        count = f"{len(setting.finished())} of {len(setting.runs)} runs"
+        names = iter((setting.label, count))
         found = setting.estimates() if setting.finished() else {}
-        count = f"{len(setting.finished())} of {len(setting.runs)}"
-        cells = [_cell(found[title]) if title in found else "" for title in titles]
-        table.add_row(*(shown(setting.values[key]) for key in keys), count, *cells)
+        for title, mean in found.items():
+            is_compared = setting is not done[0] and title in done[0].estimates()
+            told = difference(done[0], setting, title) if is_compared else None
+            cells = [_cell(told.estimate, "+"), told.verdict] if told else []
+            table.add_row(next(names, ""), title, _cell(mean), *cells)
+        for name in names:
+            table.add_row(name)
+        table.add_section()
     return table
-
-
-def verdicts(settings: Sequence[Setting], titles: Sequence[str]) -> list[str]:
-    """Return a line per measure and setting: its difference from the first setting."""
-    done = [setting for setting in settings if setting.finished()]
-    lines = []
-    for other in done[1:]:
-        common = done[0].estimates().keys() & other.estimates().keys()
-        for title in (title for title in titles if title in common):
-            found = difference(done[0], other, title)
-            lines.append(f"{other.label}: {title} {_cell(found.estimate, '+')}, {found.verdict}")
-    return [f"Differences from {done[0].label}, with 95 % intervals", *lines] if lines else []
 
 
 def shown(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,10 @@ def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
     assert gold["runs"] == 2
     assert yaml.safe_load((sweep / "multirun.yaml").read_text()) == content
     said = (sweep.parents[2] / "stdout").read_text()
-    assert "ppo.kl_ctl=0.5: gold" in said
+    assert "Differences are from ppo.kl_ctl=0.02; -: none can be told." in said
+    (row,) = [line for line in said.splitlines() if line.split()[:1] == ["gold"]][1:]
+    number = r"0\.\d{3} ± \d\.\d{3}"
+    assert re.fullmatch(rf"gold +{number} +[+-]{number} +(-|higher|lower)", row.strip())
 
 
 def test_same_command_repeats_nothing_that_finished(sweep: Path) -> None:
