@@ -33,12 +33,11 @@ GIB = 1 << 30
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "transformers", "deepspeed", "peft")
 # The groups of the configuration that the result of a phase depends on.
+READ_BY_SFT = ("seed", "hardware", "zero", "lora", "model", "data", "sft")
 READ: Mapping[Phase, tuple[str, ...]] = {
-    Phase.sft: ("seed", "hardware", "zero", "lora", "model", "data", "sft"),
-    Phase.reward: (
-        "seed", "hardware", "zero", "lora", "model", "data", "sft", "reward_model", "reward"
-    ),
-}  # fmt: skip
+    Phase.sft: READ_BY_SFT,
+    Phase.reward: (*READ_BY_SFT, "reward_model", "reward"),
+}
 
 
 def code_version() -> str:

@@ -54,9 +54,7 @@ def load_frozen(run_dir: Path) -> RunConfig:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    path = run_dir / FROZEN
-    if not path.is_file():
-        raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
+    path = _frozen_file(run_dir)
     try:
         return to_run_config(DictConfig(OmegaConf.load(path)))
     except (ConfigError, OmegaConfBaseException) as error:
@@ -75,10 +73,14 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration.
     """
+    return _leaves(DictConfig(OmegaConf.load(_frozen_file(run_dir))))
+
+
+def _frozen_file(run_dir: Path) -> Path:
     path = run_dir / FROZEN
     if not path.is_file():
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
-    return _leaves(DictConfig(OmegaConf.load(path)))
+    return path
 
 
 def load_run(run_dir: str | Path) -> RunConfig:

@@ -104,10 +104,10 @@ def opened(word: str) -> str:
     """Return the override ``word`` as Hydra reads it.
 
     A mapping gets ++ in front, because Hydra refuses new keys in it otherwise. The folder of a job
-    of a sweep has ``=`` and ``,`` in its name and is quoted.
+    of a sweep has ``=`` in its name and is quoted; otherwise ``,`` separates values to sweep over.
     """
     key, _, value = word.partition("=")
-    if key in RUN_FOLDERS and {"=", ","} & set(value) and value[0] not in "'\"":
+    if key in RUN_FOLDERS and "=" in value and value[0] not in "'\"":
         return f"{key}='{value}'"
     is_mapping = value.startswith("{") and get_origin(schema_types().get(key)) is dict
     return f"++{word}" if is_mapping else word

@@ -61,7 +61,7 @@ def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
         return list(words)
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
-    ours = [word for word in words if not word.startswith(("-", "hydra"))]
+    ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     overrides = OverridesParser.create().parse_overrides(ours)
     fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     if len(fixed) == len(overrides):

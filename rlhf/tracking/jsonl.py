@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
+from typing import Any
 
 from rlhf.atomic import replacing
 from rlhf.errors import CheckpointError
@@ -34,6 +35,19 @@ class JsonlWriter:
 
 def _finite_or_none(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file, up to a torn last line; a missing file has none."""
+    if not path.is_file():
+        return
+    # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                return
 
 
 def drop_phases(path: Path, unfinished: Set[str]) -> None:

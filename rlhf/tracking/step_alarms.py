@@ -7,7 +7,6 @@ gives the error rates of every rule.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.config.choices import AlarmName
+from rlhf.tracking.jsonl import read_jsonl
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range
@@ -51,8 +51,7 @@ class Alarm(NamedTuple):
 
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
-    file = run_dir / "alarms.jsonl"
-    lines = map(json.loads, file.read_text().splitlines()) if file.is_file() else ()
+    lines = read_jsonl(run_dir / "alarms.jsonl")
     return [Alarm(**{**line, "value": _number(line["value"])}) for line in lines]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import OmegaConf
 
 from rlhf.tracking.alarms import alarms_of
+from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return the first and the last sampled answers to the same held-out prompts."""
-    file = run_dir / "samples.jsonl"
-    samples = list(map(json.loads, file.read_text().splitlines())) if file.is_file() else []
+    samples = list(read_jsonl(run_dir / "samples.jsonl"))
     if not samples:
         return []
     first, last = (

@@ -7,7 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from rlhf.config.choices import KlEstimator
-from rlhf.config.hydra_errors import explain, in_words, nearest, schema_types, unknown_key
+from rlhf.config.hydra_errors import explain, in_words, nearest, opened, schema_types, unknown_key
 from rlhf.config.schema.ppo import PpoConfig
 
 
@@ -192,3 +192,17 @@ def test_unknown_primary_config() -> None:
 @pytest.mark.parametrize("error", [ValueError("shapes differ"), KeyError("loss"), OSError("disk")])
 def test_other_errors_are_not_explained(error: Exception) -> None:
     assert explain(error, ["zero=1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("resume=runs/sweeps/a/seed=1,x=2", "resume='runs/sweeps/a/seed=1,x=2'"),
+        ("resume='runs/seed=1'", "resume='runs/seed=1'"),
+        ("from_run=a,b", "from_run=a,b"),  # a sweep over two runs
+        ("run_dir=", "run_dir="),
+        ("data.path=a=b", "data.path=a=b"),
+    ],
+)
+def test_folder_of_a_job_needs_no_quotes(word: str, read: str) -> None:
+    assert opened(word) == read

@@ -78,6 +78,11 @@ def test_other_commands_keep_their_folders(words: list[str]) -> None:
     assert placed(words, words) == words
 
 
+def test_flags_and_their_values_are_no_overrides() -> None:
+    words = ["-m", "--cfg", "job", "seed=1,2"]
+    assert placed(words, words)[:4] == words
+
+
 def test_every_definition_asks_a_question() -> None:
     for path in (ROOT / "sweeps").glob("*.yaml"):
         question, command, *_ = path.read_text().splitlines()

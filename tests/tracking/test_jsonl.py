@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf.errors import CheckpointError
-from rlhf.tracking.jsonl import JsonlWriter, drop_phases
+from rlhf.tracking.jsonl import JsonlWriter, drop_phases, read_jsonl
 
 
 def read(path: Path) -> list[Any]:
@@ -95,3 +95,10 @@ def test_a_broken_line_in_the_middle_is_an_error_and_nothing_is_lost(tmp_path: P
     with pytest.raises(CheckpointError, match=r"m\.jsonl, line 2: not a JSON object"):
         drop_phases(path, {"ppo"})
     assert path.read_text() == text
+
+
+def test_objects_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    assert list(read_jsonl(path)) == []
+    path.write_text('{"a": "x\u2028y"}\n{"a": 2}\n{"a": ', encoding="utf-8")
+    assert list(read_jsonl(path)) == [{"a": "x\u2028y"}, {"a": 2}]

@@ -180,6 +180,10 @@ def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     ]
     (run_dir / "samples.jsonl").write_text(json.dumps(samples[0]))
     assert answers_side_by_side(run_dir) == []
+    lines = [sample | {"response": "a\u2028b"} for sample in samples]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (run_dir / "samples.jsonl").write_text(text)
+    assert "a b" in answers_side_by_side(run_dir)[2], "JSON may hold U+2028 as it is"
 
 
 def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from rlhf.atomic import replacing
 from rlhf.config.freeze import frozen_keys
 from rlhf.tracking.alarms import alarms_of
+from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
 from rlhf.tracking.report.markup import Markup, joined, tag
@@ -60,7 +61,7 @@ def read_files(run_dir: Path) -> RunFiles:
     """Read what a run has written so far; a torn last line is left out."""
     result = run_dir / "result.json"
     series: dict[str, list[Point]] = {}
-    for line in _lines(run_dir / "metrics.jsonl"):
+    for line in read_jsonl(run_dir / "metrics.jsonl"):
         for name, value in line.items():
             if name in METRICS:
                 point = (line["step"], math.nan if value is None else value)
@@ -69,7 +70,7 @@ def read_files(run_dir: Path) -> RunFiles:
         folder=run_dir,
         config=frozen_keys(run_dir),
         series=series,
-        samples=list(_lines(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
+        samples=list(read_jsonl(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
         result=json.loads(result.read_text()) if result.is_file() else None,
     )
@@ -246,18 +247,6 @@ def _samples(run: RunFiles) -> Markup:
         tag("script", Markup(data), type="application/json", id="samples"),
         tag("noscript", "The samples need scripts; samples.jsonl holds them too."),
     )
-
-
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a file with one per line; a torn last line is left out."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
 
 
 def _settings(run: RunFiles) -> Markup:
