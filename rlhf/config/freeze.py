@@ -11,7 +11,12 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, SCMode
-from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from rlhf.atomic import replacing
 from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, unknown_key
@@ -31,10 +36,10 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     """
     typed = _typed(cfg)
     try:
-        missing = sorted(OmegaConf.missing_keys(typed))
-        if missing:
-            raise ConfigError(f"{missing[0]} is missing: add {missing[0]}=VALUE to the command")
         config = OmegaConf.to_object(typed)
+    except MissingMandatoryValue as error:
+        key = min(OmegaConf.missing_keys(typed))
+        raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
         raise _refused(error) from error
     assert isinstance(config, RunConfig)
