@@ -21,10 +21,11 @@ from rlhf.tracking.comparison import (
 )
 from rlhf.tracking.console import build_console
 from rlhf.tracking.report.run_page import write_report
+from rlhf.tracking.report.sweep_page import write_sweep_report
 
 
 def compare(paths: Sequence[Path]) -> None:
-    """Print a comparison of the runs in ``paths``; in a sweep's folder, write it to result.json.
+    """Print a comparison of the runs in ``paths``; in a sweep's folder, write it there too.
 
     Raises:
         CheckpointError: if a path holds no run.
@@ -40,6 +41,7 @@ def compare(paths: Sequence[Path]) -> None:
         write_json(paths[0] / "result.json", content)
         with replacing(paths[0] / "multirun.yaml") as building:
             building.write_text(yaml.safe_dump(content, sort_keys=False))
+        console.say(f"wrote {write_sweep_report(paths[0], settings)}")
 
 
 def report(run_dir: Path) -> None:

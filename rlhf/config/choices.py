@@ -201,6 +201,7 @@ class AlarmName(StrEnum):
     entropy_collapse = "entropy_collapse"
     length = "length"
     few_end = "few_end"
+    duplicates = "duplicates"
     critic_useless = "critic_useless"
     critic_explodes = "critic_explodes"
     score_against_gold = "score_against_gold"

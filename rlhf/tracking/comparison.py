@@ -202,8 +202,8 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
         for title, mean in found.items():
             is_compared = setting is not done[0] and title in done[0].estimates()
             told = difference(done[0], setting, title) if is_compared else None
-            cells = [_cell(told.estimate, "+"), told.verdict] if told else []
-            table.add_row(next(names, ""), title, _cell(mean), *cells)
+            cells = [cell(told.estimate, "+"), told.verdict] if told else []
+            table.add_row(next(names, ""), title, cell(mean), *cells)
         for name in names:
             table.add_row(name)
         table.add_section()
@@ -217,7 +217,8 @@ def shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cell(found: Estimate, sign: str = "") -> str:
+def cell(found: Estimate, sign: str = "") -> str:
+    """Return a mean with its interval, in few characters."""
     interval = "" if math.isnan(found.half) else f" ± {found.half:.3f}"
     return f"{found.mean:{sign}.3f}{interval}"
 

@@ -404,6 +404,13 @@ ROLLOUT = {
         "the SFT model never learned to end",
         healthy_range=(0.9, 1.0),
     ),
+    "ppo/duplicate_share": MetricInfo(
+        "share",
+        "share of the responses of each rank's rollout that another prompt got too, token by token",
+        "constant, and near 0 if prompts have different right answers",
+        "rises: the policy gives the same answer to everything; raise `ppo.kl_ctl` or "
+        "`ppo.entropy_coef`",
+    ),
     "ppo/actor_learning_rate": MetricInfo(
         "1",
         "the actor's learning rate in the last optimizer step",

@@ -22,6 +22,7 @@ MOST_CLIPPED = 0.3
 MOST_MISMATCH = 0.1  # nats per token; bf16 gives about 0.01
 MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
 LEAST_CHANGE = 1e-6  # nats per token; a policy that moved less has not learned
+MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # share of the entropy at the start
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, which is at least LEAST_LOSS
 LEAST_LOSS = 0.01
@@ -141,6 +142,13 @@ RULES: Mapping[AlarmName, Rule] = {
         3,
         "Responses no longer end by themselves: raise ppo.missing_end_penalty or "
         "rollout.max_response_tokens.",
+    ),
+    AlarmName.duplicates: Rule(
+        "ppo/duplicate_share",
+        _after(BASE_STEPS, lambda share: share[-1] > _start(share) + MORE_DUPLICATES),
+        3,
+        "Different prompts get the same response: raise ppo.kl_ctl or ppo.entropy_coef, and read "
+        "samples.jsonl.",
     ),
     AlarmName.critic_useless: Rule(
         "ppo/explained_variance",

@@ -21,10 +21,11 @@ NAMES = {
     "logprob_mismatch_max clipfrac approx_kl ratio_mean ratio_max entropy actor_loss "
     "critic_loss value_clipfrac value_error values_min values_max returns_min returns_max "
     "values_mean values_std returns_mean returns_std advantages_mean advantages_std "
-    "explained_variance response_tokens ended_share actor_learning_rate critic_learning_rate "
-    "actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold eval_kl ptx_loss "
-    "kl_loss dual_clipfrac lr_scale updates actor_overflows critic_overflows eval_ended_share "
-    "eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite eval_stops",
+    "explained_variance response_tokens ended_share duplicate_share actor_learning_rate "
+    "critic_learning_rate actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold "
+    "eval_kl ptx_loss kl_loss dual_clipfrac lr_scale updates actor_overflows critic_overflows "
+    "eval_ended_share eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite "
+    "eval_stops",
     "rollout": "accelerated_layers",
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
     "pairs_per_second eval_accuracy eval_loss",

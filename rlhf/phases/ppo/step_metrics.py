@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
 from rlhf.config.choices import KlPlacement
@@ -12,7 +15,7 @@ from rlhf.phases.ppo.objective import MicroBatch, kl_in_loss
 from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import ResponseLogprobs, kl_per_sequence
-from rlhf.types import Rollout, StepReport
+from rlhf.types import PromptBatch, Responses, Rollout, StepReport
 
 
 def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> Metrics:
@@ -35,6 +38,7 @@ def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> 
         "ppo/kl_per_token": Mean.of(kl_BT, keep_BT),
         "ppo/response_tokens": Mean.of(keep_BT.sum(dim=1)),
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
+        "ppo/duplicate_share": Mean.of(duplicates(rollout.prompts, rollout.responses).float()),
     }
     if has_critic:
         errors_BT = targets.raw.returns_BT - rollout.values_BT
@@ -46,6 +50,22 @@ def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> 
     if measured_BT is not None and measured_BT is not rollout.logprobs_BT:
         metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
     return metrics
+
+
+def duplicates(prompts: PromptBatch, responses: Responses) -> Tensor:
+    """Return for each of B responses whether another prompt got the same response: bool (B,)."""
+    prompt_B = _numbered(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
+    response_B = _numbered(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
+    answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: distinct
+    num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
+    return num_prompts_R[response_B] > 1
+
+
+def _numbered(rows_BX: Tensor) -> Tensor:
+    """Return a number per row; equal rows have equal numbers."""
+    _, numbers_B = torch.unique(rows_BX, dim=0, return_inverse=True)
+    assert isinstance(numbers_B, Tensor)
+    return numbers_B
 
 
 def policy_metrics(

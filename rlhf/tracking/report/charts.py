@@ -34,6 +34,13 @@ class Flag(NamedTuple):
     target: str
 
 
+class Tick(NamedTuple):
+    """A place on an axis and its label."""
+
+    at: float
+    label: str
+
+
 class Scale(NamedTuple):
     """A linear map from values to pixels."""
 
@@ -53,22 +60,22 @@ def line_chart(
     lines: Sequence[Line],
     *,
     x_label: str = "step",
+    x_ticks: Sequence[Tick] | None = None,
     unit: str = "",
     healthy: tuple[float, float] | None = None,
     flags: Sequence[Flag] = (),
 ) -> Markup:
     """Return a figure with up to four lines; ``healthy`` shades a range of y values.
 
-    Points that are not finite are left out. The text for screen readers gives the first and last
-    value of every line.
+    Points that are not finite are left out. ``x_ticks`` replaces the round values below the x axis.
+    The text for screen readers gives the first and last value of every line.
     """
     lines = [_finite(line) for line in lines]
     points = [point for line in lines for point in line.points]
     if not points:
         return Markup()
     ends = [v + s * half for line in lines for (_, v), half in _halves(line) for s in (-1, 1)]
-    x = Scale(*_range([at for at, _ in points]), LEFT, WIDTH - RIGHT)
-    y = Scale(*_range([value for _, value in points] + ends), HEIGHT - BOTTOM, TOP)
+    x, y = plot_area([at for at, _ in points], [value for _, value in points] + ends)
     shown = [line for line in lines if line.points]
     said = "; ".join(
         f"{line.label} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
@@ -76,20 +83,27 @@ def line_chart(
     )
     keys = [tag("span", line.label, class_=f"key s{i}") for i, line in enumerate(shown)]
     legend = keys if len(keys) > 1 else []
-    return tag(
-        "figure",
-        tag("figcaption", title, " ", tag("span", unit, class_="unit"), *legend),
-        tag(
-            "svg",
-            *_band(healthy, y),
-            *_axes(x, y, x_label),
-            *(part for index, line in enumerate(shown) for part in _line(line, index, x, y)),
-            *(_flag(flag, x) for flag in flags),
-            viewBox=f"0 0 {WIDTH} {HEIGHT}",
-            role="img",
-            aria_label=f"{title}: {said}",
-        ),
+    drawing = drawn(
+        f"{title}: {said}",
+        *_band(healthy, y),
+        *axes(x, y, x_label, x_ticks),
+        *(part for index, line in enumerate(shown) for part in _line(line, index, x, y)),
+        *(_flag(flag, x) for flag in flags),
     )
+    caption = tag("figcaption", title, " ", tag("span", unit, class_="unit"), *legend)
+    return tag("figure", caption, drawing)
+
+
+def plot_area(xs: Sequence[float], ys: Sequence[float]) -> tuple[Scale, Scale]:
+    """Return the scales of a chart that shows the values ``xs`` and ``ys`` with a margin."""
+    x = Scale(*_range(xs), LEFT, WIDTH - RIGHT)
+    return x, Scale(*_range(ys), HEIGHT - BOTTOM, TOP)
+
+
+def drawn(said: str, *parts: Markup, width: int = WIDTH) -> Markup:
+    """Return a drawing with its text for screen readers."""
+    box = f"0 0 {width} {HEIGHT}"
+    return tag("svg", *parts, viewBox=box, role="img", aria_label=said)
 
 
 def number(value: float) -> str:
@@ -145,12 +159,17 @@ def _band(healthy: tuple[float, float] | None, y: Scale) -> Iterator[Markup]:
         yield tag("rect", class_="healthy", x=LEFT, y=y(high), width=INNER, height=height)
 
 
-def _axes(x: Scale, y: Scale, x_label: str) -> Iterator[Markup]:
+def axes(
+    x: Scale, y: Scale, x_label: str, x_ticks: Sequence[Tick] | None = None
+) -> Iterator[Markup]:
+    """Yield grid lines and labels; ``x_ticks`` replaces the round values below the x axis."""
     for value in ticks(y.low, y.high):
         yield tag("path", class_="grid", d=f"M{LEFT} {y(value):.1f}h{INNER}")
         yield tag("text", number(value), x=LEFT - 6, y=y(value) + 4, text_anchor="end")
-    for value in ticks(x.low, x.high):
-        yield tag("text", number(value), x=x(value), y=HEIGHT - 16, text_anchor="middle")
+    if x_ticks is None:
+        x_ticks = [Tick(value, number(value)) for value in ticks(x.low, x.high)]
+    for at, label in x_ticks:
+        yield tag("text", label, x=x(at), y=HEIGHT - 16, text_anchor="middle")
     yield tag("text", x_label, x=LEFT + INNER / 2, y=HEIGHT - 2, text_anchor="middle")
 
 

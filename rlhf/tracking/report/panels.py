@@ -38,6 +38,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
     "PPO: rollouts": (
         Panel("Response length", ("ppo/response_tokens",)),
         Panel("Share that ended", ("ppo/ended_share",)),
+        Panel("Share of duplicates", ("ppo/duplicate_share",)),
         Panel("Log-prob mismatch of rollout and training", ("ppo/logprob_mismatch",)),
         Panel("Speed", ("speed/tokens_per_second",)),
     ),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
 from rlhf.tracking.report.markup import Markup, joined, tag
+from rlhf.tracking.report.page import document, scrolled, section
 from rlhf.tracking.report.panels import PANELS, Panel
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 from rlhf.tracking.summary import summary_parts
@@ -92,23 +92,7 @@ def run_page(run: RunFiles) -> str:
             _settings(run),
         ),
     )
-    return _document(title, body)
-
-
-def _document(title: str, body: Markup) -> str:
-    head = joined(
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        tag("title", title),
-        tag("style", _asset("report.css")),
-    )
-    script = tag("script", _asset("report.js"))
-    page = tag("html", tag("head", head), tag("body", body, script), lang="en")
-    return f"<!DOCTYPE html>\n{page}\n"
-
-
-def _asset(name: str) -> Markup:
-    return Markup((files(__package__) / name).read_text(encoding="utf-8"))
+    return document(title, body, script="samples.js")
 
 
 def _verdict(run: RunFiles) -> Markup:
@@ -143,7 +127,7 @@ def _results(run: RunFiles) -> Markup:
         for number, row in enumerate(part.rows)
     ]
     head = tag("thead", tag("tr", *(tag("th", title, scope="col") for title in titles)))
-    return _section("Results", _scrolled("Results", tag("table", head, tag("tbody", *rows))))
+    return section("Results", scrolled("Results", tag("table", head, tag("tbody", *rows))))
 
 
 def _doubts(run: RunFiles) -> Markup:
@@ -153,7 +137,7 @@ def _doubts(run: RunFiles) -> Markup:
     items += [tag("li", line) for line in ends]
     if not items:
         return Markup()
-    return _section("Reasons to doubt this run", tag("ul", *items, class_="doubts"))
+    return section("Reasons to doubt this run", tag("ul", *items, class_="doubts"))
 
 
 def _optimisation(run: RunFiles) -> Markup:
@@ -181,7 +165,7 @@ def _optimisation(run: RunFiles) -> Markup:
         "Bars are 95 % intervals.",
         class_="note",
     )
-    return _section("Over-optimisation", note, tag("div", *charts, class_="charts"))
+    return section("Over-optimisation", note, tag("div", *charts, class_="charts"))
 
 
 def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
@@ -195,7 +179,7 @@ def _curves(run: RunFiles) -> Iterator[Markup]:
     for title, panels in PANELS.items():
         charts = [_chart(run, panel) for panel in panels]
         if any(charts):
-            yield _section(title, tag("div", *charts, class_="charts"))
+            yield section(title, tag("div", *charts, class_="charts"))
 
 
 def _chart(run: RunFiles, panel: Panel) -> Markup:
@@ -239,7 +223,7 @@ def _samples(run: RunFiles) -> Markup:
         tag("span", id="count", role="status"),
         class_="controls",
     )
-    return _section(
+    return section(
         "Samples",
         tag("p", "The same held-out prompts at every evaluation.", class_="note"),
         controls,
@@ -256,17 +240,8 @@ def _settings(run: RunFiles) -> Markup:
     ]
     versions = (run.result or {}).get("versions", {})
     note = ", ".join(f"{name} {version}" for name, version in versions.items())
-    table = _scrolled("Settings", tag("table", tag("tbody", *rows)))
+    table = scrolled("Settings", tag("table", tag("tbody", *rows)))
     return tag("details", tag("summary", f"Settings ({len(rows)} keys)"), tag("p", note), table)
-
-
-def _scrolled(name: str, table: Markup) -> Markup:
-    """Return a table in a region that scrolls on narrow screens, with the keyboard too."""
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
-
-
-def _section(title: str, *content: Markup) -> Markup:
-    return tag("section", tag("h2", title), *content)
 
 
 def _target(alarm: Alarm) -> str:

@@ -1,0 +1,13 @@
+"use strict";
+(() => {
+  const buttons = [...document.querySelectorAll("button[data-pick]")];
+  const pick = (button) => {
+    const was = button.getAttribute("aria-pressed") === "true";
+    for (const each of buttons) each.setAttribute("aria-pressed", String(each === button && !was));
+    document.body.classList.toggle("picking", !was);
+    for (const part of document.querySelectorAll("[data-setting]")) {
+      part.classList.toggle("picked", !was && part.dataset.setting === button.dataset.pick);
+    }
+  };
+  for (const button of buttons) button.addEventListener("click", () => pick(button));
+})();

@@ -1,0 +1,26 @@
+"""Metrics of a rollout that need more than a mean."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf.phases.ppo.step_metrics import duplicates
+from rlhf.types import PromptBatch, Responses
+
+
+def test_duplicates_are_equal_responses_to_different_prompts() -> None:
+    ids_BP = torch.tensor([[0, 5], [0, 5], [6, 5], [7, 7], [8, 8]])
+    attend_BP = torch.tensor([[0, 1], [0, 1], [1, 1], [1, 1], [1, 1]]).bool()
+    # Rows 0 and 1 answer one prompt. Row 2 equals them; row 3 only up to its padding; row 4 not.
+    ids_BT = torch.tensor([[3, 4, 9], [3, 4, 0], [3, 4, 1], [3, 4, 1], [4, 3, 2]])
+    keep_BT = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]).bool()
+    prompts = PromptBatch(ids_BP, attend_BP, torch.zeros(5, 3), ["", "", "", "", ""])
+    responses = Responses(ids_BT, keep_BT, torch.ones(5).bool())
+    assert duplicates(prompts, responses).tolist() == [True, True, True, False, False]
+
+
+def test_one_prompt_may_get_the_same_response_often() -> None:
+    ids = torch.ones(4, 2).long()
+    keep = torch.ones(4, 2).bool()
+    prompts = PromptBatch(ids, keep, torch.zeros(4, 2), [""] * 4)
+    assert not duplicates(prompts, Responses(ids, keep, keep[:, 0])).any()
