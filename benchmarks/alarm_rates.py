@@ -29,7 +29,13 @@ from rlhf.config.choices import AlarmName
 from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 
-COMMON = ("ppo.steps=30", "ppo.eval_every=2", "ppo.eval_prompts=200", "reuse.phases=always")
+COMMON = (
+    "reward.epochs=0.25",
+    "ppo.steps=30",
+    "ppo.eval_every=2",
+    "ppo.eval_prompts=200",
+    "reuse.phases=always",
+)  # a scenario's own values go first
 FALL = 0.9  # a gold score below this share of its best has fallen by a tenth
 LEFT = frozenset(
     {
@@ -57,13 +63,13 @@ def _healthy(*overrides: str, seeds: int = 4) -> Scenario:
     return Scenario(overrides, seeds, frozenset())
 
 
-def _broken(*overrides: str, right: Iterable[AlarmName] = LEFT, seeds: int = 8) -> Scenario:
+def _broken(*overrides: str, right: Iterable[AlarmName] = LEFT, seeds: int = 6) -> Scenario:
     return Scenario(overrides, seeds, frozenset(right))
 
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "default": _healthy(seeds=24),
-    "strong penalty": _healthy("ppo.kl_ctl=0.5", seeds=12),
+    "default": _healthy(seeds=18),
+    "strong penalty": _healthy("ppo.kl_ctl=0.5", seeds=9),
     "adaptive penalty": _healthy("experiment=adaptive_kl"),
     "advantages not whitened": _healthy("ppo.whiten_advantages=false"),
     "lambda 1": _healthy("ppo.lam=1.0"),
@@ -71,9 +77,11 @@ SCENARIOS: Mapping[str, Scenario] = {
     "GRPO": _healthy("experiment=grpo"),
     "RLOO": _healthy("experiment=rloo"),
     "REINFORCE++": _healthy("experiment=reinforce_pp"),
-    "weak penalty": Scenario(("ppo.kl_ctl=0.02",), 12, None),
+    "weak penalty": Scenario(("ppo.kl_ctl=0.02",), 9, None),
     "over-optimised": _broken(
         "experiment=overoptimised",
+        "reward.epochs=0.03",
+        "ppo.steps=40",
         right=[AlarmName.score_against_gold, AlarmName.kl_runaway],
     ),
     "no penalty": _broken("ppo.kl_ctl=0"),
@@ -112,7 +120,7 @@ def run_all(out: Path, names: Sequence[str], *, jobs: int) -> None:
         if (folder / "report.html").exists():
             return
         core = cores.get()
-        words = [*SCENARIOS[name].overrides, *COMMON, f"seed={seed}", f"run_dir={folder}"]
+        words = [*COMMON, *SCENARIOS[name].overrides, f"seed={seed}", f"run_dir={folder}"]
         command = ["taskset", "--cpu-list", str(core), sys.executable, str(ROOT / "launch.py")]
         done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
         cores.put(core)
