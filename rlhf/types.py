@@ -242,16 +242,6 @@ class RolloutBackend(Protocol):
         """Return one response per prompt."""
 
 
-class Tracker(Protocol):
-    """A logger of a run's metrics."""
-
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
-
-    def finish(self) -> None:
-        """Flush and close the tracker."""
-
-
 class Judge(Protocol):
     """A rule for the true quality of responses, to evaluate a run or replace a reward model."""
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import drop_phases
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.summary import show_summary
-from rlhf.tracking.trackers import SampleWriter, build_tracker
+from rlhf.tracking.trackers import build_tracker
 from rlhf.types import Ranks
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
         try:
             for phase in unfinished:
                 run_phase(context, phase, RUNNERS[phase])
+            context.tracker.conclude(whole_result(config, run_dir, unfinished))
         except BaseException:
             if ranks.is_main:
                 write_report(run_dir)  # what there is so far
             raise
         finally:
-            context.close()
-    result = summarise(config, run_dir)
-    result |= whole_beside_the_plan(run_dir, result["phases"], unfinished)
+            context.tracker.finish()
+    result = whole_result(config, run_dir, unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
         write_report(run_dir)
@@ -123,7 +123,6 @@ def build_context(
         judge=GoldJudge() if config.data.source is Source.synthetic else None,
         console=console,
         tracker=build_tracker(config, run_dir, is_main=ranks.is_main, say=console.say),
-        samples=SampleWriter(run_dir / "samples.jsonl") if ranks.is_main else None,
     )
 
 
@@ -175,8 +174,14 @@ def run_tokenizer(
     return tokenizer
 
 
+def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
+    """Return the content of result.json; ``ran`` are the phases that this process ran."""
+    result = summarise(config, run_dir)
+    return result | whole_beside_the_plan(run_dir, result["phases"], ran)
+
+
 def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
-    """Return the content of result.json, from the results of the phases."""
+    """Return the objective, the results of the phases and the versions of libraries."""
     phases = {p.value: phase_result(run_dir, p) or {} for p in config.phase.order}
     name, last = list(phases.items())[-1]
     match name:

@@ -1,17 +1,19 @@
-"""Metrics in TensorBoard event files, one directory per run."""
+"""A run in TensorBoard event files, one directory per run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlhf.errors import CapabilityError
+from rlhf.tracking.tracker import Sample, Tracker
 
 
-class TensorBoardTracker:
-    """A tracker that writes metrics as scalars, under tags that start with the phase."""
+class TensorBoardTracker(Tracker):
+    """A tracker that writes scalars, samples as text, and the hyper-parameters with the result."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run_config: Mapping[str, Any]) -> None:
         """Open the event file.
 
         Raises:
@@ -25,13 +27,41 @@ class TensorBoardTracker:
                 "pip install 'rlhf[tensorboard]', or use tracking=local"
             ) from error
         self._writer = SummaryWriter(str(folder))
+        self._config = run_config
 
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - names begin with it
         """Write the metrics of one step."""
         for name, value in values.items():
-            tag = name if name.startswith(f"{phase}/") else f"{phase}/{name}"
-            self._writer.add_scalar(tag, value, step)
+            self._writer.add_scalar(name, value, step)
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
+        """Write responses as one text."""
+        text = "\n\n".join(
+            f"score {each.score:.2f}, KL {each.kl:.2f}\n\n{_verbatim(each.prompt + each.response)}"
+            for each in samples
+        )
+        self._writer.add_text(f"{phase}/samples", text, step)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the hyper-parameters with the objective."""
+        parameters = {
+            key: value if isinstance(value, bool | int | float) else str(value)
+            for key, value in _flat(self._config, "").items()
+        }
+        self._writer.add_hparams(parameters, {"objective": result["objective"]}, run_name=".")
 
     def finish(self) -> None:
         """Flush and close the file."""
         self._writer.close()
+
+
+def _verbatim(text: str) -> str:
+    """Return ``text`` as Markdown that shows it unchanged: text of a model is not markup."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _flat(node: object, key: str) -> dict[str, object]:
+    if not isinstance(node, Mapping):
+        return {key: node}
+    prefix = f"{key}." if key else ""
+    return {k: v for name in node for k, v in _flat(node[name], f"{prefix}{name}").items()}

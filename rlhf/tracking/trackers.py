@@ -1,166 +1,184 @@
-"""Trackers: writers of the metrics and samples of a run."""
+"""Trackers: what records the metrics, samples, alarms and results of a run."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.sweep_command import SWEEPS
-from rlhf.errors import RlhfError
+from rlhf.errors import ConfigError, RlhfError
 from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.registry import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
-
-if TYPE_CHECKING:
-    # Type checking only: importing rlhf.types would import torch.
-    from rlhf.types import Tracker
+from rlhf.tracking.tracker import NullTracker, Sample, Tracker
 
 
 class StoppedByAlarmError(RlhfError):
     """An alarm in alarms.stop ended the run."""
 
 
-class Trackers:
-    """A tracker that forwards metrics to several trackers."""
+class Trackers(Tracker):
+    """A tracker that forwards to several trackers, and raises alarms on what it forwards."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], alarms: AlarmsConfig) -> None:
         self._trackers = trackers
+        self._rules = AlarmRules(alarms.mute)
+        self._stop = alarms.stop
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one step.
+        """Record metrics of one step, and the alarms that it raises.
 
         Raises:
             KeyError: if a metric is not documented.
+            StoppedByAlarmError: if alarms.stop has one of the alarms.
         """
         for name in values:
             check_name(name)
         for tracker in self._trackers:
             tracker.log(phase, step, values)
-
-    def finish(self) -> None:
-        """Flush and close all trackers."""
-        for tracker in self._trackers:
-            tracker.finish()
-
-
-class AlarmTracker:
-    """A tracker that raises alarms: in alarms.jsonl, on the terminal, and to those who listen."""
-
-    def __init__(
-        self,
-        path: Path,
-        config: AlarmsConfig,
-        *,
-        say: Callable[[str], None],
-        listeners: Sequence[Callable[[Alarm], None]] = (),
-    ) -> None:
-        self._path = path
-        self._rules = AlarmRules(config.mute)
-        self._stop = config.stop
-        self._say = say
-        self._listeners = listeners
-
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Raise the alarms of one step.
-
-        Raises:
-            StoppedByAlarmError: if alarms.stop has one of them.
-        """
         for alarm in self._rules.check(phase, step, values):
-            writer = JsonlWriter(self._path)
-            writer.write(alarm._asdict())
-            writer.close()
-            self._say(alarm.line)
-            for listener in self._listeners:
-                listener(alarm)
+            self.alert(alarm)
             if alarm.name in self._stop:
                 raise StoppedByAlarmError(
                     f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
                 )
 
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Record responses."""
+        for tracker in self._trackers:
+            tracker.samples(phase, step, samples, steps=steps)
+
+    def alert(self, alarm: Alarm) -> None:
+        """Record an alarm."""
+        for tracker in self._trackers:
+            tracker.alert(alarm)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Record the content of result.json."""
+        for tracker in self._trackers:
+            tracker.conclude(result)
+
     def finish(self) -> None:
-        """Do nothing: the file is closed after every alarm."""
+        """Close all trackers."""
+        for tracker in self._trackers:
+            tracker.finish()
 
 
-class NullTracker:
-    """A tracker that records nothing, for every rank except rank 0."""
+class RunFiles(Tracker):
+    """A tracker that writes metrics.jsonl, samples.jsonl and alarms.jsonl in a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._writers: dict[str, JsonlWriter] = {}
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record nothing."""
+        """Append a line with the metrics of one step."""
+        self._write("metrics.jsonl", {"phase": phase, "step": step, **values})
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
+        """Append a line per response."""
+        for sample in samples:
+            line = {"phase": phase, "step": step, **sample._asdict()}
+            parts = line.pop("gold_parts")
+            if parts is not None:
+                line |= {"gold": parts["gold"]}
+                line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}
+            self._write("samples.jsonl", line)
+
+    def alert(self, alarm: Alarm) -> None:
+        """Append a line with the alarm."""
+        self._write("alarms.jsonl", alarm._asdict())
 
     def finish(self) -> None:
-        """Do nothing."""
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _write(self, name: str, line: Mapping[str, Any]) -> None:
+        if name not in self._writers:
+            self._writers[name] = JsonlWriter(self._run_dir / name)
+        self._writers[name].write(line)
 
 
-class JsonlTracker:
-    """A tracker that writes metrics to a file, one line per step and phase."""
+class AlarmLines(Tracker):
+    """A tracker that prints alarms."""
 
-    def __init__(self, path: Path) -> None:
-        self._writer = JsonlWriter(path)
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def alert(self, alarm: Alarm) -> None:
+        """Print the alarm as one line."""
+        self._say(alarm.line)
+
+
+class BestEffort(Tracker):
+    """A tracker that forwards to another until that one fails once: training must not stop."""
+
+    def __init__(self, tracker: Tracker, name: str, say: Callable[[str], None]) -> None:
+        self._tracker = tracker
+        self._name = name
+        self._say = say
+        self._has_failed = False
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Append the metrics of one step."""
-        self._writer.write({"phase": phase, "step": step, **values})
+        """Forward metrics."""
+        self._try(lambda: self._tracker.log(phase, step, values))
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Forward responses."""
+        self._try(lambda: self._tracker.samples(phase, step, samples, steps=steps))
+
+    def alert(self, alarm: Alarm) -> None:
+        """Forward an alarm."""
+        self._try(lambda: self._tracker.alert(alarm))
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Forward the content of result.json."""
+        self._try(lambda: self._tracker.conclude(result))
 
     def finish(self) -> None:
-        """Close the file."""
-        self._writer.close()
+        """Close the other tracker."""
+        self._try(self._tracker.finish)
 
-
-class SampleWriter:
-    """A writer of sampled responses to a file, one line per response."""
-
-    def __init__(self, path: Path) -> None:
-        self._writer = JsonlWriter(path)
-
-    def write(
-        self,
-        *,
-        phase: str,
-        step: int,
-        prompt: str,
-        response: str,
-        ended: bool,
-        score: float,
-        gold_parts: Mapping[str, float] | None = None,
-    ) -> None:
-        """Append one response; ``gold_parts`` are the ratings of a judge, if there is one."""
-        sample: dict[str, Any] = {"phase": phase, "step": step, "prompt": prompt}
-        sample |= {"response": response, "ended": ended, "score": score}
-        if gold_parts is not None:
-            parts = dict(gold_parts)
-            sample |= {"gold": parts.pop("gold"), "gold_parts": parts}
-        self._writer.write(sample)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+    def _try(self, call: Callable[[], None]) -> None:
+        if self._has_failed:
+            return
+        try:
+            call()
+        except Exception as error:
+            self._has_failed = True
+            self._say(
+                f"warning: {self._name} failed ({type(error).__name__}: {error}). The run "
+                "continues without it; metrics.jsonl and samples.jsonl have everything"
+            )
 
 
 def build_tracker(
     config: RunConfig, run_dir: Path, *, is_main: bool, say: Callable[[str], None]
 ) -> Tracker:
-    """Return the tracker of this rank; only the main rank records metrics.
+    """Return the tracker of this rank; only the main rank records.
 
-    ``say`` prints the line of an alarm.
+    ``say`` prints alarms, and warnings of trackers that failed.
 
     Raises:
         CapabilityError: if Weights & Biases or TensorBoard is configured but not available.
+        ConfigError: if a tracker in tracking.others cannot be imported.
     """
     if not is_main:
         return NullTracker()
-    trackers: list[Tracker] = [JsonlTracker(run_dir / "metrics.jsonl")]
-    listeners = []
+    others: dict[str, Tracker] = {}
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.tracking.wandb_run import WandbTracker
 
         place = run_dir.resolve()
         is_job = place.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
-        wandb = WandbTracker(
+        others["Weights & Biases"] = WandbTracker(
             config.tracking,
             run_dir,
             asdict(config),
@@ -168,12 +186,29 @@ def build_tracker(
             group=place.parent.name if is_job else config.name,
             job_type="+".join(config.phase.order),
         )
-        trackers.append(wandb)
-        listeners.append(wandb.alert)
     if config.tracking.tensorboard:
         from rlhf.tracking.tensorboard import TensorBoardTracker
 
-        trackers.append(TensorBoardTracker(run_dir / "tensorboard"))
-    alarms = run_dir / "alarms.jsonl"
-    trackers.append(AlarmTracker(alarms, config.alarms, say=say, listeners=listeners))
-    return Trackers(trackers)
+        others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
+    for path in config.tracking.others:
+        others[path] = _imported(path)(config, run_dir)
+    guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
+    # Files come last: metrics.jsonl has no step that another tracker lacks.
+    return Trackers([AlarmLines(say), *guarded, RunFiles(run_dir)], config.alarms)
+
+
+def _imported(path: str) -> Callable[[RunConfig, Path], Tracker]:
+    """Return the class or function that ``package.module:NAME`` names.
+
+    Raises:
+        ConfigError: if it cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"tracking.others={path}: {error}; give package.module:NAME of a class that "
+            "PYTHONPATH reaches, and that takes the configuration and the run directory"
+        ) from error
+    return cast("Callable[[RunConfig, Path], Tracker]", found)

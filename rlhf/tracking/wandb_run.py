@@ -1,10 +1,10 @@
-"""Metrics in Weights & Biases: one run per run directory."""
+"""A run in Weights & Biases: one W&B run per run directory."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +12,44 @@ from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import CapabilityError
 from rlhf.tracking.step_alarms import Alarm
+from rlhf.tracking.tracker import Sample, Tracker
+from rlhf.tracking.wandb_file import history
 
 if TYPE_CHECKING:
     import wandb
 
 INIT_TIMEOUT_SECONDS = 30.0
+INIT_ATTEMPTS = 3
+MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
 
 # Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
 PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: ("sft",),
     Phase.reward: ("reward",),
-    Phase.ppo: ("ppo", "time", "speed"),
+    Phase.ppo: ("ppo", "time", "speed", "memory", "rollout"),
     Phase.dpo: ("dpo",),
 }
 
+# Columns that a table of runs is sorted by, and the values that W&B keeps of them.
+SUMMARIES: Mapping[str, str] = {
+    "sft/eval_loss": "min,last",
+    "reward/eval_accuracy": "max,last",
+    "dpo/eval_accuracy": "max,last",
+    "ppo/eval_score": "max,last",
+    "ppo/eval_gold": "max,last",
+    "ppo/eval_exact": "max,last",
+    "ppo/eval_kl": "max,last",
+    "ppo/kl_to_reference": "max,last",
+    "ppo/clipfrac": "max,last",
+    "ppo/score_mean": "max,last",
+}
 
-class WandbTracker:
-    """A tracker that sends metrics to Weights & Biases, or stores them in ``run_dir/wandb``.
 
-    Each phase has its own x axis, ``<phase>/step``, so that a resumed run can log repeated steps
-    again: W&B's own step can only increase.
+class WandbTracker(Tracker):
+    """A tracker that sends a run to Weights & Biases, or stores it in ``run_dir/wandb``.
+
+    Each phase has its own x axis, ``<phase>/step``. A resumed run repeats steps of the phase that
+    was stopped; steps that W&B has already are not sent again.
     """
 
     def __init__(
@@ -60,22 +78,101 @@ class WandbTracker:
                 f"tracking.wandb={config.wandb}: Weights & Biases refused: {error}. "
                 "Check the network and `wandb login --verify`, or use tracking=wandb_offline."
             ) from error
+        self._sent = self._sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
+        self._tables: dict[str, wandb.Table] = {}
+        self._first: dict[str, str] = {}  # prompts and their responses before training
+        self._increment = -1
         for phase, prefixes in PREFIXES.items():
             self._run.define_metric(f"{phase}/step")
             for prefix in prefixes:
                 self._run.define_metric(f"{prefix}/*", step_metric=f"{phase}/step")
+            for metric, summary in SUMMARIES.items():
+                if metric.startswith(f"{phase}/"):
+                    step = f"{phase}/step"
+                    self._run.define_metric(metric, step_metric=step, summary=summary)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record the metrics of one step."""
-        self._run.log({**values, f"{phase}/step": step})
+        """Send the metrics of one step."""
+        if step > self._sent.get(_kind(phase, values), -1):
+            self._run.log({**values, f"{phase}/step": step})
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Add the responses to the table of samples, if its increments allow; step 0 always."""
+        if step == 0:
+            self._first = {sample.prompt: sample.response for sample in samples}
+        key, increment = f"{phase}/samples", MOST_INCREMENTS * step // max(steps, 1)
+        if increment == self._increment or step <= self._sent.get(_kind(phase, [key]), -1):
+            return
+        self._increment = increment
+        rows = [self._row(step, sample) for sample in samples]
+        if phase not in self._tables:
+            import wandb
+
+            columns = list(rows[0])
+            self._tables[phase] = wandb.Table(columns=columns, log_mode="INCREMENTAL")
+        for row in rows:
+            self._tables[phase].add_data(*row.values())
+        self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
     def alert(self, alarm: Alarm) -> None:
         """Send an alarm as an alert; W&B forwards it to where its user asked for."""
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
 
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the objective and the numbers of all phases to the run's summary."""
+        numbers = {
+            f"result/{phase}/{name}": value
+            for phase, measures in result["phases"].items()
+            for name, value in measures.items()
+            if isinstance(value, int | float)
+        }
+        self._run.summary.update({"objective": result["objective"]} | numbers)
+
     def finish(self) -> None:
-        """Upload the remaining metrics and end the run."""
+        """Upload what is left and end the run."""
         self._run.finish()
+
+    def _row(self, step: int, sample: Sample) -> dict[str, Any]:
+        """Return a row of the table; all cells of a column have the same type."""
+        return {
+            "step": step,
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "response before": self._first.get(sample.prompt, ""),
+            "score": sample.score,
+            **(sample.gold_parts or {}),
+            "KL": sample.kl,
+            "tokens": sample.tokens,
+            "ended": sample.ended,
+        }
+
+    def _sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
+        """Return the last step that W&B has of each kind of values.
+
+        A killed process loses what W&B has not stored yet, so the stored run is read.
+        """
+        sent: dict[str, int] = {}
+        if is_offline:
+            for line in history(run_dir):
+                for phase in PREFIXES:
+                    step = line.pop(f"{phase}/step", None)
+                    if step is not None:
+                        sent[_kind(phase, [n for n in line if not n.startswith("_")])] = step
+            return sent
+        for phase in PREFIXES:
+            step = self._run.summary.get(f"{phase}/step")
+            if step is not None:
+                kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
+                sent |= {_kind(phase, [kind]): step for kind in kinds}
+        return sent
+
+
+def _kind(phase: str, names: Iterable[str]) -> str:
+    """Return the kind of values that a phase logs at once: metrics, evaluation or samples."""
+    for part in ("samples", "eval_"):
+        if all(name.startswith(f"{phase}/{part}") for name in names):
+            return f"{phase}/{part}"
+    return phase
 
 
 def _require_login(mode: WandbMode) -> None:
@@ -93,7 +190,13 @@ def _require_login(mode: WandbMode) -> None:
 def _init(
     config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, str]
 ) -> wandb.Run:
+    """Start the run; a connection that fails is tried again.
+
+    Raises:
+        CommError: if the last attempt failed too.
+    """
     import wandb
+    from wandb.errors import CommError
 
     settings = wandb.Settings(
         init_timeout=INIT_TIMEOUT_SECONDS,
@@ -103,20 +206,27 @@ def _init(
         quiet=True,
         silent=config.wandb is WandbMode.offline,
     )
-    return wandb.init(
-        project=config.project,
-        entity=config.entity,
-        name=names["name"],
-        group=names["group"],
-        job_type=names["job_type"],
-        tags=config.tags,
-        config=run_config,
-        mode=config.wandb.value,
-        dir=run_dir,
-        id=_run_id(run_dir / "wandb_id"),
-        resume="allow",
-        settings=settings,
-    )
+    for attempt in range(1, INIT_ATTEMPTS + 1):
+        try:
+            return wandb.init(
+                project=config.project,
+                entity=config.entity,
+                name=names["name"],
+                group=names["group"],
+                job_type=names["job_type"],
+                tags=config.tags,
+                config=run_config,
+                mode=config.wandb.value,
+                dir=run_dir,
+                id=_run_id(run_dir / "wandb_id"),
+                resume="allow",
+                settings=settings,
+            )
+        except CommError:
+            if attempt == INIT_ATTEMPTS:
+                raise
+            wandb.teardown()  # the service process may hold the run's id
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _run_id(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from rlhf.phases.ppo import rlhf_engine
 from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
+from rlhf.tracking.tracker import Sample, Tracker
 from rlhf.types import Ranks
 from tests.models_on_disk import save_models
 from tests.phases.ppo.test_fixed_examples import EVAL, TRAIN
@@ -44,20 +45,20 @@ class PlannedEngine(TrainingEngine):
 
 
 @dataclass
-class Notes:
+class Notes(Tracker):
     """What a run has told."""
 
     logged: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     saved: dict[str, Any] = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    sampled: list[tuple[str, int, Sample]] = field(default_factory=list)
 
-    def log(self, phase: str, step: int, values: dict[str, float]) -> None:
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         for name in values:
             check_name(name)
         self.logged.append((step, dict(values)))
 
-    def write(self, **sample: Any) -> None:
-        self.samples.append(sample)
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        self.sampled += [(phase, step, sample) for sample in samples]
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]
@@ -99,6 +100,5 @@ def run_context(
         judge=None,
         console=build_console(is_main=False, log_every=1),
         tracker=notes,
-        samples=notes,
     )
     return context, notes

@@ -12,7 +12,8 @@ import pytest
 from rlhf.config.choices import AlarmName
 from rlhf.config.schema.run import AlarmsConfig
 from rlhf.tracking.step_alarms import RULES, Alarm, AlarmRules, read_alarms
-from rlhf.tracking.trackers import AlarmTracker, StoppedByAlarmError
+from rlhf.tracking.tracker import Tracker
+from rlhf.tracking.trackers import AlarmLines, RunFiles, StoppedByAlarmError, Trackers
 
 HEALTHY = {
     "ppo/kl_per_token": [0.0, 0.01, *[0.05 * n for n in range(1, 6)] * 4],
@@ -85,20 +86,28 @@ def test_every_name_has_a_rule() -> None:
         assert rule.advice.endswith(".")
 
 
-def tracker(path: Path, *stop: AlarmName) -> tuple[AlarmTracker, list[str], list[Alarm]]:
-    said: list[str] = []
-    heard: list[Alarm] = []
+class Listener(Tracker):
+    """A tracker that remembers alarms."""
+
+    def __init__(self) -> None:
+        self.heard: list[Alarm] = []
+
+    def alert(self, alarm: Alarm) -> None:
+        self.heard.append(alarm)
+
+
+def trackers(folder: Path, *stop: AlarmName) -> tuple[Trackers, list[Alarm]]:
+    listener = Listener()
     config = AlarmsConfig(stop=list(stop), mute=[])
-    return AlarmTracker(path, config, say=said.append, listeners=[heard.append]), said, heard
+    return Trackers([listener, RunFiles(folder)], config), listener.heard
 
 
-def test_alarm_is_written_said_and_heard_once(tmp_path: Path) -> None:
-    made, said, heard = tracker(tmp_path / "alarms.jsonl")
+def test_alarm_is_written_and_heard_once(tmp_path: Path) -> None:
+    made, heard = trackers(tmp_path)
     for step in (1, 2):
         made.log("ppo", step, {"ppo/actor_loss": math.nan})
     made.finish()
     (alarm,) = heard
-    assert said == [alarm.line]
     (line,) = (tmp_path / "alarms.jsonl").read_text().splitlines()
     assert json.loads(line)["value"] is None
     (again,) = read_alarms(tmp_path)
@@ -106,9 +115,17 @@ def test_alarm_is_written_said_and_heard_once(tmp_path: Path) -> None:
     assert read_alarms(tmp_path / "elsewhere") == []
 
 
+def test_alarm_is_printed() -> None:
+    said: list[str] = []
+    alarm = Alarm("ppo", 3, AlarmName.clipping, "ppo/clipfrac", 0.5, "Lower it.")
+    AlarmLines(said.append).alert(alarm)
+    assert said == ["alarm clipping: ppo/clipfrac=0.5 at ppo step 3. Lower it."]
+
+
 def test_alarm_can_end_the_run(tmp_path: Path) -> None:
-    made, said, _ = tracker(tmp_path / "alarms.jsonl", AlarmName.not_finite)
+    made, heard = trackers(tmp_path, AlarmName.not_finite)
     with pytest.raises(StoppedByAlarmError, match=r"alarms\.stop has not_finite"):
         made.log("ppo", 1, {"ppo/actor_loss": math.inf})
-    assert len(said) == 1
+    assert len(heard) == 1
     made.log("ppo", 2, {"ppo/actor_loss": 0.0})
+    made.finish()

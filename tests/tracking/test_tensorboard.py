@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf.config.choices import WandbMode
 from rlhf.errors import CapabilityError
 from rlhf.tracking.tensorboard import TensorBoardTracker
+from rlhf.tracking.tracker import Sample
 from rlhf.tracking.trackers import build_tracker
 from tests.tracking.test_trackers import run_config
 
@@ -17,12 +19,18 @@ from tests.tracking.test_trackers import run_config
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Steps and values of every tag in a folder."""
+def read(folder: Path) -> Any:
+    """What is in the event files of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))
     events.Reload()
+    return events
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values of every tag in a folder."""
+    events = read(folder)
     return {
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
@@ -30,7 +38,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
-    tracker = TensorBoardTracker(tmp_path)
+    tracker = TensorBoardTracker(tmp_path, {})
     tracker.log("sft", 1, {"sft/loss": 2.5})
     tracker.log("sft", 2, {"sft/loss": 2.25})
     tracker.log("ppo", 1, {"ppo/clipfrac": 0.5, "time/step_seconds": 3.0})
@@ -38,8 +46,24 @@ def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
     assert scalars(tmp_path) == {
         "sft/loss": [(1, 2.5), (2, 2.25)],
         "ppo/clipfrac": [(1, 0.5)],
-        "ppo/time/step_seconds": [(1, 3.0)],
-    }
+        "time/step_seconds": [(1, 3.0)],
+    }, "the same names as everywhere"
+
+
+def test_samples_are_text_and_the_result_comes_with_the_hyper_parameters(tmp_path: Path) -> None:
+    tracker = TensorBoardTracker(tmp_path, {"seed": 3, "ppo": {"kl_ctl": 0.25, "epochs": None}})
+    tracker.samples("ppo", 4, [Sample("2+2?", " *4*", True, 0.5, 0.25, 2)], steps=8)
+    tracker.conclude({"objective": 0.75})
+    tracker.finish()
+    events = read(tmp_path)
+    (text,) = events.Tensors("ppo/samples/text_summary")
+    assert (text.step, text.tensor_proto.string_val) == (
+        4,
+        [b"score 0.50, KL 0.25\n\n    2+2? *4*"],
+    )
+    metadata = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert all(word in metadata for word in (b"seed", b"ppo.kl_ctl", b"None"))
+    assert [event.value for event in events.Scalars("objective")] == [0.75]
 
 
 def test_the_main_rank_writes_into_the_run_directory(tmp_path: Path) -> None:
@@ -56,4 +80,4 @@ def test_without_the_package_the_way_out_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(CapabilityError, match=r"tracking\.tensorboard=true: .*pip install"):
-        TensorBoardTracker(tmp_path)
+        TensorBoardTracker(tmp_path, {})

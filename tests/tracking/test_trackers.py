@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,18 @@ import pytest
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.schema.tracking import TrackingConfig
-from rlhf.tracking.trackers import JsonlTracker, NullTracker, SampleWriter, Trackers, build_tracker
+from rlhf.errors import ConfigError
+from rlhf.tracking.tracker import NullTracker, Sample, Tracker
+from rlhf.tracking.trackers import BestEffort, RunFiles, Trackers, build_tracker
+
+NO_ALARMS = AlarmsConfig(stop=[], mute=[])
+SAMPLE = Sample("p", "r", ended=True, score=0.5, kl=0.25, tokens=1)
 
 
-class Notes:
+class Notes(Tracker):
     """A tracker that remembers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.taken: list[tuple[str, int, dict[str, float]] | str] = []
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
@@ -30,20 +35,30 @@ class Notes:
     def finish(self) -> None:
         self.taken.append("finished")
 
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        raise OSError("no space left")
 
-def run_config(wandb: WandbMode, *, tensorboard: bool = False) -> RunConfig:
+
+def run_config(
+    wandb: WandbMode, *, tensorboard: bool = False, others: Sequence[str] = ()
+) -> RunConfig:
     """A run config of which only what trackers read is filled in."""
     tracking = TrackingConfig(
-        wandb=wandb, project="p", entity=None, tags=[], tensorboard=tensorboard, log_every=1
+        wandb=wandb,
+        project="p",
+        entity=None,
+        tags=[],
+        tensorboard=tensorboard,
+        others=list(others),
+        log_every=1,
     )
-    others: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
-    alarms = AlarmsConfig(stop=[], mute=[])
-    return RunConfig(**others | {"name": "default", "tracking": tracking, "alarms": alarms})
+    rest: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
+    return RunConfig(**rest | {"name": "default", "tracking": tracking, "alarms": NO_ALARMS})
 
 
 def test_all_trackers_are_told_the_same_in_order() -> None:
     first, second = Notes(), Notes()
-    trackers = Trackers([first, second])
+    trackers = Trackers([first, second], NO_ALARMS)
     trackers.log("sft", 3, {"sft/loss": 1.5})
     trackers.finish()
     assert first.taken == second.taken == [("sft", 3, {"sft/loss": 1.5}), "finished"]
@@ -52,27 +67,54 @@ def test_all_trackers_are_told_the_same_in_order() -> None:
 def test_an_undocumented_metric_reaches_nobody() -> None:
     notes = Notes()
     with pytest.raises(KeyError, match="the nearest is 'sft/loss'"):
-        Trackers([notes]).log("sft", 1, {"sft/grad_norm": 1.0, "sft/los": 1.0})
+        Trackers([notes], NO_ALARMS).log("sft", 1, {"sft/grad_norm": 1.0, "sft/los": 1.0})
     assert notes.taken == []
 
 
 def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker = RunFiles(tmp_path)
     tracker.log("ppo", 12, {"ppo/clipfrac": 0.03})
     tracker.finish()
     expected = '{"phase": "ppo", "step": 12, "ppo/clipfrac": 0.03}\n'
     assert (tmp_path / "metrics.jsonl").read_text() == expected
 
 
-def test_a_sample_line_holds_gold_only_where_it_is_known(tmp_path: Path) -> None:
-    writer = SampleWriter(tmp_path / "samples.jsonl")
-    shared = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "ended": True}
-    writer.write(**shared, score=0.5)
-    writer.write(**shared, score=0.5, gold_parts={"gold": 0.0, "exact": 0.0, "polite": 0.5})
-    writer.close()
+def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
+    tracker = RunFiles(tmp_path)
+    parts = {"gold": 0.0, "exact": 0.0, "polite": 0.5}
+    tracker.samples("ppo", 1, [SAMPLE, SAMPLE._replace(gold_parts=parts)], steps=5)
+    tracker.finish()
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    plain = shared | {"score": 0.5}
+    plain = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "ended": True}
+    plain |= {"score": 0.5, "kl": 0.25, "tokens": 1}
     assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
+
+
+def test_a_tracker_that_fails_once_is_left_alone() -> None:
+    notes, said = Notes(), []
+    tracker = BestEffort(notes, "Notes", said.append)
+    tracker.log("sft", 1, {})
+    for step in (1, 2):
+        tracker.samples("sft", step, [SAMPLE], steps=2)
+    tracker.log("sft", 2, {})
+    tracker.finish()
+    assert notes.taken == [("sft", 1, {})]
+    (warning,) = said
+    assert warning.startswith("warning: Notes failed (OSError: no space left). The run continues")
+
+
+def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:
+    path = f"{__name__}:Notes"
+    config = run_config(WandbMode.disabled, others=[path])
+    said: list[str] = []
+    tracker = build_tracker(config, tmp_path, is_main=True, say=said.append)
+    tracker.samples("ppo", 1, [SAMPLE], steps=2)
+    tracker.finish()
+    assert said[0].startswith(f"warning: {path} failed")
+    for wrong in ("nowhere:Notes", f"{__name__}:None_", "word"):
+        config = run_config(WandbMode.disabled, others=[wrong])
+        with pytest.raises(ConfigError, match=rf"tracking\.others={wrong}: .*package\.module:NAME"):
+            build_tracker(config, tmp_path, is_main=True, say=said.append)
 
 
 def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:
@@ -93,7 +135,9 @@ def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    modules = "console jsonl metric_table registry summary tensorboard trackers wandb_run".split()
+    modules = (
+        "console jsonl metric_table registry summary tensorboard tracker trackers wandb_run".split()
+    )
     imports = "; ".join(f"import rlhf.tracking.{module}" for module in modules)
     heavy = {"rich", "wandb", "torch", "tensorboard"}
     code = f"import sys; {imports}; print({heavy} & set(sys.modules))"

@@ -9,9 +9,19 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import wandb
+from wandb.errors import CommError
+
+from rlhf.config.choices import WandbMode
+from rlhf.config.schema.tracking import TrackingConfig
+from rlhf.tracking.tracker import Sample
+from rlhf.tracking.wandb_file import history, records
+from rlhf.tracking.wandb_run import MOST_INCREMENTS, WandbTracker
+from tests.runs import ROOT, TINY_RUN, launch, start
 
 CODE = """
 import sys
@@ -22,12 +32,14 @@ from rlhf.errors import CapabilityError
 from rlhf.tracking import wandb_run
 
 wandb_run.INIT_TIMEOUT_SECONDS = 1.0
+wandb_run.INIT_ATTEMPTS = 2
 config = TrackingConfig(
     wandb=WandbMode(sys.argv[1]),
     project="rlhf",
     entity=None,
     tags=["tiny"],
     tensorboard=False,
+    others=[],
     log_every=1,
 )
 try:
@@ -46,6 +58,8 @@ tracker.log("ppo", 1, {"ppo/clipfrac": float("nan"), "time/step_seconds": 3.0})
 tracker.finish()
 """
 KEY = "0123456789abcdef" * 3
+WATCHED = ("ppo/clipfrac", "ppo/kl_to_reference", "ppo/reward_mean")
+STEPS = 6
 
 
 class Machine:
@@ -159,3 +173,109 @@ def test_a_server_that_does_not_answer_is_an_error_within_seconds(machine: Machi
     assert "CapabilityError: tracking.wandb=online: Weights & Biases refused" in done.stderr
     assert "tracking=wandb_offline" in done.stderr
     assert KEY not in done.stderr
+
+
+@pytest.mark.slow
+def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = [*TINY_RUN, "tracking=wandb_offline", "tracking.tags=[tiny]", f"ppo.steps={STEPS}"]
+    words += ["ppo.sample_every=2", f"run_dir={run_dir}"]
+    process = start(ROOT / "launch.py", *words, cwd=tmp_path)
+    metrics = run_dir / "metrics.jsonl"
+    while not metrics.exists() or '"phase": "ppo", "step": 3' not in metrics.read_text():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    run_id = (run_dir / "wandb_id").read_text().strip()
+    resumed = launch(f"resume={run_dir}", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+
+    files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
+    for path in files:
+        (run,) = [each.run for each in records(path) if each.HasField("run")]
+        assert (run.run_group, run.job_type) == ("smoke", "sft+reward+ppo")
+        assert list(run.tags) == ["tiny"]
+    logged = history(run_dir)
+    for name in WATCHED:
+        steps = [line["ppo/step"] for line in logged if name in line]
+        assert steps == list(range(1, STEPS + 1)), name
+    evaluated = [line["ppo/step"] for line in logged if "ppo/eval_score" in line]
+    assert evaluated == [0, STEPS]
+    tables = [line for line in logged if "ppo/samples/nrows" in line]
+    assert [line["ppo/step"] for line in tables] == [0, 2, 4, 6]
+    summaries = [each.summary for each in records(files[-1]) if each.HasField("summary")]
+    written = {"/".join(item.nested_key) or item.key for each in summaries for item in each.update}
+    assert {"objective", "result/ppo/gold_after", "ppo/clipfrac"} <= written
+
+
+class FakeRun:
+    """A W&B run that remembers what was logged."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, object]] = []
+
+    def define_metric(self, *_: object, **__: object) -> None: ...
+
+    def log(self, values: dict[str, object]) -> None:
+        self.logged.append(values)
+
+
+def fake_tracker(run_dir: Path) -> WandbTracker:
+    config = TrackingConfig(
+        wandb=WandbMode.offline,
+        project="p",
+        entity=None,
+        tags=[],
+        tensorboard=False,
+        others=[],
+        log_every=1,
+    )
+    return WandbTracker(config, run_dir, {}, name="n", group="g", job_type="ppo")
+
+
+def test_samples_come_beside_the_response_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    tracker = fake_tracker(tmp_path)
+    parts = {"gold": 0.5, "exact": 1.0}
+    for step, response in ((0, "old"), (10, "new")):
+        sample = Sample("p", response, True, 1.5, 0.25, 3, parts)
+        tracker.samples("ppo", step, [sample], steps=10)
+    table = run.logged[-1]["ppo/samples"]
+    assert isinstance(table, wandb.Table)
+    names = "step,prompt,response,response before,score,gold,exact,KL,tokens,ended"
+    assert table.columns == names.split(",")
+    assert table.data[-1] == [10, "p", "new", "old", 1.5, 0.5, 1.0, 0.25, 3, True]
+
+
+def test_long_phases_stay_below_a_hundred_increments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    tracker = fake_tracker(tmp_path)
+    for step in range(0, 5001, 5):
+        tracker.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, 3)], steps=5000)
+    assert len(run.logged) == MOST_INCREMENTS + 1
+    assert run.logged[-1]["ppo/step"] == 5000
+
+
+def test_a_connection_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+
+    def init(*, id: str, **_: object) -> FakeRun:
+        attempts.append(id)
+        if attempts.count(id) < 3:
+            raise CommError("timed out")
+        return FakeRun()
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: attempts.append("teardown"))
+    fake_tracker(tmp_path)
+    assert attempts == [attempts[0], "teardown", attempts[0], "teardown", attempts[0]]

@@ -24,5 +24,7 @@ class TrackingConfig:
     """Tags of the Weights & Biases run."""
     tensorboard: bool
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""
+    others: list[str]
+    """Trackers of your own, each as package.module:NAME (docs/tracking.md)."""
     log_every: int = bounded(ABOVE_0)
     """Steps between two progress lines if the output is not a terminal."""

@@ -26,8 +26,8 @@ from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.shared.exporting import Export
 from rlhf.random_streams import seed_for
 from rlhf.tracking.console import Console
-from rlhf.tracking.trackers import SampleWriter
-from rlhf.types import Batch, Engine, Judge, Ranks, StepReport, Tracker
+from rlhf.tracking.tracker import Tracker
+from rlhf.types import Batch, Engine, Judge, Ranks, StepReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +48,6 @@ class RunContext:
     judge: Judge | None
     console: Console
     tracker: Tracker
-    samples: SampleWriter | None
 
     def seed(self, *names: str | int) -> int:
         """Return the seed of the random stream ``names`` of this run."""
@@ -121,12 +120,6 @@ class RunContext:
             return rows_of_rank(items, self.ranks)
         places = deal(lengths, ranks=self.ranks.size, micro=micro)[self.ranks.rank]
         return [items[place] for place in places]
-
-    def close(self) -> None:
-        """Close the tracker and the samples file."""
-        self.tracker.finish()
-        if self.samples is not None:
-            self.samples.close()
 
     def save(self, export: Export, folder: Path, *, what: str) -> None:
         """Write a model as a Hugging Face folder; every rank must call it.

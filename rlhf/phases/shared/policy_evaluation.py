@@ -20,6 +20,7 @@ from rlhf.phases.shared.scoring import (
     score_responses,
 )
 from rlhf.random_streams import stream
+from rlhf.tracking.tracker import Sample
 from rlhf.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
@@ -149,28 +150,30 @@ def _scatter(
 def write_samples(
     context: RunContext, step: int, policy: AnsweringPolicy, held_out: HeldOutPrompts
 ) -> None:
-    """Answer the first held-out prompts and write the answers to samples.jsonl.
+    """Answer the first held-out prompts and record the answers; rank 0 records its own only.
 
     Prompts and random numbers are the same at every step, so that answers can be compared.
     """
+    samples: list[Sample] = []
     for rollout, batch in _answered(context, policy, held_out, num_prompts=SAMPLES):
-        if context.samples is None:
-            continue
         texts = response_texts(context.tokenizer, rollout.responses)
-        ended = rollout.responses.ended_B.tolist()
+        ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
+        tokens = rollout.responses.keep_BT.sum(dim=1).tolist()
         for row in batch.keep_B.nonzero().flatten().tolist():
             prompt = rollout.prompts.texts[row]
-            context.samples.write(
-                phase="ppo",
-                step=step,
+            sample = Sample(
                 prompt=prompt,
                 response=texts[row],
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
+                kl=kls[row],
+                tokens=tokens[row],
                 gold_parts=None
                 if context.judge is None
                 else context.judge.rate(prompt, texts[row], ended=ended[row]),
             )
+            samples.append(sample)
+    context.tracker.samples("ppo", step, samples, steps=context.config.ppo.steps or step)
 
 
 def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ def test_what_a_run_of_ppo_tells(made: Make) -> None:
         scores = held_out[when]["score"]
         assert sum(scores) / len(scores) == pytest.approx(result[f"score_{when}"])
     assert list(notes.saved) == ["ppo/actor", "ppo/critic"]
-    assert [sample["step"] for sample in notes.samples] == [0] * 4 + [2] * 4
+    assert [step for _, step, _ in notes.sampled] == [0] * 4 + [2] * 4
     first = next(values for _, values in notes.logged if "ppo/approx_kl" in values)
     assert first["ppo/approx_kl"] >= 0
     assert first["ppo/kl_to_reference"] == pytest.approx(0, abs=1e-4)

@@ -151,14 +151,17 @@ def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
     write_samples(context, 0, policy, held_out)
     write_samples(replace(context, judge=LengthJudge()), 6, policy, held_out)
     count = min(8, len(held_out.examples))
-    first, second = notes.samples[:count], notes.samples[count:]
+    first, second = notes.sampled[:count], notes.sampled[count:]
     prompts = [held_out.records[row].prompt for row in held_out.examples["row"][:count]]
     ids = held_out.examples["ids"][:count]
-    for samples, step in ((first, 0), (second, 6)):
-        assert [sample["prompt"] for sample in samples] == prompts
-        assert {(sample["phase"], sample["step"]) for sample in samples} == {("ppo", step)}
-        assert [sample["ended"] for sample in samples] == [len(row) % 2 == 0 for row in ids]
-    assert {sample["gold_parts"] for sample in first} == {None}
-    for sample in second:
-        rated = LengthJudge().rate(sample["prompt"], sample["response"], ended=sample["ended"])
-        assert sample["gold_parts"] == rated
+    for sampled, step in ((first, 0), (second, 6)):
+        assert {each[:2] for each in sampled} == {("ppo", step)}
+        samples = [sample for _, _, sample in sampled]
+        assert [sample.prompt for sample in samples] == prompts
+        assert [sample.ended for sample in samples] == [len(row) % 2 == 0 for row in ids]
+        assert {type(sample.kl) for sample in samples} == {float}
+        assert all(sample.tokens > 0 for sample in samples)
+    assert {sample.gold_parts for _, _, sample in first} == {None}
+    for _, _, sample in second:
+        rated = LengthJudge().rate(sample.prompt, sample.response, ended=sample.ended)
+        assert sample.gold_parts == rated

@@ -1,0 +1,49 @@
+"""The interface of trackers: where the metrics, samples, alarms and results of a run go.
+
+A class of your own records a run too, if the command names it: docs/tracking.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlhf.tracking.step_alarms import Alarm
+
+
+class Sample(NamedTuple):
+    """A response to a held-out prompt."""
+
+    prompt: str
+    response: str
+    ended: bool  # by itself, within the token limit
+    score: float
+    kl: float  # nats of the whole response, k1 estimate of KL(policy || reference)
+    tokens: int
+    gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
+
+
+class Tracker:
+    """A recorder of one run, which does nothing: trackers define the methods that they need.
+
+    Rank 0 calls it between steps.
+    """
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of one step; docs/metrics.md lists their names."""
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Record responses to the same prompts as at other steps; the phase takes ``steps``."""
+
+    def alert(self, alarm: Alarm) -> None:
+        """Record an alarm."""
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Record the content of result.json, after the last phase."""
+
+    def finish(self) -> None:
+        """Flush and close the tracker."""
+
+
+class NullTracker(Tracker):
+    """A tracker that records nothing, for every rank except rank 0."""
