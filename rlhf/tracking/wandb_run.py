@@ -126,6 +126,8 @@ class WandbTracker(Tracker):
             for name, value in measures.items()
             if isinstance(value, int | float)
         }
+        for when in ("planned", "measured"):
+            numbers |= {f"{when}/{name}": value for name, value in result.get(when, {}).items()}
         self._run.summary.update({"objective": result["objective"]} | numbers)
 
     def finish(self) -> None:
@@ -165,6 +167,12 @@ class WandbTracker(Tracker):
                 kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
                 sent |= {_kind(phase, [kind]): step for kind in kinds}
         return sent
+
+
+def phase_of(metric: str) -> Phase:
+    """Return the phase that logs a metric, and whose steps are the metric's x axis."""
+    prefix = metric.partition("/")[0]
+    return next(phase for phase, prefixes in PREFIXES.items() if prefix in prefixes)
 
 
 def _kind(phase: str, names: Iterable[str]) -> str:

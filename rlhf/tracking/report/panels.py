@@ -22,7 +22,14 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Reward after the KL penalty", ("ppo/reward_mean",)),
     ),
     "PPO: health": (
-        Panel("Clip fraction", ("ppo/clipfrac",)),
+        Panel(
+            "Clip fraction",
+            ("ppo/clipfrac", "ppo/value_clipfrac", "ppo/dual_clipfrac"),
+            ("policy", "values", "dual"),
+        ),
+        Panel(
+            "Ratio of new and old policy", ("ppo/ratio_mean", "ppo/ratio_max"), ("mean", "largest")
+        ),
         Panel(
             "KL to the reference",
             ("ppo/kl_to_reference", "ppo/eval_kl"),
@@ -40,6 +47,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Share that ended", ("ppo/ended_share",)),
         Panel("Share of duplicates", ("ppo/duplicate_share",)),
         Panel("Log-prob mismatch of rollout and training", ("ppo/logprob_mismatch",)),
+        Panel("Tokens with a large mismatch", ("ppo/logprob_mismatch_share",)),
         Panel("Speed", ("speed/tokens_per_second",)),
     ),
     "PPO: time and memory": (
@@ -63,6 +71,15 @@ PANELS: Mapping[str, Sequence[Panel]] = {
     "Reward model": (
         Panel("Loss", ("reward/loss", "reward/eval_loss"), ("batch", "held-out")),
         Panel("Accuracy", ("reward/accuracy", "reward/eval_accuracy"), ("batch", "held-out")),
+        Panel(
+            "Accuracy on pairs with a single flaw",
+            (
+                "reward/eval_one_item_wrong",
+                "reward/eval_one_item_too_many",
+                "reward/eval_one_item_missing",
+            ),
+            ("one item wrong", "one too many", "one missing"),
+        ),
         Panel("Margin", ("reward/margin",)),
     ),
     "SFT": (

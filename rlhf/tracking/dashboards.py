@@ -1,0 +1,157 @@
+"""Save dashboards to Weights & Biases: ``python -m rlhf.tracking.dashboards ENTITY/PROJECT``.
+
+Each dashboard is a saved view of the project. Its name is fixed, so the same command again replaces
+the views that it saved before. Building one needs neither network nor account.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlhf.errors import CapabilityError, ConfigError, RlhfError
+from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.report.panels import PANELS, Panel
+from rlhf.tracking.wandb_run import phase_of
+
+if TYPE_CHECKING:
+    from wandb_workspaces.workspaces import Section, Workspace
+
+# Names in W&B, the titles that users see, and the panels of each view.
+VIEWS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "rlhfppo": ("PPO health", [title for title in PANELS if title.startswith("PPO")]),
+    "rlhfphases": ("SFT, reward model and DPO", ["SFT", "Reward model", "DPO"]),
+}
+SWEEP = "rlhfsweep"
+SWEPT = ("ppo.kl_ctl", "ppo.cliprange", "ppo.actor_lr", "ppo.lam", "ppo.ppo_epochs")
+REACHED = ("objective", "result/ppo/gold_after", "result/ppo/score_after", "result/ppo/kl_after")
+COST = ("hours", "memory_gib")  # planned and measured
+
+
+def build_dashboards(entity: str, project: str) -> list[Workspace]:
+    """Return the views: PPO, the other phases, and sweeps.
+
+    Raises:
+        CapabilityError: if wandb-workspaces is not installed.
+    """
+    try:
+        from wandb_workspaces import workspaces
+    except ImportError as error:
+        raise CapabilityError(
+            "dashboards need the package wandb-workspaces: pip install 'rlhf[dashboards]'"
+        ) from error
+    found = []
+    sections = {
+        name: [_section(each, PANELS[each]) for each in titles]
+        for name, (_, titles) in VIEWS.items()
+    }
+    sections["rlhfppo"].append(_cost_section())
+    titles = {name: title for name, (title, _) in VIEWS.items()} | {SWEEP: "Sweeps"}
+    sections[SWEEP] = [_sweep_section()]
+    for name, title in titles.items():
+        view = workspaces.Workspace(
+            entity=entity, project=project, name=f"RLHF: {title}", sections=sections[name]
+        )
+        view._internal_name = f"nw-{name}-v"  # W&B's form of a view's name
+        found.append(view)
+    return found
+
+
+def save_dashboards(entity: str, project: str) -> list[str]:
+    """Save the views, in place of those that were saved before; return their addresses.
+
+    Raises:
+        CapabilityError: if W&B refuses, or cannot be reached.
+    """
+    from wandb_workspaces.workspaces import internal
+
+    addresses = []
+    try:
+        for view in build_dashboards(entity, project):
+            name = view._internal_name.removeprefix("nw-").removesuffix("-v")
+            try:
+                view._internal_id = internal.get_view_dict(entity, project, name)["id"]
+            except ValueError as error:
+                if "Workspace" not in str(error):
+                    raise  # the project itself is missing
+            addresses.append(view.save().url)
+    except Exception as error:
+        raise CapabilityError(
+            f"{entity}/{project}: Weights & Biases refused ({error}). Type `wandb login`, and log "
+            "a run to the project first"
+        ) from error
+    return addresses
+
+
+def _section(title: str, panels: Sequence[Panel]) -> Section:
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2 as wr
+
+    plots = [
+        wr.LinePlot(
+            title=panel.title,
+            x=f"{phase_of(panel.metrics[0])}/step",
+            y=list(panel.metrics),
+            title_y=METRICS[panel.metrics[0]].unit,
+        )
+        for panel in panels
+    ]
+    return _open(workspaces, title, plots)
+
+
+def _cost_section() -> Section:
+    """Return bars of planned and measured time and memory."""
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2 as wr
+
+    plots = [
+        wr.BarPlot(
+            title=f"Planned and measured {what.replace('_', ' ')}",
+            metrics=[wr.SummaryMetric(f"{when}/{what}") for when in ("planned", "measured")],
+        )
+        for what in COST
+    ]
+    return _open(workspaces, "Planned and measured", plots)
+
+
+def _sweep_section() -> Section:
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2 as wr
+
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(key)) for key in SWEPT]
+    columns += [wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric(r)) for r in REACHED]
+    gold, score, kl = (wr.SummaryMetric(name) for name in REACHED[1:])
+    plots = [
+        wr.ParallelCoordinatesPlot(title="All runs", columns=columns),
+        wr.ParameterImportancePlot(with_respect_to="objective"),
+        wr.ScatterPlot(title="Gold over KL", x=kl, y=gold),
+        wr.ScatterPlot(title="Score over KL", x=kl, y=score),
+    ]
+    return _open(workspaces, "What each key did", plots)
+
+
+def _open(workspaces: Any, title: str, panels: Sequence[Any]) -> Section:
+    layout = workspaces.SectionLayoutSettings(columns=3, rows=-(-len(panels) // 3))
+    section: Section = workspaces.Section(
+        name=title, panels=list(panels), is_open=True, layout_settings=layout
+    )
+    return section
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Save the dashboards of the project that the command names; return the exit code."""
+    try:
+        if len(arguments) != 1 or arguments[0].count("/") != 1:
+            raise ConfigError("usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT")
+        entity, project = arguments[0].split("/")
+        for address in save_dashboards(entity, project):
+            sys.stdout.write(f"{address}\n")
+    except RlhfError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Dashboards: a panel for every metric that the report shows, on the axis of its phase."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlhf.tracking import dashboards
+from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.report.panels import PANELS
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def test_every_health_metric_has_a_panel_on_the_steps_of_its_phase() -> None:
+    from wandb_workspaces.reports.v2 import LinePlot
+
+    views = dashboards.build_dashboards("team", "zoo")
+    assert [view.name for view in views] == [
+        "RLHF: PPO health",
+        "RLHF: SFT, reward model and DPO",
+        "RLHF: Sweeps",
+    ]
+    shown = {
+        name: panel.x
+        for view in views
+        for section in view.sections
+        for panel in section.panels
+        if isinstance(panel, LinePlot)
+        for name in panel.y
+    }
+    assert set(shown) == {name for panels in PANELS.values() for p in panels for name in p.metrics}
+    healthy = {name for name, info in METRICS.items() if info.healthy_range is not None}
+    assert healthy <= set(shown)
+    for name, axis in shown.items():
+        prefix = name.partition("/")[0]
+        assert axis == f"{prefix if prefix in {'sft', 'reward', 'dpo'} else 'ppo'}/step"
+
+
+def test_views_become_json_without_an_account() -> None:
+    for view in dashboards.build_dashboards("team", "zoo"):
+        model = view._to_model()
+        spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
+        assert spec["section"]["panelBankConfig"]["sections"]
+
+
+class Server:
+    """Views that were saved, by their names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from wandb_workspaces.workspaces import interface, internal
+
+        self.views: dict[str, Any] = {}
+        self.ids: list[str] = []
+        monkeypatch.setattr(internal, "get_view_dict", self.get)
+        monkeypatch.setattr(internal, "upsert_view2", self.upsert)
+        monkeypatch.setattr(interface, "get_app_url", lambda _: "https://wandb.example")
+        monkeypatch.setattr(interface.wandb, "Api", lambda: None)
+
+    def get(self, entity: str, project: str, name: str) -> dict[str, str]:
+        if name not in self.views:
+            raise ValueError(f"Workspace `{name}` not found in project `{project}`")
+        return {"id": self.views[name]}
+
+    def upsert(self, view: Any) -> dict[str, Any]:
+        name = view.name.removeprefix("nw-").removesuffix("-v")
+        self.views[name] = view.id or f"id-{len(self.views)}"
+        self.ids.append(self.views[name])
+        return {"upsertView": {"view": {"id": self.views[name], "name": view.name}}}
+
+
+def test_the_same_command_again_replaces_what_it_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(monkeypatch)
+    assert dashboards.main(["team/zoo"]) == 0
+    first = capsys.readouterr().out
+    assert first.splitlines()[0] == "https://wandb.example/team/zoo?nw=rlhfppo"
+    assert dashboards.main(["team/zoo"]) == 0
+    assert capsys.readouterr().out == first
+    assert server.ids == ["id-0", "id-1", "id-2"] * 2
+
+
+def test_without_an_account_the_way_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from wandb_workspaces.workspaces import internal
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("No API key configured")
+
+    monkeypatch.setattr(internal, "get_view_dict", refuse)
+    assert dashboards.main(["team/zoo"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: team/zoo: Weights & Biases refused (No API key configured)")
+    assert "`wandb login`" in error
+    assert dashboards.main(["zoo"]) == 2
+    assert "usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT" in capsys.readouterr().err
