@@ -28,6 +28,7 @@ from rlhf.config.hydra_errors import explain, opened
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.search_command import Search, search_of
 from rlhf.config.sweep_command import SWEEPS, expanded, placed, without_leavings
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
@@ -45,7 +46,7 @@ from rlhf.runtime.rendezvous import (
     started_rank,
     with_started_ranks,
 )
-from rlhf.runtime.sweep_jobs import run_job
+from rlhf.runtime.sweep_jobs import end_with_parent, run_job
 from rlhf.tracking.console import build_console
 
 ROOT = Path(__file__).parent
@@ -243,12 +244,30 @@ def conclude(words: Sequence[str]) -> None:
             compare([folder])
 
 
+def run_search(search: Search) -> None:
+    """Run the trials of a study, then print and write what they have reached."""
+    from rlhf.runtime.search import Searcher
+
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        words = [f"{each.key}={each.example}" for each in search.space]
+        config = to_run_config(hydra.compose("config", [*search.fixed, *words]))
+    console = build_console(is_main=True, log_every=1)
+    console.say(f"search in {search.folder}: {search.study.trials} trials")
+    searcher = Searcher(search, config, script_name(Path(__file__)), console.say)
+    try:
+        searcher.run()
+    finally:
+        if any(search.folder.rglob("config.yaml")):
+            compare([search.folder])
+
+
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
     # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
     # an idle machine, and much slower beside other busy programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    end_with_parent()
     words = without_local_rank(sys.argv[1:])
     sys.argv[1:] = asked = [opened(PRESETS.get(word, word)) for word in words]
     if (advice := drop_pod_variables()) is not None:
@@ -260,7 +279,9 @@ def launch() -> int:
                 "use a Linux machine, a container or WSL 2"
             )
         cap_libraries()
-        if started_rank() in {None, 0}:
+        if (search := search_of(asked, ROOT / "sweeps")) is not None:
+            run_search(search)
+        elif started_rank() in {None, 0}:
             with without_leavings(expanded(asked, ROOT / "sweeps")) as words:
                 sys.argv[1:] = placed(words, asked)
                 try:

@@ -47,8 +47,8 @@ def expanded(words: Sequence[str], definitions: Path) -> list[str]:
         )
     own = [word for word in words if not word.startswith("sweep=")]
     given = {word.lstrip("+~").partition("=")[0] for word in own}
-    defined = [item for name in names for item in _definition(name, definitions).items()]
-    return [*(f"{key}={_word(value)}" for key, value in defined if key not in given), *own]
+    defined = [item for name in names for item in read_definition(name, definitions).items()]
+    return [*(f"{key}={as_word(value)}" for key, value in defined if key not in given), *own]
 
 
 def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
@@ -88,7 +88,12 @@ def without_leavings(words: list[str]) -> Iterator[list[str]]:
         yield [*words, f"hydra.sweep.dir={folder}"]
 
 
-def _definition(name: str, definitions: Path) -> dict[str, Any]:
+def read_definition(name: str, definitions: Path) -> dict[str, Any]:
+    """Return the keys and values of a file in sweeps/.
+
+    Raises:
+        ConfigError: if there is no such file, or it is not a mapping.
+    """
     path = definitions / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(each.stem for each in definitions.glob("*.yaml")))
@@ -102,10 +107,10 @@ def _definition(name: str, definitions: Path) -> dict[str, Any]:
     return {str(key): value for key, value in read.items()}
 
 
-def _word(value: object) -> str:
-    """Return a value as on the command line; a list is the values to try."""
+def as_word(value: object) -> str:
+    """Return a value as it is typed; a list is the values to try."""
     if isinstance(value, list):
-        return ",".join(map(_word, value))
+        return ",".join(map(as_word, value))
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

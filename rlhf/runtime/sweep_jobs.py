@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,18 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CapabilityError, RlhfError
 
 OUTPUT = "output.log"
+PARENT = "RLHF_PARENT"  # number of the process with which this one ends, even if that is killed
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process when the search that started it is killed."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit("the search that started this trial has ended")
 
 
 class JobError(RlhfError):
@@ -34,17 +48,8 @@ def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> floa
         JobError: if the job failed.
     """
     result = run_dir / "result.json"
-    if not result.exists():
-        command = [sys.executable, script, f"resume={run_dir}"]
-        if jobs == 1:
-            code = _wait(subprocess.Popen(command))
-        else:
-            with (
-                share_of_machine(config, run_dir.parent, jobs) as environment,
-                (run_dir / OUTPUT).open("a") as output,
-            ):
-                process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-                code = _wait(process)
+    with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
+        code = 0 if result.exists() else _run(config, run_dir, script, jobs=jobs)
         if code:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
@@ -52,6 +57,17 @@ def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> floa
                 "command again continues the sweep without its finished jobs"
             )
     return float(json.loads(result.read_text())["objective"])
+
+
+def _run(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> int:
+    command = [sys.executable, script, f"resume={run_dir}"]
+    if jobs == 1:
+        return _wait(subprocess.Popen(command))
+    with (
+        share_of_machine(config, run_dir.parent, jobs) as environment,
+        (run_dir / OUTPUT).open("a") as output,
+    ):
+        return _wait(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -72,24 +88,35 @@ def share_of_machine(config: RunConfig, sweep_dir: Path, jobs: int) -> Iterator[
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
     """
+    number, lock = _take_share(sweep_dir / ".shares", jobs)
+    all_cores = os.sched_getaffinity(0)
+    try:
+        environment, cores = share(config, number, jobs)
+        os.sched_setaffinity(0, cores)  # the job inherits it
+        yield environment
+    finally:
+        os.sched_setaffinity(0, all_cores)
+        lock.release()
+
+
+def share(config: RunConfig, number: int, jobs: int) -> tuple[dict[str, str], set[int]]:
+    """Return the environment and the cores of share ``number`` of ``jobs`` shares of this machine.
+
+    Raises:
+        CapabilityError: if this machine has too few devices for the jobs.
+    """
     environment, ranks = dict(os.environ), config.hardware.ranks_per_node
     devices = _devices() if config.hardware.device is Device.cuda else []
     if devices and len(devices) < jobs * ranks:
         raise CapabilityError(
-            f"hydra.launcher.n_jobs={jobs} with hardware.ranks_per_node={ranks} needs "
-            f"{jobs * ranks} devices and this machine has {len(devices)}: use fewer jobs at a time"
+            f"{jobs} jobs at a time with hardware.ranks_per_node={ranks} need {jobs * ranks} "
+            f"devices, and this machine has {len(devices)}: use fewer jobs at a time"
         )
-    number, lock = _take_share(sweep_dir / ".shares", jobs)
-    mine = sorted(os.sched_getaffinity(0))
-    try:
-        os.sched_setaffinity(0, mine[number::jobs] or mine)  # the job inherits it
-        if devices:
-            own = devices[number * ranks : (number + 1) * ranks]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-        yield environment
-    finally:
-        os.sched_setaffinity(0, mine)
-        lock.release()
+    if devices:
+        own = devices[number * ranks : (number + 1) * ranks]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    cores = sorted(os.sched_getaffinity(0))
+    return environment, set(cores[number::jobs] or cores)
 
 
 def _take_share(folder: Path, jobs: int) -> tuple[int, FileLock]:

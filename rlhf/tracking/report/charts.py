@@ -24,6 +24,7 @@ class Line(NamedTuple):
     label: str
     points: Sequence[Point]
     half: Sequence[float] = ()
+    is_joined: bool = True  # False: only dots
 
 
 class Flag(NamedTuple):
@@ -137,7 +138,8 @@ def ticks(low: float, high: float) -> list[float]:
 def _finite(line: Line) -> Line:
     pairs = list(zip(line.points, line.half or [0.0] * len(line.points), strict=True))
     kept = [(point, half) for point, half in pairs if math.isfinite(point[1])]
-    return Line(line.label, [p for p, _ in kept], [h for _, h in kept] if line.half else ())
+    halves = [half for _, half in kept] if line.half else ()
+    return line._replace(points=[point for point, _ in kept], half=halves)
 
 
 def _halves(line: Line) -> Iterator[tuple[Point, float]]:
@@ -177,9 +179,10 @@ def _line(line: Line, index: int, x: Scale, y: Scale) -> Iterator[Markup]:
     for (at, value), half in _halves(line):
         ends = f"M{x(at):.1f} {y(value - half):.1f}V{y(value + half):.1f}"
         yield tag("path", class_=f"half s{index}", d=ends)
-    points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in thinned(line.points))
-    yield tag("polyline", class_=f"line s{index}", points=points)
-    for at, value in line.points if len(line.points) <= MOST_DOTS else ():
+    if line.is_joined:
+        points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in thinned(line.points))
+        yield tag("polyline", class_=f"line s{index}", points=points)
+    for at, value in line.points if len(line.points) <= MOST_DOTS or not line.is_joined else ():
         yield tag("circle", class_=f"dot s{index}", cx=x(at), cy=y(value), r=2.5)
 
 

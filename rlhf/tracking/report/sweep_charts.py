@@ -26,7 +26,7 @@ from rlhf.tracking.report.charts import (
 )
 from rlhf.tracking.report.markup import Markup, tag
 
-MOST_VALUES = 8  # values of a parameter that are drawn at equal distances
+MOST_MARKS = 5  # values of a parameter that all get a mark on their axis
 WIDE_RATIO = 10  # parameters that span more than this are drawn over their logarithm
 AXIS_WIDTH = 150  # between two axes of parallel coordinates
 AXIS_ENDS = (HEIGHT - BOTTOM, TOP + 26)  # bottom and top of an axis
@@ -83,23 +83,26 @@ def frontier(places: Sequence[Place]) -> list[Place]:
 def parameter_chart(title: str, values: Sequence[object], found: Sequence[Estimate]) -> Markup:
     """Return a figure of a measure over the values of a parameter, with 95 % intervals.
 
-    Few values, and values that are not numbers, are drawn at equal distances.
+    Values that are not numbers are drawn at equal distances. If every value was tried once, as in a
+    search, the values are not joined.
     """
-    numbers = [float(v) for v in values if is_number(v)]
-    x_ticks: list[Tick] | None = None
-    if len(numbers) < len(values) or len(values) <= MOST_VALUES:
+    numbers = [float(value) for value in values if is_number(value)]
+    if len(numbers) < len(values):
         places = [float(index) for index in range(len(values))]
-        x_ticks = [Tick(at, shown(value)) for at, value in zip(places, values, strict=True)]
-    elif _spans_decades(numbers):
-        places = [math.log10(each) for each in numbers]
-        powers = range(math.ceil(min(places)), math.floor(max(places)) + 1)
-        x_ticks = [Tick(float(power), number(10.0**power)) for power in powers]
+        x_ticks: list[Tick] | None = [
+            Tick(at, shown(value)) for at, value in zip(places, values, strict=True)
+        ]
     else:
-        places = numbers
+        place = math.log10 if _spans_decades(numbers) else float
+        places = [place(each) for each in numbers]
+        marks = numbers if len(numbers) <= MOST_MARKS else _powers(numbers)
+        x_ticks = [Tick(place(each), number(each)) for each in marks] or None
     halves = [0.0 if math.isnan(each.half) else each.half for each in found]
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
+    is_joined = len(values) <= MOST_MARKS or any(each.size > 1 for each in found)
     parameter, _, measure = title.partition(": ")
-    return line_chart(title, [Line(measure, points, halves)], x_label=parameter, x_ticks=x_ticks)
+    line = Line(measure, points, halves, is_joined)
+    return line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
 
 
 def parallel_chart(title: str, columns: Sequence[Axis], ranks: Sequence[float]) -> Markup:
@@ -156,13 +159,21 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
     low, high = place(min(known)), place(max(known))
     scale = Scale(low - (low == high), high + (low == high), *AXIS_ENDS)
     distinct = sorted(set(known))
-    marks = distinct if len(distinct) <= MOST_VALUES else [distinct[0], distinct[-1]]
+    marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
     labels = [Tick(scale(place(value)), number(value)) for value in marks]
     return [scale(place(v)) if is_number(v) else None for v in values], labels
 
 
 def _spans_decades(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) > WIDE_RATIO * min(values)
+
+
+def _powers(values: Sequence[float]) -> list[float]:
+    """Return the powers of ten among values that span decades; none of other values."""
+    if not _spans_decades(values):
+        return []
+    lowest, highest = math.ceil(math.log10(min(values))), math.floor(math.log10(max(values)))
+    return [10.0**power for power in range(lowest, highest + 1)]
 
 
 def _axis(column: Axis, index: int, marks: Sequence[Tick]) -> Iterator[Markup]:

@@ -17,7 +17,6 @@ from rlhf.tracking.comparison import ComparedRun, Setting, cell, difference, sho
 from rlhf.tracking.report.markup import Markup, joined, tag
 from rlhf.tracking.report.page import document, scrolled, section
 from rlhf.tracking.report.sweep_charts import (
-    MOST_VALUES,
     Axis,
     Place,
     frontier_chart,
@@ -30,7 +29,7 @@ SWEEP_REPORT = "sweep.html"
 KL = "KL, nats"
 GOALS = ("gold", "exactly right", "score")  # what is drawn over KL
 UNDRAWN = ("minutes",)  # measures that depend on what else the machine did
-BINS = 4  # groups of a parameter's values, if there are many
+MOST_VALUES, BINS = 8, 4  # more values of a parameter are grouped into bins
 
 
 class Shares(NamedTuple):
@@ -117,7 +116,7 @@ def _count(runs: Sequence[ComparedRun]) -> Markup:
 def _parts(done: Sequence[Setting]) -> Iterator[Markup]:
     runs = [run for setting in done for run in setting.finished()]
     titles = [title for title in done[0].estimates() if all(title in s.estimates() for s in done)]
-    drawn = [t for t in titles if t not in UNDRAWN and not (t == "objective" and "gold" in titles)]
+    drawn = [title for title in titles if _is_drawn(title, titles, done)]
     keys = [key for key in done[0].values]
     yield section("Settings", _explanation(), _table(done, titles))
     if KL in titles and len(done) > 1:
@@ -133,6 +132,13 @@ def _parts(done: Sequence[Setting]) -> Iterator[Markup]:
         note = tag("p", "Means over all runs with the value, with 95 % intervals.", class_="note")
         yield section("Parameters", note, tag("div", *charts, class_="charts"))
         yield from _importance([importances(runs, [*keys, "seed"], title) for title in drawn])
+
+
+def _is_drawn(title: str, titles: Sequence[str], done: Sequence[Setting]) -> bool:
+    """Return False for a measure that another repeats, or that is the same in all settings."""
+    if title in UNDRAWN or (title == "objective" and "gold" in titles):
+        return False
+    return len({setting.estimates()[title].mean for setting in done}) > 1 or len(done) == 1
 
 
 def _explanation() -> Markup:

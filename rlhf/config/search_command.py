@@ -1,0 +1,177 @@
+"""Commands of searches: ``python launch.py -m sweep=NAME`` where the file has a ``study``.
+
+A study tries values one trial after another, each chosen by what the earlier ones reached. The
+search space is written in Hydra's own grammar: https://hydra.cc/docs/advanced/override_grammar.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlhf.config.choices import AlarmName
+from rlhf.config.sweep_command import MULTIRUN, SWEEPS, as_word, read_definition
+from rlhf.errors import ConfigError
+
+STUDY = "study"
+
+
+class Sampler(StrEnum):
+    """How the values of the next trial are chosen."""
+
+    tpe = "tpe"
+    random = "random"
+
+
+@dataclass(kw_only=True)
+class PruneConfig:
+    """Trials that end early: those below the median of the earlier trials at the same step."""
+
+    metric: str
+    """Metric of metrics.jsonl, in the direction of the only objective."""
+    after_trials: int = 4
+    """Trials that must finish before others are compared with them."""
+    after_step: int = 0
+    """Steps of a trial before it is compared."""
+
+
+@dataclass(kw_only=True)
+class StudyConfig:
+    """What a search tries to reach, and how much it may try."""
+
+    trials: int
+    """Trials in all, those of earlier commands included."""
+    maximize: list[str] = field(default_factory=list)
+    """Results to make large, each as PHASE.NAME of result.json: ppo.gold_after."""
+    minimize: list[str] = field(default_factory=list)
+    """Results to make small."""
+    at_most: dict[str, float] = field(default_factory=dict)
+    """Constraints: results and their largest admissible values."""
+    prune: PruneConfig | None = None
+    """End bad trials early; only with one objective. null: no trial."""
+    stop_on: list[AlarmName] = field(default_factory=list)
+    """Alarms that end a trial as hopeless."""
+    slots: int = 1
+    """Trials at a time; each gets an equal share of the cores and devices."""
+    sampler: Sampler = Sampler.tpe
+    """tpe (Tree-structured Parzen Estimator) or random."""
+    seed: int = 1
+    """Seed of the sampler."""
+
+
+class Dimension(NamedTuple):
+    """A key that is searched: its interval, or the values to choose from."""
+
+    key: str
+    low: float = 0.0
+    high: float = 0.0
+    is_integer: bool = False
+    is_log: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def example(self) -> str:
+        """Return one admissible value, as it is typed."""
+        return self.choices[0] if self.choices else str(self.low)
+
+
+class Search(NamedTuple):
+    """A search: its study, its space, the words that all trials share, and its folder."""
+
+    study: StudyConfig
+    space: list[Dimension]
+    fixed: list[str]
+    folder: Path
+
+    @property
+    def objectives(self) -> list[str]:
+        """Return the results to reach, those to maximise first."""
+        return [*self.study.maximize, *self.study.minimize]
+
+
+def search_of(words: Sequence[str], definitions: Path) -> Search | None:
+    """Return the search that a command starts; None if it starts none.
+
+    Raises:
+        ConfigError: if the study or the space is wrong.
+    """
+    names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
+    if len(names) != 1 or MULTIRUN.isdisjoint(words):
+        return None
+    definition = read_definition(names[0], definitions)
+    if STUDY not in definition:
+        return None
+    own = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
+    study = _study(names[0], definition.pop(STUDY), [w for w in own if w.startswith("study.")])
+    own = [word for word in own if not word.startswith("study.")]
+    given = {word.partition("=")[0] for word in own}
+    defined = [f"{k}={as_word(v)}" for k, v in definition.items() if k not in given]
+    try:
+        overrides = OverridesParser.create().parse_overrides([*defined, *own])
+    except HydraException as error:
+        raise ConfigError(f"sweep={names[0]}: {error}") from error
+    space = [_dimension(each) for each in overrides if each.is_sweep_override()]
+    fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
+    if not space:
+        raise ConfigError(f"sweep={names[0]}: no key has an interval or several values to try")
+    described = {**asdict(study), "trials": 0, "slots": 0, "space": space, "fixed": fixed}
+    text = json.dumps(described, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{digest}")
+
+
+def _study(name: str, given: Any, own: Sequence[str]) -> StudyConfig:
+    dotted = OmegaConf.from_dotlist([word.removeprefix("study.") for word in own])
+    try:
+        study = OmegaConf.to_object(OmegaConf.merge(StudyConfig, given, dotted))
+    except (OmegaConfBaseException, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"sweep={name}, study: {reason}") from error
+    assert isinstance(study, StudyConfig)
+    objectives = [*study.maximize, *study.minimize]
+    if not objectives:
+        raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
+    wrong = [each for each in [*objectives, *study.at_most] if each.count(".") != 1]
+    if wrong:
+        raise ConfigError(
+            f"sweep={name}, study: {wrong[0]} must be PHASE.NAME of a result: ppo.gold_after"
+        )
+    if study.prune is not None and len(objectives) > 1:
+        raise ConfigError(
+            f"sweep={name}, study.prune: a study with {len(objectives)} objectives cannot compare "
+            "unfinished trials; keep one objective, or use study.stop_on"
+        )
+    if min(study.trials, study.slots) < 1:
+        raise ConfigError(f"sweep={name}, study: trials and slots must be above 0")
+    return study
+
+
+def _dimension(override: Override) -> Dimension:
+    """Return what an override lets the study choose.
+
+    Raises:
+        ConfigError: if the values are no interval, range or choice.
+    """
+    key, value = override.key_or_group, override.value()
+    match value:
+        case IntervalSweep(start=start, end=end) if start is not None and end is not None:
+            is_log = "log" in value.tags
+            if not (0 if is_log else float("-inf")) < start < end:
+                raise ConfigError(f"{override.input_line}: give interval(LOW, HIGH), LOW < HIGH")
+            return Dimension(key, start, end, is_integer=isinstance(start, int), is_log=is_log)
+        case ChoiceSweep() | RangeSweep():
+            words = [str(word) for word in override.sweep_string_iterator()]
+            return Dimension(key, choices=tuple(words))
+        case _:
+            raise ConfigError(f"{override.input_line}: give an interval, a range or a choice")

@@ -1,0 +1,265 @@
+"""Search hyper-parameters with Optuna: every trial is a run of its own, in a process of its own.
+
+The study asks for values, trials run in slots, and their results are told to the study, which is
+stored in the folder of the sweep. The same command again continues the study: trials that were
+running when it was killed are resumed, and no finished trial is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from rlhf.atomic import replacing
+from rlhf.config.freeze import FROZEN
+from rlhf.config.schema.run import RunConfig
+from rlhf.config.search_command import Dimension, Sampler, Search
+from rlhf.errors import CapabilityError, ConfigError
+from rlhf.runtime.sweep_jobs import OUTPUT, PARENT, share
+from rlhf.tracking.jsonl import read_jsonl
+from rlhf.tracking.step_alarms import read_alarms
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import Trial
+
+JOURNAL = "study.journal"
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 30.0
+Say = Callable[[str], None]
+
+
+class Running(NamedTuple):
+    """A trial that runs: its slot, its process, and its run directory."""
+
+    trial: Trial
+    slot: int
+    process: subprocess.Popen[bytes]
+    run_dir: Path
+
+
+class Searcher:
+    """A study and the processes of its trials."""
+
+    def __init__(self, search: Search, config: RunConfig, script: str, say: Say) -> None:
+        """Open the study, or continue the one in the folder of the search.
+
+        Raises:
+            CapabilityError: if Optuna is not installed, or the machine has too few devices.
+            ConfigError: if another process runs this search.
+        """
+        self._search, self._config, self._script, self._say = search, config, script, say
+        self._lock = FileLock(search.folder / "study.lock")
+        search.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ConfigError(f"{search.folder}: another process runs this search") from error
+        self._study = open_study(search)
+        self._running: list[Running] = []
+
+    def run(self) -> None:
+        """Run trials until the study has as many as asked for."""
+        from optuna.trial import Trial, TrialState
+
+        try:
+            for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
+                self._wait_for_slot()
+                self._start(Trial(self._study, frozen._trial_id))
+            while len(self._study.trials) < self._search.study.trials:
+                self._wait_for_slot()
+                trial = self._study.ask()
+                for dimension in self._search.space:
+                    _suggest(trial, dimension)
+                self._start(trial)
+            while self._running:
+                self._poll()
+        finally:
+            for each in self._running:
+                _end(each.process)
+            self._lock.release()
+        self._write_best()
+
+    def _wait_for_slot(self) -> None:
+        while len(self._running) == self._search.study.slots:
+            self._poll()
+
+    def _start(self, trial: Trial) -> None:
+        """Start the process of a trial, or resume its run."""
+        values = [f"{key}={value}" for key, value in _values(trial, self._search.space).items()]
+        run_dir = self._search.folder / ",".join([f"{trial.number:03d}", *values])
+        if (run_dir / FROZEN).exists():
+            words = [f"resume={run_dir}"]
+        else:
+            shutil.rmtree(run_dir, ignore_errors=True)  # killed before its run began
+            stop_on = ",".join(self._search.study.stop_on)
+            words = [*self._search.fixed, *values, f"run_dir={run_dir}"]
+            words += [f"alarms.stop=[{stop_on}]"] if stop_on else []
+            if not any(word.startswith("reuse.phases=") for word in words):
+                words.append("reuse.phases=always")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
+        slot = min(free)
+        environment, cores = share(self._config, slot, self._search.study.slots)
+        environment[PARENT] = str(os.getpid())
+        all_cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # the trial inherits it
+        command = [sys.executable, self._script, *words]
+        with (run_dir / OUTPUT).open("a") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        os.sched_setaffinity(0, all_cores)
+        self._say(f"trial {trial.number}: {' '.join(values)}")
+        self._running.append(Running(trial, slot, process, run_dir))
+
+    def _poll(self) -> None:
+        """Tell the study of trials that ended, and end those that it gives up."""
+        time.sleep(POLL_SECONDS)
+        for each in list(self._running):
+            if each.process.poll() is None:
+                if self._search.study.prune is not None and self._is_hopeless(each):
+                    _end(each.process)
+                    self._tell(each, "pruned")
+                continue
+            if each.process.returncode == 0:
+                self._tell(each, "complete")
+            elif self._search.study.stop_on and read_alarms(each.run_dir):
+                self._tell(each, "pruned")
+            else:
+                self._tell(each, "failed")
+
+    def _is_hopeless(self, each: Running) -> bool:
+        """Report the trial's new values of the watched metric; return True if it should end."""
+        prune = self._search.study.prune
+        assert prune is not None
+        reported = self._study.trials[each.trial.number].intermediate_values
+        for line in read_jsonl(each.run_dir / "metrics.jsonl"):
+            value, step = line.get(prune.metric), line["step"]
+            if value is not None and step not in reported:
+                each.trial.report(value, step)
+        return each.trial.should_prune()
+
+    def _tell(self, each: Running, outcome: str) -> None:
+        from optuna.trial import TrialState
+
+        self._running.remove(each)
+        number = each.trial.number
+        if outcome == "complete":
+            phases = json.loads((each.run_dir / "result.json").read_text())["phases"]
+            for name, limit in self._search.study.at_most.items():
+                each.trial.set_constraint(name, _measure(phases, name) - limit)
+            values = [_measure(phases, name) for name in self._search.objectives]
+            self._study.tell(each.trial, values)
+            pairs = zip(self._search.objectives, values, strict=True)
+            self._say(f"trial {number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
+            return
+        state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
+        self._study.tell(each.trial, state=state)
+        why = "ended early" if outcome == "pruned" else f"exit code {each.process.returncode}"
+        self._say(f"trial {number}: {outcome}, {why}; its output is in {each.run_dir / OUTPUT}")
+
+    def _write_best(self) -> None:
+        """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses."""
+        import yaml
+
+        best = [
+            {
+                "trial": trial.number,
+                "best_evaluated_params": trial.params,
+                "best_evaluated_value": dict(
+                    zip(self._search.objectives, trial.values or (), strict=True)
+                ),
+            }
+            for trial in self._study.best_trials
+        ]
+        with replacing(self._search.folder / "optimization_results.yaml") as building:
+            building.write_text(yaml.safe_dump({"name": "optuna", "solutions": best}))
+
+
+def open_study(search: Search) -> Study:
+    """Return the study that is stored in the folder of the search, created if there is none.
+
+    Raises:
+        CapabilityError: if Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise CapabilityError(
+            "a search needs the package optuna: pip install 'rlhf[sweep]'"
+        ) from error
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+    from optuna.study import StudyDirection
+
+    optuna.logging.set_verbosity(logging.WARNING)
+    config = search.study
+    kinds = {Sampler.tpe: optuna.samplers.TPESampler, Sampler.random: optuna.samplers.RandomSampler}
+    storage = JournalStorage(JournalFileBackend(str(search.folder / JOURNAL)))
+    study = optuna.create_study(
+        study_name=search.folder.name,
+        storage=storage,
+        directions=[
+            *(StudyDirection.MAXIMIZE for _ in config.maximize),
+            *(StudyDirection.MINIMIZE for _ in config.minimize),
+        ],
+        load_if_exists=True,
+    )
+    # A continued study must not draw again what it has drawn.
+    study.sampler = kinds[config.sampler](seed=config.seed + len(study.trials))
+    if config.prune is not None:
+        study.pruner = optuna.pruners.MedianPruner(
+            n_startup_trials=config.prune.after_trials, n_warmup_steps=config.prune.after_step
+        )
+    return study
+
+
+def _suggest(trial: Trial, dimension: Dimension) -> None:
+    if dimension.choices:
+        trial.suggest_categorical(dimension.key, dimension.choices)
+    elif dimension.is_integer:
+        low, high = int(dimension.low), int(dimension.high)
+        trial.suggest_int(dimension.key, low, high, log=dimension.is_log)
+    else:
+        trial.suggest_float(dimension.key, dimension.low, dimension.high, log=dimension.is_log)
+
+
+def _values(trial: Trial, space: list[Dimension]) -> dict[str, str]:
+    """Return the values of a trial as they are typed; numbers are rounded to four digits."""
+    values = {dimension.key: trial.params[dimension.key] for dimension in space}
+    return {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+
+
+def _measure(phases: Mapping[str, Any], name: str) -> float:
+    """Return a result that a study names as PHASE.NAME.
+
+    Raises:
+        ConfigError: if the phase has no such result.
+    """
+    phase, _, measure = name.partition(".")
+    try:
+        return float(phases[phase][measure])
+    except (KeyError, TypeError) as error:
+        numbers = sorted(n for n, v in phases.get(phase, {}).items() if isinstance(v, int | float))
+        known = ", ".join(numbers) or f"the phases {', '.join(phases)}"
+        raise ConfigError(f"study: runs have no result {name}; they have {known}") from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a trial's process as Ctrl-C does, and wait for it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

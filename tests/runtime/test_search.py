@@ -1,0 +1,91 @@
+"""Searches: trials are runs, a killed search goes on, and no finished trial is repeated."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import TrialState
+
+from rlhf.config.search_command import Search, StudyConfig
+from rlhf.errors import ConfigError
+from rlhf.runtime.search import JOURNAL, Searcher
+from tests.runs import ROOT, TINY_RUN, launch, start
+
+SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]
+SEARCH = ["-m", "sweep=search_sft_lr", *SFT, "study.prune=null", "sft.warmup_steps=2"]
+
+
+def study_of(folder: Path) -> optuna.Study:
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return optuna.load_study(study_name=folder.name, storage=storage)
+
+
+def results(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+
+
+@pytest.mark.slow
+def test_killed_search_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
+    words = [*SEARCH, "study.trials=8", "sft.batch_size=16", "sft.epochs=2"]
+    environment = {"RLHF_CACHE": tmp_path / "cache"}
+    process = start(ROOT / "launch.py", *words, cwd=tmp_path, **environment)
+    sweeps = tmp_path / "runs" / "sweeps"
+    folders: list[Path] = []
+    while not folders or len(results(folders[0])) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+        folders = list(sweeps.glob("*"))
+    time.sleep(2)  # two others are running
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (folder,) = folders
+    done, began = results(folder), {path.name for path in folder.glob("*/config.yaml")}
+    states = [trial.state for trial in study_of(folder).trials]
+    assert TrialState.RUNNING in states, "the study was killed while trials ran"
+
+    again = launch(*words, cwd=tmp_path, **environment)
+    assert again.returncode == 0, again.stderr
+    assert {path: time for path, time in results(folder).items() if path in done} == done
+    trials = study_of(folder).trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 8
+    assert len(results(folder)) == 8
+    assert len([path for path in folder.iterdir() if path.is_dir()]) == 8, "a folder per trial"
+    assert began <= {path.name for path in folder.glob("*/config.yaml")}
+    best = yaml.safe_load((folder / "optimization_results.yaml").read_text())["solutions"]
+    assert best[0]["best_evaluated_value"] == {
+        "sft.perplexity_after": min(trial.value or 0 for trial in trials)
+    }
+    assert "sft.lr" in (folder / "sweep.html").read_text()
+
+
+@pytest.mark.slow
+def test_trial_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    words = [*SEARCH, "study.trials=4", "study.sampler=random", "sft.batch_size=16,100000"]
+    run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+    assert run.returncode == 0, run.stderr
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    states = [trial.state for trial in study_of(folder).trials]
+    sizes = [trial.params["sft.batch_size"] for trial in study_of(folder).trials]
+    expected = {"16": TrialState.COMPLETE, "100000": TrialState.FAIL}
+    assert set(sizes) == set(expected)
+    assert states == [expected[size] for size in sizes]
+    assert run.stdout.count("failed, exit code 2; its output is in") == sizes.count("100000")
+
+
+def searcher(folder: Path, **study: Any) -> Searcher:
+    search = Search(StudyConfig(trials=9, maximize=["ppo.x"], **study), [], [], folder)
+    return Searcher(search, None, "launch.py", [].append)  # type: ignore[arg-type]
+
+
+def test_search_that_runs_already_is_refused(tmp_path: Path) -> None:
+    first = searcher(tmp_path)
+    with pytest.raises(ConfigError, match="another process runs this search"):
+        searcher(tmp_path)
+    assert first is not None
