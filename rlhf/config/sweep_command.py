@@ -45,10 +45,12 @@ def expanded(words: Sequence[str], definitions: Path) -> list[str]:
         raise ConfigError(
             f"sweep={names[0]} is for several runs: python launch.py -m sweep={names[0]}"
         )
+    place = words.index(f"sweep={names[0]}")
     own = [word for word in words if not word.startswith("sweep=")]
     given = {word.lstrip("+~").partition("=")[0] for word in own}
     defined = [item for name in names for item in read_definition(name, definitions).items()]
-    return [*(f"{key}={as_word(value)}" for key, value in defined if key not in given), *own]
+    new = [f"{key}={as_word(value)}" for key, value in defined if key not in given]
+    return [*own[:place], *new, *own[place:]]
 
 
 def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
@@ -69,12 +71,12 @@ def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     values = dict(word.split("=", 1) for word in asked if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
-    return [
-        *words,
+    return _extended(
+        words,
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
-    ]
+    )
 
 
 @contextmanager
@@ -85,7 +87,18 @@ def without_leavings(words: list[str]) -> Iterator[list[str]]:
         yield words
         return
     with TemporaryDirectory(prefix="rlhf-") as folder:
-        yield [*words, f"hydra.sweep.dir={folder}"]
+        yield _extended(words, f"hydra.sweep.dir={folder}")
+
+
+def _extended(words: Sequence[str], *new: str) -> list[str]:
+    """Return ``words`` with more overrides after the last one: flags must not separate them."""
+    places = [number for number, word in enumerate(words, 1) if _is_override(word)]
+    end = places[-1] if places else len(words)
+    return [*words[:end], *new, *words[end:]]
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
 
 
 def read_definition(name: str, definitions: Path) -> dict[str, Any]:

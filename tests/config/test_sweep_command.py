@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.sweep_command import expanded, placed
+from rlhf.config.sweep_command import expanded, placed, without_leavings
 from rlhf.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -22,20 +22,16 @@ def definitions(tmp_path: Path) -> Path:
 
 
 def test_definition_takes_the_place_of_its_name(definitions: Path) -> None:
-    assert expanded(["-m", "sweep=pets", "seed=1,2"], definitions) == [
-        "ppo.kl_ctl=0.1,0.2",
-        "ppo.kl_target=null,6",
-        "lora=default",
-        "plan=false",
-        "-m",
-        "seed=1,2",
-    ]
+    defined = ["ppo.kl_ctl=0.1,0.2", "ppo.kl_target=null,6", "lora=default", "plan=false"]
+    asked = expanded(["-m", "sweep=pets", "seed=1,2"], definitions)
+    assert asked == ["-m", *defined, "seed=1,2"], "flags do not come between overrides"
+    assert expanded(["sweep=pets", "-m"], definitions) == [*defined, "-m"]
     assert expanded(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
 
 
 def test_command_wins_over_the_definition(definitions: Path) -> None:
     words = expanded(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
-    assert words[:2] == ["ppo.kl_target=null,6", "plan=false"]
+    assert words[:3] == ["-m", "ppo.kl_target=null,6", "plan=false"]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +77,15 @@ def test_other_commands_keep_their_folders(words: list[str]) -> None:
 def test_flags_and_their_values_are_no_overrides() -> None:
     words = ["-m", "--cfg", "job", "seed=1,2"]
     assert placed(words, words)[:4] == words
+
+
+def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None:
+    for words in (["seed=1,2", "-m"], ["-m", "seed=1,2", "--cfg", "job"]):
+        found = placed(words, words)
+        start = found.index("seed=1,2")
+        assert all("=" in word for word in found[start : start + 4]), found
+        with without_leavings(["seed=1,2", "plan=only", "-m"]) as kept:
+            assert kept[-2].startswith("hydra.sweep.dir=")
 
 
 def test_every_definition_asks_a_question() -> None:
