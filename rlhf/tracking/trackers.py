@@ -69,7 +69,7 @@ class Trackers(Tracker):
             tracker.finish()
 
 
-class RunFiles(Tracker):
+class FileTracker(Tracker):
     """A tracker that writes metrics.jsonl, samples.jsonl and alarms.jsonl in a run directory."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -194,7 +194,7 @@ def build_tracker(
         others[path] = _imported(path)(config, run_dir)
     guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
     # Files come last: metrics.jsonl has no step that another tracker lacks.
-    return Trackers([AlarmLines(say), *guarded, RunFiles(run_dir)], config.alarms)
+    return Trackers([AlarmLines(say), *guarded, FileTracker(run_dir)], config.alarms)
 
 
 def _imported(path: str) -> Callable[[RunConfig, Path], Tracker]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -12,13 +13,19 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from rlhf.config.search_command import search_of
 from rlhf.config.sweep_command import expanded
-from tests.runs import launch, python
+from tests.runs import TINY_RUN, launch, python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
+    "python -m rlhf.report runs/latest": "tests/tracking/report/test_run_page.py",
+    "python -m rlhf.report RUN_DIR RUN_DIR": "tests/runtime/test_sweep.py",
+    "python -m rlhf.report SWEEP_DIR": "tests/runtime/test_sweep.py",
+    "python -m rlhf.tracking.dashboards ENTITY/PROJECT": "tests/tracking/test_dashboards.py",
+    "PYTHONPATH=. python launch.py tracking.others=[notes:Notes]": "test_tracker_of_the_page",
 }
 
 
@@ -35,6 +42,8 @@ COMMANDS = sorted({c for page in PAGES for c in commands_of(page.read_text())})
 
 def composing(command: str, data_file: Path) -> list[list[str]]:
     """Arguments that compose what ``python launch.py ...`` would run: its first and last job."""
+    if (search := search_of(words(command), ROOT / "sweeps")) is not None:
+        return [["--cfg", "job", *search.fixed, *(f"{d.key}={d.example}" for d in search.space)]]
     asked = expanded(words(command), ROOT / "sweeps")
     given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in asked]
     if "--help" in given:
@@ -117,3 +126,17 @@ def test_sweep_becomes_its_jobs(tmp_path: Path) -> None:
         ["--cfg", "job", "seed=1", f"data.path={data}"],
         ["--cfg", "job", "seed=2", f"data.path={data}"],
     ]
+
+
+@pytest.mark.slow
+def test_tracker_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tracking.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "notes.py").write_text(code)
+    run_dir = tmp_path / "run"
+    words = [*TINY_RUN, "phase=sft", "tracking.others=[notes:Notes]", f"run_dir={run_dir}"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    run = launch(*words, cwd=tmp_path, PYTHONPATH=path, popen=subprocess.Popen)
+    assert run.returncode == 0, run.stderr
+    assert "notes:Notes failed" not in run.stdout
+    assert (run_dir / "notes.txt").read_text().startswith("sft 1 None\n")

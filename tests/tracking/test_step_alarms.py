@@ -13,7 +13,7 @@ from rlhf.config.choices import AlarmName
 from rlhf.config.schema.run import AlarmsConfig
 from rlhf.tracking.step_alarms import RULES, Alarm, AlarmRules, read_alarms
 from rlhf.tracking.tracker import Tracker
-from rlhf.tracking.trackers import AlarmLines, RunFiles, StoppedByAlarmError, Trackers
+from rlhf.tracking.trackers import AlarmLines, FileTracker, StoppedByAlarmError, Trackers
 
 HEALTHY = {
     "ppo/kl_per_token": [0.0, 0.01, *[0.05 * n for n in range(1, 6)] * 4],
@@ -99,7 +99,7 @@ class Listener(Tracker):
 def trackers(folder: Path, *stop: AlarmName) -> tuple[Trackers, list[Alarm]]:
     listener = Listener()
     config = AlarmsConfig(stop=list(stop), mute=[])
-    return Trackers([listener, RunFiles(folder)], config), listener.heard
+    return Trackers([listener, FileTracker(folder)], config), listener.heard
 
 
 def test_alarm_is_written_and_heard_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import ConfigError
 from rlhf.tracking.tracker import NullTracker, Sample, Tracker
-from rlhf.tracking.trackers import BestEffort, RunFiles, Trackers, build_tracker
+from rlhf.tracking.trackers import BestEffort, FileTracker, Trackers, build_tracker
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
 SAMPLE = Sample("p", "r", ended=True, score=0.5, kl=0.25, tokens=1)
@@ -72,7 +72,7 @@ def test_an_undocumented_metric_reaches_nobody() -> None:
 
 
 def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
-    tracker = RunFiles(tmp_path)
+    tracker = FileTracker(tmp_path)
     tracker.log("ppo", 12, {"ppo/clipfrac": 0.03})
     tracker.finish()
     expected = '{"phase": "ppo", "step": 12, "ppo/clipfrac": 0.03}\n'
@@ -80,7 +80,7 @@ def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
 
 
 def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
-    tracker = RunFiles(tmp_path)
+    tracker = FileTracker(tmp_path)
     parts = {"gold": 0.0, "exact": 0.0, "polite": 0.5}
     tracker.samples("ppo", 1, [SAMPLE, SAMPLE._replace(gold_parts=parts)], steps=5)
     tracker.finish()

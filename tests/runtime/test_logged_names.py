@@ -1,0 +1,38 @@
+"""The table of metrics is what runs log: no name too many, and none too few."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf.tracking.metric_table import METRICS
+from tests.runs import finished
+
+pytestmark = pytest.mark.slow
+
+# Options of PPO that log more than the default run does.
+OPTIONS = [
+    "ppo.kl_placement=loss",
+    "ppo.kl_estimator=k3",
+    "ppo.dual_clip=3.0",
+    "ppo.lr_guard_kl=1.0",
+    "ppo.ptx_coef=0.5",
+    "ppo.eval_every=1",
+]
+# Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/rollout/hybrid).
+ON_GPUS = {"rollout/accelerated_layers"}
+
+
+def names(run_dir: Path) -> set[str]:
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {name for line in lines for name in line} - {"phase", "step"}
+
+
+def test_runs_log_every_name_of_the_table_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("\n\n".join(f"text number {n}" for n in range(60)))
+    corpus = f"data.ptx_path={tmp_path / 'corpus.txt'}"
+    pipeline = finished(tmp_path / "pipeline", *OPTIONS, corpus)
+    dpo = finished(tmp_path / "dpo", "phase=pipeline_dpo")
+    assert names(pipeline) | names(dpo) | ON_GPUS == set(METRICS)
