@@ -18,6 +18,7 @@ from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.freeze import (
     freeze,
+    keep_command,
     load_frozen,
     refuse_changes,
     to_run_config,
@@ -154,6 +155,7 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
     run_dir = make_run_dir(config, job_dir=job_dir, now=datetime.now())
     freeze(config, run_dir)
+    keep_command(hydra_config.overrides.task, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if note is not None:
         console.say(note)

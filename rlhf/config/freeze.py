@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
 
 FROZEN = "config.yaml"
+COMMAND = "command.txt"
 FREE = ("launcher.", "plan.")  # prefixes of keys that do not change what is computed
 
 
@@ -51,6 +53,12 @@ def freeze(config: RunConfig, run_dir: Path) -> None:
     """Write the configuration, which every rank reads, atomically to ``run_dir``."""
     with replacing(run_dir / FROZEN) as building:
         OmegaConf.save(OmegaConf.structured(config), building)
+
+
+def keep_command(overrides: Sequence[str], run_dir: Path) -> None:
+    """Write the command that started a run: its overrides are what differs from the presets."""
+    command = shlex.join(["python", "launch.py", *overrides])
+    (run_dir / COMMAND).write_text(command + "\n", encoding="utf-8")
 
 
 def load_frozen(run_dir: Path) -> RunConfig:

@@ -90,6 +90,7 @@ def line_chart(
         *axes(x, y, x_label, x_ticks),
         *(part for index, line in enumerate(shown) for part in _line(line, index, x, y)),
         *(_flag(flag, x) for flag in flags),
+        role="group" if flags else "img",  # an image has nothing to click on
     )
     caption = tag("figcaption", title, " ", tag("span", unit, class_="unit"), *legend)
     return tag("figure", caption, drawing)
@@ -101,10 +102,9 @@ def plot_area(xs: Sequence[float], ys: Sequence[float]) -> tuple[Scale, Scale]:
     return x, Scale(*_range(ys), HEIGHT - BOTTOM, TOP)
 
 
-def drawn(said: str, *parts: Markup, width: int = WIDTH) -> Markup:
+def drawn(said: str, *parts: Markup, width: int = WIDTH, role: str = "img") -> Markup:
     """Return a drawing with its text for screen readers."""
-    box = f"0 0 {width} {HEIGHT}"
-    return tag("svg", *parts, viewBox=box, role="img", aria_label=said)
+    return tag("svg", *parts, viewBox=f"0 0 {width} {HEIGHT}", role=role, aria_label=said)
 
 
 def number(value: float) -> str:

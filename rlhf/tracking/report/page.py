@@ -6,12 +6,16 @@ from importlib.resources import files
 
 from rlhf.tracking.report.markup import Markup, joined, tag
 
+# The page's own style and scripts may run; everything else is blocked, so nothing is ever loaded.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
 
 def document(title: str, body: Markup, *, script: str) -> str:
     """Return the whole page; ``script`` names the file beside this module that it runs."""
     head = joined(
         Markup('<meta charset="utf-8">'),
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
         tag("title", title),
         tag("style", _asset("report.css")),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.atomic import replacing
-from rlhf.config.freeze import frozen_keys
+from rlhf.config.freeze import COMMAND, frozen_keys
 from rlhf.tracking.alarms import alarms_of
 from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.metric_table import METRICS
@@ -133,11 +133,23 @@ def _results(run: RunFiles) -> Markup:
 def _doubts(run: RunFiles) -> Markup:
     """Return the alarms, each with a link target for its flag, and the doubts about the result."""
     ends = [] if run.result is None else alarms_of(run.result["phases"])
-    items = [tag("li", alarm.line, id=_target(alarm)) for alarm in run.alarms]
+    items = [
+        tag("li", alarm.line, " ", *_link_to_samples(run, alarm), id=_target(alarm))
+        for alarm in run.alarms
+    ]
     items += [tag("li", line) for line in ends]
     if not items:
         return Markup()
     return section("Reasons to doubt this run", tag("ul", *items, class_="doubts"))
+
+
+def _link_to_samples(run: RunFiles, alarm: Alarm) -> Iterator[Markup]:
+    """Yield a link to the last samples before an alarm, if there are any."""
+    steps = [s["step"] for s in run.samples if s["phase"] == alarm.phase]
+    before = [step for step in steps if step <= alarm.step]
+    if before:
+        step = max(before)
+        yield tag("a", f"Samples of step {step}", href="#samples-title", data_step=step)
 
 
 def _optimisation(run: RunFiles) -> Markup:
@@ -220,13 +232,16 @@ def _samples(run: RunFiles) -> Markup:
         "div",
         tag("label", "Find ", Markup('<input type="search" id="find">')),
         tag("label", "Sort by ", Markup('<select id="sort"></select>')),
+        tag("label", "Step ", Markup('<select id="step"></select>')),
         tag("span", id="count", role="status"),
         class_="controls",
     )
-    return section(
-        "Samples",
+    return tag(
+        "section",
+        tag("h2", "Samples", id="samples-title"),
         tag("p", "The same held-out prompts at every evaluation.", class_="note"),
         controls,
+        tag("div", id="histogram", role="group", aria_label="Scores of the last answers"),
         tag("div", id="browser"),
         tag("script", Markup(data), type="application/json", id="samples"),
         tag("noscript", "The samples need scripts; samples.jsonl holds them too."),
@@ -240,8 +255,12 @@ def _settings(run: RunFiles) -> Markup:
     ]
     versions = (run.result or {}).get("versions", {})
     note = ", ".join(f"{name} {version}" for name, version in versions.items())
+    command = run.folder / COMMAND
+    typed = tag("pre", command.read_text().strip()) if command.exists() else Markup()
     table = scrolled("Settings", tag("table", tag("tbody", *rows)))
-    return tag("details", tag("summary", f"Settings ({len(rows)} keys)"), tag("p", note), table)
+    return tag(
+        "details", tag("summary", f"Settings ({len(rows)} keys)"), typed, tag("p", note), table
+    )
 
 
 def _target(alarm: Alarm) -> str:

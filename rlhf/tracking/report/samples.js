@@ -3,10 +3,9 @@
   const data = document.getElementById("samples");
   if (!data) return;
   const samples = JSON.parse(data.textContent);
-  const browser = document.getElementById("browser");
-  const find = document.getElementById("find");
-  const sort = document.getElementById("sort");
-  const count = document.getElementById("count");
+  const [browser, find, sort, step, count, histogram] =
+    ["browser", "find", "sort", "step", "count", "histogram"].map((id) => document.getElementById(id));
+  const BINS = 12;
 
   const prompts = new Map();
   for (const sample of samples) {
@@ -24,11 +23,16 @@
     "largest gain in score": (answers) => -gain("score")(answers),
     "longest answer": (answers) => -last(answers).response.length,
   };
+  if (samples.some((sample) => sample.kl !== undefined)) {
+    orders["largest KL"] = (answers) => -(last(answers).kl ?? 0);
+  }
   if (samples.some((sample) => sample.gold !== undefined)) {
     orders["lowest gold"] = (answers) => last(answers).gold;
     orders["score up, gold down"] = (answers) => gain("gold")(answers) - gain("score")(answers);
   }
   for (const name of Object.keys(orders)) sort.add(new Option(name));
+  step.add(new Option("all", ""));
+  for (const each of new Set(samples.map((sample) => sample.step))) step.add(new Option(each, each));
 
   const element = (name, className, text) => {
     const made = document.createElement(name);
@@ -39,13 +43,41 @@
   const facts = (sample) => {
     const words = [`step ${sample.step}`, `score ${sample.score.toFixed(2)}`];
     if (sample.gold !== undefined) words.push(`gold ${sample.gold.toFixed(2)}`);
+    if (sample.kl !== undefined) words.push(`KL ${sample.kl.toFixed(2)}`);
     if (!sample.ended) words.push("never ended");
     return words.join(", ");
   };
+
+  // The histogram of the last answers' scores; a bar that is pressed keeps only its prompts.
+  const scores = [...prompts.values()].map((answers) => last(answers).score);
+  const low = Math.min(...scores);
+  const width = (Math.max(...scores) - low) / BINS || 1;
+  const bin = (score) => Math.min(BINS - 1, Math.floor((score - low) / width));
+  let chosen = null;
+  const bars = Array.from({length: BINS}, (_, index) => {
+    const number = scores.filter((score) => bin(score) === index).length;
+    const bar = element("button", "bar");
+    const from = (low + index * width).toFixed(2);
+    const to = (low + (index + 1) * width).toFixed(2);
+    bar.title = `${number} with scores from ${from} to ${to}`;
+    bar.setAttribute("aria-label", bar.title);
+    bar.setAttribute("aria-pressed", "false");
+    bar.append(element("span", "fill"));
+    bar.firstChild.style.height = `${(100 * number) / Math.max(1, scores.length)}%`;
+    bar.addEventListener("click", () => {
+      chosen = chosen === index ? null : index;
+      bars.forEach((each, place) => each.setAttribute("aria-pressed", String(place === chosen)));
+      show();
+    });
+    return bar;
+  });
+  histogram.append(...bars);
+
   const show = () => {
     const wanted = find.value.toLowerCase();
     const order = orders[sort.value];
     let found = [...prompts].filter(([prompt, answers]) =>
+      (chosen === null || bin(last(answers).score) === chosen) &&
       [prompt, ...answers.map((answer) => answer.response)].join("\n").toLowerCase().includes(wanted));
     if (order) found = found.sort((a, b) => order(a[1]) - order(b[1]));
     count.textContent = `${found.length} of ${prompts.size} prompts`;
@@ -53,6 +85,7 @@
       const card = element("article", "prompt");
       card.append(element("h3", "", prompt.trim()));
       for (const answer of answers) {
+        if (step.value && String(answer.step) !== step.value) continue;
         const row = element("div", "answer");
         row.append(element("span", "facts", facts(answer)), element("span", "text", answer.response));
         card.append(row);
@@ -60,7 +93,13 @@
       return card;
     }));
   };
+  for (const link of document.querySelectorAll("a[data-step]")) {
+    link.addEventListener("click", () => {
+      step.value = link.dataset.step;
+      show();
+    });
+  }
   find.addEventListener("input", show);
-  sort.addEventListener("change", show);
+  for (const each of [sort, step]) each.addEventListener("change", show);
   show();
 })();

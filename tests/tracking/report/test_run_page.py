@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,12 +14,13 @@ from omegaconf import DictConfig
 
 from rlhf import report
 from rlhf.config.choices import AlarmName
-from rlhf.config.freeze import freeze, to_run_config
+from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.errors import CheckpointError
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.report.panels import PANELS
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.step_alarms import Alarm
+from tests.browser import needs_chromium, show
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 Made = Callable[..., Path]
@@ -176,19 +175,36 @@ def test_command_writes_the_report(made: Made, capsys: pytest.CaptureFixture[str
         write_report(run_dir.parent)
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (400, True)])
+def test_browser_shows_the_page_without_a_fault(
+    width: int, dark: bool, made: Made, tmp_path: Path
+) -> None:
+    shown = show(write_report(made(response=EVIL)), tmp_path, width=width, dark=dark)
+    assert shown.console == []
+    assert shown.faults == []
+    assert "3 of 3 prompts" in shown.document
+    assert shown.document.count('class="answer"') == 6
+    assert "&lt;img src=x" in shown.document
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_browser_shows_the_samples_without_an_error(made: Made, tmp_path: Path) -> None:
-    path = write_report(made(response=EVIL))
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    logs = ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]
-    run = subprocess.run(
-        [*command, *logs, f"file://{path}"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "3 of 3 prompts" in run.stdout
-    assert run.stdout.count('class="answer"') == 6
-    assert "&lt;img src=x" in run.stdout
-    assert "CONSOLE" not in run.stderr
+@needs_chromium
+@pytest.mark.parametrize(
+    ("selector", "answers"), [("a[data-step]", 3), (".bar[title^='1 with']", 2)]
+)
+def test_links_and_bars_filter_the_samples(
+    selector: str, answers: int, made: Made, tmp_path: Path
+) -> None:
+    path = write_report(made())
+    click = f'<script>document.querySelector("{selector}").click()</script></body>'
+    path.write_text(path.read_text().replace("</body>", click))
+    assert show(path, tmp_path).document.count('class="answer"') == answers
+
+
+def test_command_of_the_run_is_shown(made: Made) -> None:
+    run_dir = made()
+    keep_command(["ppo.kl_ctl=0.1", "name=a b"], run_dir)
+    text = write_report(run_dir).read_text()
+    assert "<pre>python launch.py ppo.kl_ctl=0.1 'name=a b'</pre>" in text

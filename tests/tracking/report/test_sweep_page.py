@@ -12,6 +12,7 @@ from rlhf.intervals import Estimate
 from rlhf.tracking.comparison import ComparedRun, settings_of
 from rlhf.tracking.report.sweep_charts import Place, frontier, parameter_chart
 from rlhf.tracking.report.sweep_page import importances, sweep_page, write_sweep_report
+from tests.browser import needs_chromium, show
 
 EVIL = "</title><script>alert(1)</script>"
 
@@ -95,3 +96,28 @@ def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
     chart = parameter_chart("ppo.kl_ctl: gold", values, [Estimate(1.0 + v, 0.1, 1) for v in values])
     labels = re.findall(r'text-anchor="middle">([\d.]+)</text>', chart)
     assert labels == ["0.01", "0.1"]
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1400, True), (400, False)])
+def test_browser_shows_the_page_without_a_fault(width: int, dark: bool, tmp_path: Path) -> None:
+    path = write_sweep_report(tmp_path, settings_of(runs()))
+    shown = show(path, tmp_path, width=width, dark=dark)
+    assert shown.console == []
+    assert shown.faults == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_picked_setting_is_marked_in_all_charts(tmp_path: Path) -> None:
+    path = write_sweep_report(tmp_path, settings_of(runs()))
+    click = '<script>document.querySelector("button[data-pick]").click()</script></body>'
+    path.write_text(path.read_text().replace("</body>", click))
+    document = show(path, tmp_path).document
+    pressed = re.findall(r'<button[^>]*aria-pressed="true"[^>]*>', document)
+    assert len(pressed) == 1
+    parts = re.findall(r"<[^>]*data-setting[^>]*>", document)
+    marked = [part for part in parts if "picked" in part]
+    assert all('data-setting="0"' in part for part in marked)
+    assert {"<poly", "<circ", "<text", "<path"} <= {part[:5] for part in marked}
