@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from rlhf.runtime.rendezvous import (
     with_started_ranks,
 )
 from rlhf.runtime.sweep_jobs import end_with_parent, run_job
+from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
 
 ROOT = Path(__file__).parent
@@ -157,6 +158,8 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     freeze(config, run_dir)
     keep_command(hydra_config.overrides.task, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
+    if config.tracking.show_config:
+        console.show(config_tree(str(run_dir), asdict(config)))
     if note is not None:
         console.say(note)
     if plan is not None:

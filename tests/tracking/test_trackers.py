@@ -50,6 +50,7 @@ def run_config(
         tags=[],
         tensorboard=tensorboard,
         others=list(others),
+        show_config=False,
         log_every=1,
     )
     rest: dict[str, Any] = {field.name: None for field in fields(RunConfig)}

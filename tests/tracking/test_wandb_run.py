@@ -40,6 +40,7 @@ config = TrackingConfig(
     tags=["tiny"],
     tensorboard=False,
     others=[],
+    show_config=False,
     log_every=1,
 )
 try:
@@ -230,6 +231,7 @@ def fake_tracker(run_dir: Path) -> WandbTracker:
         tags=[],
         tensorboard=False,
         others=[],
+        show_config=False,
         log_every=1,
     )
     return WandbTracker(config, run_dir, {}, name="n", group="g", job_type="ppo")

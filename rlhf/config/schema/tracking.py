@@ -26,5 +26,7 @@ class TrackingConfig:
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""
     others: list[str]
     """Trackers of your own, each as package.module:NAME (docs/tracking.md)."""
+    show_config: bool
+    """Print the configuration as a tree before the run starts."""
     log_every: int = bounded(ABOVE_0)
     """Steps between two progress lines if the output is not a terminal."""
