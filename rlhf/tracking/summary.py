@@ -95,7 +95,8 @@ def summary_parts(result: Mapping[str, Any]) -> Iterator[SummaryPart]:
     for phase, rows in PHASE_ROWS.items():
         if phase in result["phases"]:
             measures = result["phases"][phase]
-            duration = _duration(measures["seconds"] / 3600)
+            is_own = "reused_from" not in measures
+            duration = _duration(measures["seconds"] / 3600) if is_own else "reused"
             yield SummaryPart(phase, list(rows(measures)), duration)
     if "measured" in result:
         of_run = list(_rows_of_run(result["measured"], result.get("planned")))

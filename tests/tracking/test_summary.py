@@ -13,6 +13,7 @@ from rlhf.tracking.console import Console
 from rlhf.tracking.summary import (
     answers_side_by_side,
     show_summary,
+    summary_parts,
     what_to_type_next,
     where_it_lies,
 )
@@ -255,3 +256,10 @@ def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
     (deep / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
     command = f'pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")("Your prompt")'
     assert command in printed(RESULT, deep)
+
+
+def test_phase_that_another_run_trained_is_called_reused() -> None:
+    phases = RESULT["phases"] | {"sft": RESULT["phases"]["sft"] | {"reused_from": "runs/a"}}
+    durations = {part.name: part.duration for part in summary_parts(RESULT | {"phases": phases})}
+    assert durations["sft"] == "reused"
+    assert durations["reward"] == "8.1 s"
