@@ -214,8 +214,9 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
 class FakeRun:
     """A W&B run that remembers what was logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, **summary: int) -> None:
         self.logged: list[dict[str, object]] = []
+        self.summary = {name.replace("_step", "/step"): step for name, step in summary.items()}
 
     def define_metric(self, *_: object, **__: object) -> None: ...
 
@@ -223,9 +224,9 @@ class FakeRun:
         self.logged.append(values)
 
 
-def fake_tracker(run_dir: Path) -> WandbTracker:
+def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
     config = TrackingConfig(
-        wandb=WandbMode.offline,
+        wandb=mode,
         project="p",
         entity=None,
         tags=[],
@@ -281,3 +282,18 @@ def test_a_connection_that_fails_is_tried_again(
     monkeypatch.setattr(wandb, "teardown", lambda: attempts.append("teardown"))
     fake_tracker(tmp_path)
     assert attempts == [attempts[0], "teardown", attempts[0], "teardown", attempts[0]]
+
+
+def test_steps_that_the_server_has_are_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun(ppo_step=3)
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    tracker = fake_tracker(tmp_path, WandbMode.online)
+    for step in (2, 3, 4):
+        tracker.log("ppo", step, {"ppo/clipfrac": 0.1})
+        tracker.log("ppo", step, {"ppo/eval_score": 0.1})
+    tracker.log("sft", 1, {"sft/loss": 0.1})
+    steps = [(name, line[name]) for line in run.logged for name in line if name.endswith("/step")]
+    assert steps == [("ppo/step", 4), ("ppo/step", 4), ("sft/step", 1)]
