@@ -11,6 +11,14 @@ from typing import Any, NamedTuple
 from rlhf.tracking.step_alarms import Alarm
 
 
+class Token(NamedTuple):
+    """A token of a response."""
+
+    text: str
+    kl: float  # nats: log p of the policy minus log p of the reference
+    value: float  # of the critic, before the token; 0 without a critic
+
+
 class Sample(NamedTuple):
     """A response to a held-out prompt."""
 
@@ -19,7 +27,7 @@ class Sample(NamedTuple):
     ended: bool  # by itself, within the token limit
     score: float
     kl: float  # nats of the whole response, k1 estimate of KL(policy || reference)
-    tokens: int
+    tokens: Sequence[Token]
     gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
 
 

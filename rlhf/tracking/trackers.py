@@ -84,10 +84,13 @@ class FileTracker(Tracker):
         """Append a line per response."""
         for sample in samples:
             line = {"phase": phase, "step": step, **sample._asdict()}
-            parts = line.pop("gold_parts")
+            parts, tokens = line.pop("gold_parts"), line.pop("tokens")
             if parts is not None:
                 line |= {"gold": parts["gold"]}
                 line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}
+            line["token_texts"] = [token.text for token in tokens]
+            line["token_kl"] = [round(token.kl, 3) for token in tokens]
+            line["token_values"] = [round(token.value, 3) for token in tokens]
             self._write("samples.jsonl", line)
 
     def alert(self, alarm: Alarm) -> None:

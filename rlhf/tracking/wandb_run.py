@@ -144,7 +144,7 @@ class WandbTracker(Tracker):
             "score": sample.score,
             **(sample.gold_parts or {}),
             "KL": sample.kl,
-            "tokens": sample.tokens,
+            "tokens": len(sample.tokens),
             "ended": sample.ended,
         }
 

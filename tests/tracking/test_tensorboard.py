@@ -52,7 +52,7 @@ def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
 
 def test_samples_are_text_and_the_result_comes_with_the_hyper_parameters(tmp_path: Path) -> None:
     tracker = TensorBoardTracker(tmp_path, {"seed": 3, "ppo": {"kl_ctl": 0.25, "epochs": None}})
-    tracker.samples("ppo", 4, [Sample("2+2?", " *4*", True, 0.5, 0.25, 2)], steps=8)
+    tracker.samples("ppo", 4, [Sample("2+2?", " *4*", True, 0.5, 0.25, [])], steps=8)
     tracker.conclude({"objective": 0.75})
     tracker.finish()
     events = read(tmp_path)

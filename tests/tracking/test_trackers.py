@@ -16,11 +16,12 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import ConfigError
-from rlhf.tracking.tracker import NullTracker, Sample, Tracker
+from rlhf.tracking.tracker import NullTracker, Sample, Token, Tracker
 from rlhf.tracking.trackers import BestEffort, FileTracker, Trackers, build_tracker
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
-SAMPLE = Sample("p", "r", ended=True, score=0.5, kl=0.25, tokens=1)
+TOKENS = [Token(" r", 0.25, -1.23456)]
+SAMPLE = Sample("p", "r", ended=True, score=0.5, kl=0.25, tokens=TOKENS)
 
 
 class Notes(Tracker):
@@ -87,7 +88,8 @@ def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
     tracker.finish()
     lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     plain = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "ended": True}
-    plain |= {"score": 0.5, "kl": 0.25, "tokens": 1}
+    plain |= {"score": 0.5, "kl": 0.25}
+    plain |= {"token_texts": [" r"], "token_kl": [0.25], "token_values": [-1.235]}
     assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
 
 

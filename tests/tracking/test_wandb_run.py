@@ -18,7 +18,7 @@ from wandb.errors import CommError
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
-from rlhf.tracking.tracker import Sample
+from rlhf.tracking.tracker import Sample, Token
 from rlhf.tracking.wandb_file import history, records
 from rlhf.tracking.wandb_run import MOST_INCREMENTS, WandbTracker
 from tests.runs import ROOT, TINY_RUN, launch, start
@@ -246,7 +246,7 @@ def test_samples_come_beside_the_response_before_training(
     tracker = fake_tracker(tmp_path)
     parts = {"gold": 0.5, "exact": 1.0}
     for step, response in ((0, "old"), (10, "new")):
-        sample = Sample("p", response, True, 1.5, 0.25, 3, parts)
+        sample = Sample("p", response, True, 1.5, 0.25, [Token("t", 0.1, 0.2)] * 3, parts)
         tracker.samples("ppo", step, [sample], steps=10)
     table = run.logged[-1]["ppo/samples"]
     assert isinstance(table, wandb.Table)
@@ -262,7 +262,7 @@ def test_long_phases_stay_below_a_hundred_increments(
     monkeypatch.setattr(wandb, "init", lambda **_: run)
     tracker = fake_tracker(tmp_path)
     for step in range(0, 5001, 5):
-        tracker.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, 3)], steps=5000)
+        tracker.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, [])], steps=5000)
     assert len(run.logged) == MOST_INCREMENTS + 1
     assert run.logged[-1]["ppo/step"] == 5000
 

@@ -20,7 +20,7 @@ from rlhf.phases.shared.scoring import (
     score_responses,
 )
 from rlhf.random_streams import stream
-from rlhf.tracking.tracker import Sample
+from rlhf.tracking.tracker import Sample, Token
 from rlhf.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
@@ -158,7 +158,6 @@ def write_samples(
     for rollout, batch in _answered(context, policy, held_out, num_prompts=SAMPLES):
         texts = response_texts(context.tokenizer, rollout.responses)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
-        tokens = rollout.responses.keep_BT.sum(dim=1).tolist()
         for row in batch.keep_B.nonzero().flatten().tolist():
             prompt = rollout.prompts.texts[row]
             sample = Sample(
@@ -167,13 +166,23 @@ def write_samples(
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
                 kl=kls[row],
-                tokens=tokens[row],
+                tokens=_tokens(context, rollout, row),
                 gold_parts=None
                 if context.judge is None
                 else context.judge.rate(prompt, texts[row], ended=ended[row]),
             )
             samples.append(sample)
     context.tracker.samples("ppo", step, samples, steps=context.config.ppo.steps or step)
+
+
+def _tokens(context: RunContext, rollout: Rollout, row: int) -> list[Token]:
+    """Return the tokens of a response, with their KL and values."""
+    keep_T = rollout.responses.keep_BT[row]
+    kl_T = (rollout.logprobs_BT - rollout.reference_logprobs_BT)[row]
+    columns = (rollout.responses.ids_BT[row], kl_T, rollout.values_BT[row])
+    ids, kls, values = (column_T[keep_T].tolist() for column_T in columns)
+    texts = [context.tokenizer.decode([each]) for each in ids]
+    return [Token(*each) for each in zip(texts, kls, values, strict=True)]
 
 
 def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> dict[str, Tensor]:

@@ -233,6 +233,7 @@ def _samples(run: RunFiles) -> Markup:
         tag("label", "Find ", Markup('<input type="search" id="find">')),
         tag("label", "Sort by ", Markup('<select id="sort"></select>')),
         tag("label", "Step ", Markup('<select id="step"></select>')),
+        tag("label", "Shade tokens by ", Markup('<select id="shade"></select>')),
         tag("span", id="count", role="status"),
         class_="controls",
     )

@@ -3,8 +3,9 @@
   const data = document.getElementById("samples");
   if (!data) return;
   const samples = JSON.parse(data.textContent);
-  const [browser, find, sort, step, count, histogram] =
-    ["browser", "find", "sort", "step", "count", "histogram"].map((id) => document.getElementById(id));
+  const [browser, find, sort, step, shade, count, histogram] =
+    ["browser", "find", "sort", "step", "shade", "count", "histogram"]
+      .map((id) => document.getElementById(id));
   const BINS = 12;
 
   const prompts = new Map();
@@ -34,6 +35,14 @@
   step.add(new Option("all", ""));
   for (const each of new Set(samples.map((sample) => sample.step))) step.add(new Option(each, each));
 
+  // What tokens are shaded by, and the largest absolute value among all samples.
+  const shades = {"KL to the reference": "token_kl", "the critic's value": "token_values"};
+  const largest = (key) => Math.max(...samples.flatMap((s) => (s[key] ?? []).map(Math.abs)), 0);
+  shade.add(new Option("nothing", ""));
+  for (const [name, key] of Object.entries(shades)) {
+    if (largest(key) > 0) shade.add(new Option(name, key));
+  }
+
   const element = (name, className, text) => {
     const made = document.createElement(name);
     if (className) made.className = className;
@@ -46,6 +55,22 @@
     if (sample.kl !== undefined) words.push(`KL ${sample.kl.toFixed(2)}`);
     if (!sample.ended) words.push("never ended");
     return words.join(", ");
+  };
+
+  // The text of a response; with shading, each token's background shows its value.
+  const textOf = (sample) => {
+    const key = shade.value;
+    if (!key || !sample[key]) return element("span", "text", sample.response);
+    const text = element("span", "text", "");
+    const most = largest(key);
+    sample.token_texts.forEach((token, place) => {
+      const value = sample[key][place];
+      const part = element("span", value < 0 ? "token low" : "token", token);
+      part.style.setProperty("--shade", (Math.abs(value) / most).toFixed(3));
+      part.title = value.toFixed(3);
+      text.append(part);
+    });
+    return text;
   };
 
   // The histogram of the last answers' scores; a bar that is pressed keeps only its prompts.
@@ -87,7 +112,7 @@
       for (const answer of answers) {
         if (step.value && String(answer.step) !== step.value) continue;
         const row = element("div", "answer");
-        row.append(element("span", "facts", facts(answer)), element("span", "text", answer.response));
+        row.append(element("span", "facts", facts(answer)), textOf(answer));
         card.append(row);
       }
       return card;
@@ -100,6 +125,6 @@
     });
   }
   find.addEventListener("input", show);
-  for (const each of [sort, step]) each.addEventListener("change", show);
+  for (const each of [sort, step, shade]) each.addEventListener("change", show);
   show();
 })();

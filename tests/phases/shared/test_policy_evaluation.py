@@ -160,7 +160,10 @@ def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
         assert [sample.prompt for sample in samples] == prompts
         assert [sample.ended for sample in samples] == [len(row) % 2 == 0 for row in ids]
         assert {type(sample.kl) for sample in samples} == {float}
-        assert all(sample.tokens > 0 for sample in samples)
+        for sample in samples:
+            assert sum(token.kl for token in sample.tokens) == pytest.approx(sample.kl)
+            texts = "".join(token.text for token in sample.tokens)
+            assert sample.response.split() <= texts.split()
     assert {sample.gold_parts for _, _, sample in first} == {None}
     for _, _, sample in second:
         rated = LengthJudge().rate(sample.prompt, sample.response, ended=sample.ended)

@@ -52,6 +52,10 @@ def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
                 "score": 0.5 * n,
                 "gold": 0.25,
                 "gold_parts": {},
+                "kl": 0.1,
+                "token_texts": [response, f" {step}"],
+                "token_kl": [0.1, -0.2],
+                "token_values": [0.0, 0.0],
             }
             for step in (0, steps)
             for n in range(3)
@@ -201,6 +205,24 @@ def test_links_and_bars_filter_the_samples(
     click = f'<script>document.querySelector("{selector}").click()</script></body>'
     path.write_text(path.read_text().replace("</body>", click))
     assert show(path, tmp_path).document.count('class="answer"') == answers
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_tokens_are_shaded_by_what_was_measured(made: Made, tmp_path: Path) -> None:
+    path = write_report(made(response=EVIL))
+    choose = """<script>
+    const shade = document.getElementById("shade");
+    shade.value = "token_kl";
+    shade.dispatchEvent(new Event("change"));
+    </script></body>"""
+    path.write_text(path.read_text().replace("</body>", choose))
+    document = show(path, tmp_path).document
+    tokens = re.findall(r'<span class="(token[ low]*)"[^>]*style="--shade: ([\d.]+);"', document)
+    assert len(tokens) == 2 * 6
+    assert set(tokens) == {("token", "0.500"), ("token low", "1.000")}
+    assert "the critic's value" not in document.split("<script>")[0], "there was no critic"
+    assert "&lt;img src=x" in document
 
 
 def test_command_of_the_run_is_shown(made: Made) -> None:
