@@ -3,16 +3,18 @@
     python benchmarks/alarm_rates.py OUT [--only SCENARIO ...] [--jobs 2]
 
 Runs every scenario with every seed below OUT, one run per core, unless its folder has a report
-already; then prints two tables: hits, false alarms and lead time of every scenario, and hits and
-false alarms of every alarm. The lead time is the number of steps between the first right alarm and
-the first evaluation in which the gold score has fallen by a tenth from its best. Runs of a seed
-share their SFT and reward model through the store of phases.
+already. Then the rules are applied to the metrics of the runs, and two tables are printed: hits,
+false alarms and lead time of every scenario, and hits and false alarms of every alarm. The lead
+time is the number of steps between the first right alarm and the first evaluation in which the gold
+score has fallen by a tenth from its best. Runs of a seed share their SFT and reward model through
+the store of phases.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import queue
 import statistics
@@ -27,7 +29,7 @@ from common import ROOT, table
 
 from rlhf.config.choices import AlarmName
 from rlhf.tracking.jsonl import read_jsonl
-from rlhf.tracking.step_alarms import Alarm, read_alarms
+from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 COMMON = (
     "reward.epochs=0.25",
@@ -134,16 +136,20 @@ def run_all(out: Path, names: Sequence[str], *, jobs: int) -> None:
 
 
 def outcome(run_dir: Path) -> Outcome:
-    """Read what a run raised."""
+    """Apply the rules to the metrics of a run."""
+    rules, alarms = AlarmRules(), []
     best, fell_at = 0.0, None
     for line in read_jsonl(run_dir / "metrics.jsonl"):
+        phase, step = line.pop("phase"), line.pop("step")
+        values = {name: math.nan if value is None else value for name, value in line.items()}
+        alarms += rules.check(phase, step, values)
         gold = line.get("ppo/eval_gold")
         if gold is None:
             continue
         best = max(best, gold)
         if fell_at is None and gold < FALL * best:
-            fell_at = line["step"]
-    return Outcome(read_alarms(run_dir), fell_at)
+            fell_at = step
+    return Outcome(alarms, fell_at)
 
 
 def scenario_row(name: str, outcomes: Sequence[Outcome]) -> list[str | None]:

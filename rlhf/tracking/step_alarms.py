@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,9 +86,19 @@ def _after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[...
 
 
 def _gold_falls(gold: Sequence[float], series: Series) -> bool:
-    """Return True if gold is below its best while the score is above its value at that time."""
-    scores, best = series["ppo/eval_score"], max(gold)
-    return gold[-1] < best - GOLD_FALL and scores[-1] > scores[gold.index(best)]
+    """Return True if gold is below its best while the score is above its value at that time.
+
+    Means of two evaluations in a row are compared: a single one is too noisy.
+    """
+    golds, scores = _pair_means(gold), _pair_means(series["ppo/eval_score"])
+    if not golds:
+        return False
+    best = max(golds)
+    return golds[-1] < best - GOLD_FALL and scores[-1] > scores[golds.index(best)]
+
+
+def _pair_means(values: Sequence[float]) -> list[float]:
+    return [(first + second) / 2 for first, second in pairwise(values)]
 
 
 RULES: Mapping[AlarmName, Rule] = {
