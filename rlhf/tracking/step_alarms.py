@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,8 @@ MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # share of the entropy at the start
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, which is at least LEAST_LOSS
 LEAST_LOSS = 0.01
-GOLD_FALL = 0.05  # share that the gold score may fall while the score rises
+GOLD_FALL = 0.04  # share that the gold score may fall while the score rises
+GOLD_WINDOW = 3  # evaluations that are averaged
 
 Series = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
 
@@ -88,17 +88,18 @@ def _after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[...
 def _gold_falls(gold: Sequence[float], series: Series) -> bool:
     """Return True if gold is below its best while the score is above its value at that time.
 
-    Means of two evaluations in a row are compared: a single one is too noisy.
+    Means of a few evaluations in a row are compared: a single evaluation is too noisy.
     """
-    golds, scores = _pair_means(gold), _pair_means(series["ppo/eval_score"])
+    golds, scores = _running_means(gold), _running_means(series["ppo/eval_score"])
     if not golds:
         return False
     best = max(golds)
     return golds[-1] < best - GOLD_FALL and scores[-1] > scores[golds.index(best)]
 
 
-def _pair_means(values: Sequence[float]) -> list[float]:
-    return [(first + second) / 2 for first, second in pairwise(values)]
+def _running_means(values: Sequence[float]) -> list[float]:
+    ends = range(GOLD_WINDOW, len(values) + 1)
+    return [statistics.fmean(values[end - GOLD_WINDOW : end]) for end in ends]
 
 
 RULES: Mapping[AlarmName, Rule] = {
