@@ -133,7 +133,7 @@ class Searcher:
                 continue
             if each.process.returncode == 0:
                 self._tell(each, "complete")
-            elif self._search.study.stop_on and read_alarms(each.run_dir):
+            elif any(a.name in self._search.study.stop_on for a in read_alarms(each.run_dir)):
                 self._tell(each, "pruned")
             else:
                 self._tell(each, "failed")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+from omegaconf import DictConfig
 
+from rlhf.config.choices import WandbMode
+from rlhf.config.freeze import to_run_config
 from rlhf.config.sweep_command import expanded, placed, without_leavings
 from rlhf.errors import ConfigError
+from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.wandb_run import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,3 +101,23 @@ def test_every_definition_asks_a_question() -> None:
         assert question.startswith("# ")
         assert question.endswith("?")
         assert command == f"# python launch.py -m sweep={path.stem}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=str)
+def test_sweep_of_weights_and_biases_starts_runs_that_compose(
+    path: Path, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    sweep = yaml.safe_load(path.read_text())
+    chosen = {key: {"value": space["min"]} for key, space in sweep["parameters"].items()}
+    arguments = create_sweep_command_args({"args": chosen})["args_no_hyphens"]
+    macros = {"${program}": [sweep["program"]], "${args_no_hyphens}": arguments}
+    words = [part for word in sweep["command"] for part in macros.get(word, [word])]
+    assert words[:2] == ["python", "launch.py"]
+    assert create_sweep_command(sweep["command"])[0] == "python"
+    config = to_run_config(compose(words[2:]))
+    assert config.tracking.wandb is WandbMode.online
+    metric = sweep["metric"]["name"].removesuffix(".max")
+    assert metric in METRICS
+    assert "max" in SUMMARIES[metric]

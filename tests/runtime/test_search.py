@@ -13,9 +13,9 @@ import yaml
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
-from rlhf.config.search_command import Search, StudyConfig
+from rlhf.config.search_command import PruneConfig, Search, StudyConfig
 from rlhf.errors import ConfigError
-from rlhf.runtime.search import JOURNAL, Searcher
+from rlhf.runtime.search import JOURNAL, Running, Searcher
 from tests.runs import ROOT, TINY_RUN, launch, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]
@@ -80,7 +80,7 @@ def test_trial_that_fails_leaves_the_others(tmp_path: Path) -> None:
 
 
 def searcher(folder: Path, **study: Any) -> Searcher:
-    search = Search(StudyConfig(trials=9, maximize=["ppo.x"], **study), [], [], folder)
+    search = Search(StudyConfig(**{"trials": 9, "maximize": ["ppo.x"]} | study), [], [], folder)
     return Searcher(search, None, "launch.py", [].append)  # type: ignore[arg-type]
 
 
@@ -89,3 +89,34 @@ def test_search_that_runs_already_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process runs this search"):
         searcher(tmp_path)
     assert first is not None
+
+
+@pytest.mark.slow
+def test_hopeless_trials_end_early(tmp_path: Path) -> None:
+    words = [*SEARCH, "study.trials=2", "sft.batch_size=16", "sft.lr=choice(1e30)"]
+    words[words.index("study.prune=null")] = "study.slots=2"
+    run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+    assert run.returncode == 0, run.stderr
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    assert [trial.state for trial in study_of(folder).trials] == [TrialState.PRUNED] * 2
+    assert run.stdout.count("pruned, ended early; its output is in") == 2
+    assert len(list(folder.glob("*/alarms.jsonl"))) == 2
+
+
+@pytest.mark.parametrize(("value", "is_hopeless"), [(0.9, True), (0.1, False)])
+def test_trial_that_is_worse_than_the_median_is_hopeless(
+    value: float, is_hopeless: bool, tmp_path: Path
+) -> None:
+    prune = PruneConfig(metric="sft/eval_loss", after_trials=2)
+    made = searcher(tmp_path / "sweep", minimize=["sft.loss"], maximize=[], prune=prune)
+    for _ in range(2):
+        trial = made._study.ask()
+        trial.report(0.5, 10)
+        made._study.tell(trial, 0.5)
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"phase": "sft", "step": 9, "sft/loss": 7}\n'
+        f'{{"phase": "sft", "step": 10, "sft/eval_loss": {value}}}\n'
+    )
+    running = Running(made._study.ask(), 0, None, tmp_path)  # type: ignore[arg-type]
+    assert made._is_hopeless(running) is is_hopeless
+    assert made._is_hopeless(running) is is_hopeless, "a step is reported once"
