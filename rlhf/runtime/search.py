@@ -147,7 +147,7 @@ class Searcher:
             value, step = line.get(prune.metric), line["step"]
             if value is not None and step not in reported:
                 each.trial.report(value, step)
-        return each.trial.should_prune()
+        return bool(each.trial.should_prune())
 
     def _tell(self, each: Running, outcome: str) -> None:
         from optuna.trial import TrialState
