@@ -88,11 +88,11 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "no penalty": _broken("ppo.kl_ctl=0"),
     "reward model that guesses": _broken("reward.lr=1e-9", "ppo.kl_ctl=0.02"),
-    "actor's learning rate too high": _broken("ppo.actor_lr=1e-2"),
-    "actor's learning rate too low": _broken(
+    "actor learning rate too high": _broken("ppo.actor_lr=1e-2"),
+    "actor learning rate too low": _broken(
         "ppo.actor_lr=1e-9", right=[AlarmName.no_change], seeds=4
     ),
-    "critic's learning rate too high": _broken(
+    "critic learning rate too high": _broken(
         "ppo.critic_lr=0.1", right=[AlarmName.critic_useless, AlarmName.critic_explodes]
     ),
     "entropy bonus too large": _broken("ppo.entropy_coef=1.0"),
