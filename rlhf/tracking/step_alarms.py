@@ -18,10 +18,11 @@ from rlhf.tracking.jsonl import read_jsonl
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range
-MOST_CLIPPED = 0.3
+MOST_CLIPPED = 0.2
 MOST_MISMATCH = 0.1  # nats per token; bf16 gives about 0.01
 MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
-LEAST_CHANGE = 1e-6  # nats per token; a policy that moved less has not learned
+LEAST_CHANGE = 1e-3  # nats per sequence; rounding in bf16 gives 3e-4
+LEAST_EXPLAINED = 0.1  # share of the variance of returns
 MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # share of the entropy at the start
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, which is at least LEAST_LOSS
@@ -117,7 +118,7 @@ RULES: Mapping[AlarmName, Rule] = {
         "hardware.dtype=fp32.",
     ),
     AlarmName.no_change: Rule(
-        "ppo/kl_per_token",
+        "ppo/kl_to_reference_k3",
         _after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
         1,
         "The policy equals its reference: raise ppo.actor_lr, or shorten ppo.warmup_steps and "
@@ -132,7 +133,7 @@ RULES: Mapping[AlarmName, Rule] = {
     AlarmName.clipping: Rule(
         "ppo/clipfrac",
         _above(MOST_CLIPPED),
-        5,
+        3,
         "Updates are too large: lower ppo.actor_lr or ppo.ppo_epochs.",
     ),
     AlarmName.entropy_collapse: Rule(
@@ -164,10 +165,10 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
     AlarmName.critic_useless: Rule(
         "ppo/explained_variance",
-        _after(2 * BASE_STEPS, lambda explained: explained[-1] < 0),
-        8,
-        "The critic predicts returns worse than their mean: raise ppo.critic_lr, or freeze the "
-        "actor first (ppo.actor_freeze_steps).",
+        _after(2 * BASE_STEPS, lambda explained: explained[-1] < LEAST_EXPLAINED),
+        5,
+        "The critic hardly predicts returns: change ppo.critic_lr, or freeze the actor first "
+        "(ppo.actor_freeze_steps).",
     ),
     AlarmName.critic_explodes: Rule(
         "ppo/critic_loss",

@@ -21,11 +21,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
+    "python benchmarks/alarm_rates.py runs/alarm_rates": "tests/benchmarks",
+    "python benchmarks/comparison_rates.py runs/alarm_rates": "tests/benchmarks",
     "python -m rlhf.report runs/latest": "tests/tracking/report/test_run_page.py",
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/runtime/test_sweep.py",
     "python -m rlhf.report SWEEP_DIR": "tests/runtime/test_sweep.py",
     "python -m rlhf.tracking.dashboards ENTITY/PROJECT": "tests/tracking/test_dashboards.py",
-    "PYTHONPATH=. python launch.py tracking.others=[notes:Notes]": "test_tracker_of_the_page",
+    "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",
 }
 
 
