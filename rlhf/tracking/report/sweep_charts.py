@@ -28,6 +28,7 @@ from rlhf.tracking.report.markup import Markup, tag
 
 MOST_MARKS = 5  # values of a parameter that all get a mark on their axis
 WIDE_RATIO = 10  # parameters that span more than this are drawn over their logarithm
+LINE_HEIGHT = 14  # of labels
 AXIS_WIDTH = 150  # between two axes of parallel coordinates
 AXIS_ENDS = (HEIGHT - BOTTOM, TOP + 26)  # bottom and top of an axis
 
@@ -121,7 +122,7 @@ def parallel_chart(title: str, columns: Sequence[Axis], ranks: Sequence[float]) 
         parts.append(tag("polyline", class_="lane", points=points, **lane))
     said = f"{title}: {len(ranks)} settings over {', '.join(column.title for column in columns)}"
     svg = drawn(said, *parts, width=width)
-    wide = tag("div", svg, style=f"min-width:{width * 0.8:.0f}px")
+    wide = tag("div", svg, style=f"min-width:{width * 0.8:.0f}px;max-width:{width}px")
     scroll = tag("div", wide, class_="scroll", tabindex=0, role="region", aria_label=title)
     return tag("figure", tag("figcaption", title), scroll, class_="wide")
 
@@ -180,8 +181,17 @@ def _axis(column: Axis, index: int, marks: Sequence[Tick]) -> Iterator[Markup]:
     at = _across(index)
     yield tag("path", class_="grid", d=f"M{at:.1f} {AXIS_ENDS[0]}V{AXIS_ENDS[1]}")
     yield tag("text", column.title, x=at, y=TOP + 12, text_anchor="middle", class_="title")
-    for height, label in marks:
+    for height, label in _spaced(marks):
         yield tag("text", label, x=at - 6, y=height + 4, text_anchor="end")
+
+
+def _spaced(marks: Sequence[Tick]) -> list[Tick]:
+    """Return the marks of an axis without those whose labels would touch another."""
+    kept: list[Tick] = []
+    for mark in sorted(marks):
+        if not kept or mark.at - kept[-1].at >= LINE_HEIGHT:
+            kept.append(mark)
+    return kept
 
 
 def _across(index: int) -> float:

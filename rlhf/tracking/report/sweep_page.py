@@ -118,7 +118,8 @@ def _parts(done: Sequence[Setting]) -> Iterator[Markup]:
     titles = [title for title in done[0].estimates() if all(title in s.estimates() for s in done)]
     drawn = [title for title in titles if _is_drawn(title, titles, done)]
     keys = [key for key in done[0].values]
-    yield section("Settings", _explanation(), _table(done, titles))
+    of_table = [title for title in titles if not _repeats(title, titles)]
+    yield section("Settings", _explanation(), _table(done, of_table))
     if KL in titles and len(done) > 1:
         charts = [_frontier(done, goal) for goal in GOALS if goal in titles]
         note = tag("p", "The line joins settings that no other beats in both.", class_="note")
@@ -136,9 +137,14 @@ def _parts(done: Sequence[Setting]) -> Iterator[Markup]:
 
 def _is_drawn(title: str, titles: Sequence[str], done: Sequence[Setting]) -> bool:
     """Return False for a measure that another repeats, or that is the same in all settings."""
-    if title in UNDRAWN or (title == "objective" and "gold" in titles):
+    if title in UNDRAWN or _repeats(title, titles):
         return False
     return len({setting.estimates()[title].mean for setting in done}) > 1 or len(done) == 1
+
+
+def _repeats(title: str, titles: Sequence[str]) -> bool:
+    """Return True for the objective of runs with a judge: it is the gold score."""
+    return title == "objective" and "gold" in titles
 
 
 def _explanation() -> Markup:
@@ -151,7 +157,7 @@ def _explanation() -> Markup:
 
 
 def _table(done: Sequence[Setting], titles: Sequence[str]) -> Markup:
-    head = ("", "setting", "runs", *titles, "beside the first")
+    head = ("", "setting", "runs", *titles, "than the first")
     rows = []
     for number, setting in enumerate(done):
         found = setting.estimates()
