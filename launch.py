@@ -29,7 +29,7 @@ from rlhf.config.hydra_errors import explain, opened
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.search_command import Search, search_of
+from rlhf.config.search_command import search_of
 from rlhf.config.sweep_command import SWEEPS, expanded, placed, without_leavings
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
@@ -249,23 +249,6 @@ def conclude(words: Sequence[str]) -> None:
             compare([folder])
 
 
-def run_search(search: Search) -> None:
-    """Run the trials of a study, then print and write what they have reached."""
-    from rlhf.runtime.search import Searcher
-
-    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        words = [f"{each.key}={each.example}" for each in search.space]
-        config = to_run_config(hydra.compose("config", [*search.fixed, *words]))
-    console = build_console(is_main=True, log_every=1)
-    console.say(f"search in {search.folder}: {search.study.trials} trials")
-    searcher = Searcher(search, config, script_name(Path(__file__)), console.say)
-    try:
-        searcher.run()
-    finally:
-        if any(search.folder.rglob("config.yaml")):
-            compare([search.folder])
-
-
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
@@ -285,7 +268,12 @@ def launch() -> int:
             )
         cap_libraries()
         if (search := search_of(asked, ROOT / "sweeps")) is not None:
-            run_search(search)
+            from rlhf.runtime.search import run_search
+
+            try:
+                run_search(search, ROOT / "conf", script_name(Path(__file__)))
+            finally:
+                conclude([str(search.folder)])
         elif started_rank() in {None, 0}:
             with without_leavings(expanded(asked, ROOT / "sweeps")) as words:
                 sys.argv[1:] = placed(words, asked)

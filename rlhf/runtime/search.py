@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from rlhf.atomic import replacing
-from rlhf.config.freeze import FROZEN
+from rlhf.config.freeze import FROZEN, to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import Dimension, Sampler, Search
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.runtime.sweep_jobs import OUTPUT, PARENT, share
+from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.step_alarms import read_alarms
 
@@ -184,6 +185,23 @@ class Searcher:
         ]
         with replacing(self._search.folder / "optimization_results.yaml") as building:
             building.write_text(yaml.safe_dump({"name": "optuna", "solutions": best}))
+
+
+def run_search(search: Search, conf: Path, script: str) -> None:
+    """Check one point of the space with the configuration in ``conf``, then run all trials.
+
+    Raises:
+        CapabilityError: if Optuna is not installed, or the machine has too few devices.
+        ConfigError: if that point breaks a rule, or another process runs this search.
+    """
+    import hydra
+
+    words = [f"{each.key}={each.example}" for each in search.space]
+    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
+        config = to_run_config(hydra.compose("config", [*search.fixed, *words]))
+    console = build_console(is_main=True, log_every=1)
+    console.say(f"search in {search.folder}: {search.study.trials} trials")
+    Searcher(search, config, script, console.say).run()
 
 
 def open_study(search: Search) -> Study:

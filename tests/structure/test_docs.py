@@ -141,4 +141,4 @@ def test_tracker_of_the_page(tmp_path: Path) -> None:
     run = launch(*words, cwd=tmp_path, PYTHONPATH=path, popen=subprocess.Popen)
     assert run.returncode == 0, run.stderr
     assert "notes:Notes failed" not in run.stdout
-    assert (run_dir / "notes.txt").read_text().startswith("sft 1 None\n")
+    assert (run_dir / "notes.txt").read_text().startswith("sft 0 None\nsft 1 None\n")

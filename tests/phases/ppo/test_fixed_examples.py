@@ -109,7 +109,6 @@ def run(
             judge=None,
             console=build_console(is_main=False, log_every=1),
             tracker=SimpleNamespace(log=lambda _, step, values: logged.append((step, values))),
-            samples=None,
         )
         result = runner(context)
         engine = SummingEngine.made.pop()
