@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -21,6 +22,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.config.choices import AlarmName
+from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import RunConfig
 from rlhf.config.sweep_command import MULTIRUN, SWEEPS, as_word, read_definition
 from rlhf.errors import ConfigError
 
@@ -129,6 +132,17 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
     text = json.dumps(described, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{digest}")
+
+
+def example_config(search: Search, conf: Path) -> RunConfig:
+    """Return the configuration at one point of the space, composed from the folder ``conf``.
+
+    Raises:
+        ConfigError: if it breaks a rule.
+    """
+    words = [f"{each.key}={each.example}" for each in search.space]
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        return to_run_config(compose("config", [*search.fixed, *words]))
 
 
 def _study(name: str, given: Any, own: Sequence[str]) -> StudyConfig:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from rlhf.atomic import replacing
-from rlhf.config.freeze import FROZEN, to_run_config
+from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.search_command import Dimension, Sampler, Search
+from rlhf.config.search_command import Dimension, Sampler, Search, example_config
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.runtime.sweep_jobs import OUTPUT, PARENT, share
 from rlhf.tracking.console import build_console
@@ -194,11 +194,7 @@ def run_search(search: Search, conf: Path, script: str) -> None:
         CapabilityError: if Optuna is not installed, or the machine has too few devices.
         ConfigError: if that point breaks a rule, or another process runs this search.
     """
-    import hydra
-
-    words = [f"{each.key}={each.example}" for each in search.space]
-    with hydra.initialize_config_dir(str(conf), version_base="1.3"):
-        config = to_run_config(hydra.compose("config", [*search.fixed, *words]))
+    config = example_config(search, conf)
     console = build_console(is_main=True, log_every=1)
     console.say(f"search in {search.folder}: {search.study.trials} trials")
     Searcher(search, config, script, console.say).run()
