@@ -47,6 +47,7 @@ from rlhf.runtime.rendezvous import (
     started_rank,
     with_started_ranks,
 )
+from rlhf.runtime.search import run_search
 from rlhf.runtime.sweep_jobs import end_with_parent, run_job
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
@@ -268,8 +269,6 @@ def launch() -> int:
             )
         cap_libraries()
         if (search := search_of(asked, ROOT / "sweeps")) is not None:
-            from rlhf.runtime.search import run_search
-
             try:
                 run_search(search, ROOT / "conf", script_name(Path(__file__)))
             finally:

@@ -62,13 +62,14 @@ def save_dashboards(entity: str, project: str) -> list[str]:
     """Save the views, in place of those that were saved before; return their addresses.
 
     Raises:
-        CapabilityError: if W&B refuses, or cannot be reached.
+        CapabilityError: if wandb-workspaces is not installed, or W&B refuses or is out of reach.
     """
+    views = build_dashboards(entity, project)
     from wandb_workspaces.workspaces import internal
 
     addresses = []
     try:
-        for view in build_dashboards(entity, project):
+        for view in views:
             name = view._internal_name.removeprefix("nw-").removesuffix("-v")
             try:
                 view._internal_id = internal.get_view_dict(entity, project, name)["id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -98,3 +99,14 @@ def test_without_an_account_the_way_out_is_said(
     assert "`wandb login`" in error
     assert dashboards.main(["zoo"]) == 2
     assert "usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT" in capsys.readouterr().err
+
+
+def test_without_the_package_the_way_out_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("wandb_workspaces")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    assert dashboards.main(["team/zoo"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: dashboards need the package wandb-workspaces: pip install")

@@ -124,7 +124,7 @@ def parallel_chart(title: str, columns: Sequence[Axis], ranks: Sequence[float]) 
     svg = drawn(said, *parts, width=width)
     wide = tag("div", svg, style=f"min-width:{width * 0.8:.0f}px;max-width:{width}px")
     scroll = tag("div", wide, class_="scroll", tabindex=0, role="region", aria_label=title)
-    return tag("figure", tag("figcaption", title), scroll, class_="wide")
+    return tag("figure", tag("figcaption", title), scroll)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
