@@ -37,7 +37,8 @@ class TensorBoardTracker(Tracker):
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
         """Write responses as one text."""
         text = "\n\n".join(
-            f"score {each.score:.2f}, KL {each.kl:.2f}\n\n{_verbatim(each.prompt + each.response)}"
+            f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
+            f"{_verbatim(each.prompt + each.response)}"
             for each in samples
         )
         self._writer.add_text(f"{phase}/samples", text, step)

@@ -17,6 +17,7 @@ class Token(NamedTuple):
     text: str
     kl: float  # nats: log p of the policy minus log p of the reference
     value: float  # of the critic, before the token; 0 without a critic
+    advantage: float  # GAE, before whitening; 0 without a critic
 
 
 class Sample(NamedTuple):
@@ -29,6 +30,7 @@ class Sample(NamedTuple):
     kl: float  # nats of the whole response, k1 estimate of KL(policy || reference)
     tokens: Sequence[Token]
     gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
+    model: str = "actor"  # what answered: "actor", or after the last step also "actor_ema"
 
 
 class Tracker:

@@ -91,6 +91,7 @@ class FileTracker(Tracker):
             line["token_texts"] = [token.text for token in tokens]
             line["token_kl"] = [round(token.kl, 3) for token in tokens]
             line["token_values"] = [round(token.value, 3) for token in tokens]
+            line["token_advantages"] = [round(token.advantage, 3) for token in tokens]
             self._write("samples.jsonl", line)
 
     def alert(self, alarm: Alarm) -> None:

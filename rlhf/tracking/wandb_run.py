@@ -138,6 +138,7 @@ class WandbTracker(Tracker):
         """Return a row of the table; all cells of a column have the same type."""
         return {
             "step": step,
+            "model": sample.model,
             "prompt": sample.prompt,
             "response": sample.response,
             "response before": self._first.get(sample.prompt, ""),

@@ -59,7 +59,7 @@ def test_samples_are_text_and_the_result_comes_with_the_hyper_parameters(tmp_pat
     (text,) = events.Tensors("ppo/samples/text_summary")
     assert (text.step, text.tensor_proto.string_val) == (
         4,
-        [b"score 0.50, KL 0.25\n\n    2+2? *4*"],
+        [b"actor, score 0.50, KL 0.25\n\n    2+2? *4*"],
     )
     metadata = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert all(word in metadata for word in (b"seed", b"ppo.kl_ctl", b"None"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf.checkpoint.results import write_json
@@ -15,8 +16,9 @@ from rlhf.phases.shared.exporting import exported, exported_critic
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     PolicyEvaluation,
+    TokenAdvantages,
+    answer_samples,
     evaluate_policy,
-    write_samples,
 )
 
 if TYPE_CHECKING:
@@ -74,9 +76,18 @@ class PpoEvaluation:
         """Return metrics of a step."""
         return self._evaluate().metrics()
 
-    def write_samples(self, *, step: int) -> None:
-        """Answer a few held-out prompts and write the answers to samples.jsonl."""
-        write_samples(self._context, step, self._engine.policy, self._prompts)
+    def write_samples(self, advantages: TokenAdvantages, *, step: int) -> None:
+        """Record answers to a few held-out prompts; after the last step those of the average too.
+
+        Prompts and random numbers are the same at every step, so that answers can be compared.
+        """
+        context, config = self._context, self._context.config.ppo
+        answer = partial(answer_samples, context, self._engine.policy, self._prompts, advantages)
+        samples = answer(model="actor")
+        if step == config.steps and config.ema_beta:
+            with self._engine.actor.averaged():
+                samples += answer(model="actor_ema")
+        context.tracker.samples("ppo", step, samples, steps=config.steps or step)
 
     def _evaluate(self) -> PolicyEvaluation:
         num_prompts = self._context.config.ppo.eval_prompts

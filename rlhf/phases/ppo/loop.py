@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rlhf.algorithms.kl import KlController, guarded_lr_scale
 from rlhf.algorithms.ppo import policy_loss, value_loss
@@ -68,7 +69,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
     result = evaluation.result("before", step=0)
-    evaluation.write_samples(step=0)
+    evaluation.write_samples(trainer.held_out_advantages, step=0)
 
     with context.console.progress("ppo", steps) as progress:
         for step in range(1, steps + 1):
@@ -76,8 +77,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             stats = trainer.train_rlhf(rollout)
             context.tracker.log("ppo", step, stats.metrics)
             progress.advance(step, stats.metrics)
-            if step % config.sample_every == 0:
-                evaluation.write_samples(step=step)
+            if step % config.sample_every == 0 or step == steps:
+                evaluation.write_samples(trainer.held_out_advantages, step=step)
             if config.eval_every and step % config.eval_every == 0 and step < steps:
                 context.tracker.log("ppo", step, evaluation.metrics())
 
@@ -216,6 +217,10 @@ class PPOTrainer:
         # 6. Log.
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values, rollout, started=started)
         return PpoStats.of(values)
+
+    def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
+        """Return the advantages (B, T) of answers that are not learned from; None without GAE."""
+        return self._targets.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
 
     @property
     def trains_actor(self) -> bool:

@@ -49,9 +49,27 @@ class TargetMaker:
 
     def __call__(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the current KL coefficient ``kl_ctl``."""
+        if self._config.scale_reward is not ScaleReward.none:
+            self._moments = self._moments_with(rollout.scores_B)
+        return self._targets(rollout, kl_ctl=kl_ctl)
+
+    def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
+        """Return the advantages (B, T) of answers that are not learned from, before whitening.
+
+        Scores are scaled by the moments so far. None for an estimator that compares the responses
+        to one prompt: held-out prompts have one answer each.
+        """
+        if self._config.advantage_estimator is not AdvantageEstimator.gae:
+            return None
+        return self._targets(rollout, kl_ctl=kl_ctl).raw.advantages_BT
+
+    def _targets(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         config, keep_BT = self._config, rollout.responses.keep_BT
+        scores_B = rollout.scores_B
+        if self._moments is not None:
+            scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
         scores_B = clip_scores(
-            self._scaled(rollout.scores_B),
+            scores_B,
             rollout.responses.ended_B,
             clip=config.clip_reward_value,
             missing_end_penalty=config.missing_end_penalty,
@@ -88,16 +106,13 @@ class TargetMaker:
             case AdvantageEstimator.reinforce_pp:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
-    def _scaled(self, scores_B: Tensor) -> Tensor:
-        config = self._config
-        if config.scale_reward is ScaleReward.none:
-            return scores_B
+    def _moments_with(self, scores_B: Tensor) -> Moments:
+        """Return the moments that the scores of a rollout are scaled by."""
         now = self._global_moments(scores_B, torch.ones_like(scores_B, dtype=torch.bool))
         if self._moments is None:
-            self._moments = self._reference(now)
-        elif config.scale_reward is ScaleReward.running:
-            self._moments = self._moments + now
-        return scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
+            return self._reference(now)
+        is_running = self._config.scale_reward is ScaleReward.running
+        return self._moments + now if is_running else self._moments
 
     def _reference(self, first: Moments) -> Moments:
         """Return the first rollout's moments, with the configured reference mean and std if set."""

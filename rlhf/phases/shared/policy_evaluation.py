@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,15 +147,25 @@ def _scatter(
         into.setdefault(name, zeros_N)[rows] = values_B[batch.keep_B].double()
 
 
-def write_samples(
-    context: RunContext, step: int, policy: AnsweringPolicy, held_out: HeldOutPrompts
-) -> None:
-    """Answer the first held-out prompts and record the answers; rank 0 records its own only.
+TokenAdvantages = Callable[[Rollout], Tensor | None]
 
-    Prompts and random numbers are the same at every step, so that answers can be compared.
+
+def answer_samples(
+    context: RunContext,
+    policy: AnsweringPolicy,
+    held_out: HeldOutPrompts,
+    advantages: TokenAdvantages,
+    *,
+    model: str,
+) -> list[Sample]:
+    """Answer the first held-out prompts; return this rank's answers.
+
+    ``advantages`` returns the advantages (B, T) of a rollout's tokens, or None where there are
+    none; ``model`` names what answers.
     """
     samples: list[Sample] = []
     for rollout, batch in _answered(context, policy, held_out, num_prompts=SAMPLES):
+        advantages_BT = advantages(rollout)
         texts = response_texts(context.tokenizer, rollout.responses)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
         for row in batch.keep_B.nonzero().flatten().tolist():
@@ -166,23 +176,28 @@ def write_samples(
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
                 kl=kls[row],
-                tokens=_tokens(context, rollout, row),
+                tokens=_tokens(context, rollout, advantages_BT, row),
+                model=model,
                 gold_parts=None
                 if context.judge is None
                 else context.judge.rate(prompt, texts[row], ended=ended[row]),
             )
             samples.append(sample)
-    context.tracker.samples("ppo", step, samples, steps=context.config.ppo.steps or step)
+    return samples
 
 
-def _tokens(context: RunContext, rollout: Rollout, row: int) -> list[Token]:
-    """Return the tokens of a response, with their KL and values."""
+def _tokens(
+    context: RunContext, rollout: Rollout, advantages_BT: Tensor | None, row: int
+) -> list[Token]:
+    """Return the tokens of a response, with their KL, values and advantages."""
     keep_T = rollout.responses.keep_BT[row]
-    kl_T = (rollout.logprobs_BT - rollout.reference_logprobs_BT)[row]
-    columns = (rollout.responses.ids_BT[row], kl_T, rollout.values_BT[row])
-    ids, kls, values = (column_T[keep_T].tolist() for column_T in columns)
+    kl_BT = rollout.logprobs_BT - rollout.reference_logprobs_BT
+    if advantages_BT is None:
+        advantages_BT = torch.zeros_like(kl_BT)
+    columns = (rollout.responses.ids_BT, kl_BT, rollout.values_BT, advantages_BT)
+    ids, *numbers = (column_BT[row][keep_T].tolist() for column_BT in columns)
     texts = [context.tokenizer.decode([each]) for each in ids]
-    return [Token(*each) for each in zip(texts, kls, values, strict=True)]
+    return [Token(*each) for each in zip(texts, *numbers, strict=True)]
 
 
 def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> dict[str, Tensor]:

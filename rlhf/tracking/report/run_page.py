@@ -27,6 +27,7 @@ from rlhf.tracking.summary import summary_parts
 REPORT = "report.html"
 MOST_SAMPLES = 4000  # the latest samples that the page holds
 MOST_BARS = 100  # intervals in one chart
+MOST_TOKENS = 500  # dots in the chart of the critic
 PHASES = ("sft", "reward", "dpo", "ppo")
 
 
@@ -87,6 +88,7 @@ def run_page(run: RunFiles) -> str:
             _doubts(run),
             _optimisation(run),
             *_curves(run),
+            _critic(run),
             _samples(run),
             _rest(run),
             _settings(run),
@@ -185,6 +187,30 @@ def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
     kls = dict(series.get(kl, ()))
     points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
     return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
+
+
+def _critic(run: RunFiles) -> Markup:
+    """Return returns over values at the tokens of the last answers; an exact critic is on the line.
+
+    The return is that of GAE: advantage plus value.
+    """
+    answers = [s for s in run.samples if "token_advantages" in s and s["model"] == "actor"]
+    points = [
+        (value, value + advantage)
+        for sample in answers
+        if sample["step"] == answers[-1]["step"]
+        for value, advantage in zip(sample["token_values"], sample["token_advantages"], strict=True)
+    ]
+    if not any(value for value, _ in points):
+        return Markup()  # there is no critic
+    values = [value for value, _ in points]
+    exact = [(at, at) for at in (min(values), max(values))]
+    chart = line_chart(
+        f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
+        [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
+        x_label="value before the token",
+    )
+    return section("Critic", tag("div", chart, class_="charts"))
 
 
 def _curves(run: RunFiles) -> Iterator[Markup]:

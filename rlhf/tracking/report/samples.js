@@ -15,7 +15,8 @@
   }
   for (const answers of prompts.values()) answers.sort((a, b) => a.step - b.step);
 
-  const last = (answers) => answers[answers.length - 1];
+  // The actor's last answer; after the last step the moving average of its weights answers too.
+  const last = (answers) => answers.findLast((answer) => answer.model !== "actor_ema");
   const gain = (key) => (answers) => (last(answers)[key] ?? 0) - (answers[0][key] ?? 0);
   const orders = {
     "as evaluated": null,
@@ -36,7 +37,11 @@
   for (const each of new Set(samples.map((sample) => sample.step))) step.add(new Option(each, each));
 
   // What tokens are shaded by, and the largest absolute value among all samples.
-  const shades = {"KL to the reference": "token_kl", "the critic's value": "token_values"};
+  const shades = {
+    "KL to the reference": "token_kl",
+    "the critic's value": "token_values",
+    advantage: "token_advantages",
+  };
   const largest = (key) => Math.max(...samples.flatMap((s) => (s[key] ?? []).map(Math.abs)), 0);
   shade.add(new Option("nothing", ""));
   for (const [name, key] of Object.entries(shades)) {
@@ -51,6 +56,7 @@
   };
   const facts = (sample) => {
     const words = [`step ${sample.step}`, `score ${sample.score.toFixed(2)}`];
+    if (sample.model === "actor_ema") words.splice(1, 0, "moving average");
     if (sample.gold !== undefined) words.push(`gold ${sample.gold.toFixed(2)}`);
     if (sample.kl !== undefined) words.push(`KL ${sample.kl.toFixed(2)}`);
     if (!sample.ended) words.push("never ended");

@@ -130,6 +130,9 @@ def test_options_tell_more(made: Make, corpus: str) -> None:
     assert result["gold_after"] == 0.25
     assert notes.steps_with("ppo/eval_gold") == [0, 1, 2]
     assert notes.steps_with("ppo/ptx_loss") == notes.steps_with("ppo/lr_scale") == [1, 2]
+    answered = [(step, sample.model) for _, step, sample in notes.sampled]
+    both = [(2, "actor"), (2, "actor_ema")]
+    assert [each for each in dict.fromkeys(answered)] == [(0, "actor"), *both]
     assert list(notes.saved) == ["ppo/actor", "ppo/actor_ema", "ppo/critic"]
 
 

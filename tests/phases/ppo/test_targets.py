@@ -100,3 +100,25 @@ def test_the_penalty_on_the_kl_is_in_the_rewards(compose: Compose) -> None:
     rollout = rollout._replace(reference_logprobs_BT=torch.tensor([[-3.0, -1.0]]))
     made = TargetMaker(config, Ranks())(rollout, kl_ctl=0.25)
     assert made.rewards_BT.tolist() == [[-0.5, 1.25]]  # 1/4 of -(2, -1), and the score
+
+
+def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
+    overrides = [*BARE, "ppo.gamma=1", "ppo.scale_reward=running"]
+    config = to_run_config(compose(overrides)).ppo
+    maker = TargetMaker(config, Ranks())
+    held_out = rollout_of(4.0, 10.0)._replace(values_BT=torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
+    before = maker.held_out_advantages(held_out, kl_ctl=0)
+    assert before is not None
+    assert before.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
+    maker(rollout_of(0.0, 4.0), kl_ctl=0)  # deviation 2
+    for _ in range(2):
+        after = maker.held_out_advantages(held_out, kl_ctl=0)
+        assert after is not None
+        torch.testing.assert_close(after, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
+
+
+def test_an_estimator_over_groups_has_no_held_out_advantages(compose: Compose) -> None:
+    overrides = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
+    config = to_run_config(compose(overrides)).ppo
+    maker = TargetMaker(config, Ranks())
+    assert maker.held_out_advantages(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None

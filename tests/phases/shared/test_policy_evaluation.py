@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
+    answer_samples,
     evaluate_policy,
-    write_samples,
 )
 from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences
-from rlhf.types import PromptBatch, Responses
+from rlhf.types import PromptBatch, Responses, Rollout
 from tests.phases.run_pieces import Compose, Notes, run_context
 
 
@@ -145,18 +146,16 @@ def test_gold_scores_are_those_of_the_texts(
 def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
     made: Callable[..., tuple[RunContext, Notes]],
 ) -> None:
-    context, notes = made()
+    context, _ = made()
     held_out = held_out_of(context)
     policy = AnsweringPolicy(None, Answers(), NoAnswers(), FixedModels(), 3)
-    write_samples(context, 0, policy, held_out)
-    write_samples(replace(context, judge=LengthJudge()), 6, policy, held_out)
+    first = answer_samples(context, policy, held_out, lambda _: None, model="actor")
+    judged = replace(context, judge=LengthJudge())
+    rising = answer_samples(judged, policy, held_out, numbered, model="actor_ema")
     count = min(8, len(held_out.examples))
-    first, second = notes.sampled[:count], notes.sampled[count:]
     prompts = [held_out.records[row].prompt for row in held_out.examples["row"][:count]]
     ids = held_out.examples["ids"][:count]
-    for sampled, step in ((first, 0), (second, 6)):
-        assert {each[:2] for each in sampled} == {("ppo", step)}
-        samples = [sample for _, _, sample in sampled]
+    for samples in (first, rising):
         assert [sample.prompt for sample in samples] == prompts
         assert [sample.ended for sample in samples] == [len(row) % 2 == 0 for row in ids]
         assert {type(sample.kl) for sample in samples} == {float}
@@ -164,7 +163,16 @@ def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
             assert sum(token.kl for token in sample.tokens) == pytest.approx(sample.kl)
             texts = "".join(token.text for token in sample.tokens)
             assert sample.response.split() <= texts.split()
-    assert {sample.gold_parts for _, _, sample in first} == {None}
-    for _, _, sample in second:
+    assert {sample.model for sample in first} == {"actor"}
+    assert {sample.model for sample in rising} == {"actor_ema"}
+    assert {sample.gold_parts for sample in first} == {None}
+    assert {token.advantage for sample in first for token in sample.tokens} == {0.0}
+    for sample in rising:
         rated = LengthJudge().rate(sample.prompt, sample.response, ended=sample.ended)
         assert sample.gold_parts == rated
+        assert [token.advantage for token in sample.tokens] == [0.0, 1.0, 2.0][: len(sample.tokens)]
+
+
+def numbered(rollout: Rollout) -> Tensor:
+    """Advantages that rise by one from token to token."""
+    return torch.arange(rollout.values_BT.shape[1]).expand_as(rollout.values_BT).float()

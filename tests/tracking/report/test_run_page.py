@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,14 @@ Made = Callable[..., Path]
 def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
     """Write a run directory by hand, with as many steps as asked for."""
 
-    def make(steps: int = 12, *, finished: bool = True, response: str = "ok") -> Path:
+    def make(
+        steps: int = 12,
+        *,
+        finished: bool = True,
+        response: str = "ok",
+        values: Sequence[float] = (0.0, 0.0),
+        averaged: bool = False,
+    ) -> Path:
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
         freeze(to_run_config(compose(["name=pets"])), run_dir)
@@ -55,11 +62,15 @@ def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
                 "kl": 0.1,
                 "token_texts": [response, f" {step}"],
                 "token_kl": [0.1, -0.2],
-                "token_values": [0.0, 0.0],
+                "token_values": values,
+                "token_advantages": [0.5, 1.0],
+                "model": "actor",
             }
             for step in (0, steps)
             for n in range(3)
         ]
+        if averaged:
+            samples += [{**last, "model": "actor_ema", "score": 9.0} for last in samples[-3:]]
         text = "".join(json.dumps(sample) + "\n" for sample in samples)
         (run_dir / "samples.jsonl").write_text(text)
         alarm = Alarm("ppo", 3, AlarmName.clipping, "ppo/clipfrac", 0.5, "Lower <it>.")
@@ -223,6 +234,25 @@ def test_tokens_are_shaded_by_what_was_measured(made: Made, tmp_path: Path) -> N
     assert set(tokens) == {("token", "0.500"), ("token low", "1.000")}
     assert "the critic's value" not in document.split("<script>")[0], "there was no critic"
     assert "&lt;img src=x" in document
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_moving_average_answers_beside_the_actor(made: Made, tmp_path: Path) -> None:
+    document = show(write_report(made(averaged=True)), tmp_path).document
+    assert document.count("moving average, score 9.00") == 3
+    assert "with scores from 9" not in document, "the histogram is of the actor's answers"
+
+
+def test_returns_are_drawn_over_the_values_of_a_critic(made: Made) -> None:
+    assert "over the critic" not in write_report(made()).read_text(), "there was no critic"
+    run_dir = made(values=(0.25, -0.5), averaged=True)
+    text = write_report(run_dir).read_text()
+    figure = re.search(r"<figure><figcaption>Returns over the critic.*?</figure>", text, re.DOTALL)
+    assert figure
+    assert "tokens of step 12" in figure[0]
+    assert "tokens from 0.75 to 0.5" in figure[0], "value plus advantage"
+    assert figure[0].count('class="dot s0"') == 6, "of the actor's last answers"
 
 
 def test_command_of_the_run_is_shown(made: Made) -> None:
