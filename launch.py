@@ -21,6 +21,7 @@ from rlhf.config.freeze import (
     keep_command,
     load_frozen,
     refuse_changes,
+    spread_changes,
     to_run_config,
     with_free_keys,
 )
@@ -30,7 +31,13 @@ from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import search_of
-from rlhf.config.sweep_command import SWEEPS, expanded, placed, without_leavings
+from rlhf.config.sweep_command import (
+    SWEEPS,
+    expanded,
+    jobs_at_a_time,
+    placed,
+    without_leavings,
+)
 from rlhf.cpu import cap_libraries
 from rlhf.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.planning.cpu_rates import lacks_rates
@@ -46,6 +53,7 @@ from rlhf.runtime.rendezvous import (
     is_secondary_node,
     started_rank,
     with_started_ranks,
+    without_local_rank,
 )
 from rlhf.runtime.search import run_search
 from rlhf.runtime.sweep_jobs import end_with_parent, run_job
@@ -72,6 +80,8 @@ def main(cfg: DictConfig) -> float | None:
 
 def run(cfg: DictConfig) -> float | None:
     """Start the run that ``cfg`` describes, or resume the run that it names."""
+    if continues := cfg.get("resume") == "auto":
+        cfg.resume = None
     is_new = cfg.get("resume") is None
     if OmegaConf.select(cfg, "launcher.dry_run") is True:
         show_commands(asked_config(cfg) if is_new else load_stopped(cfg)[0])
@@ -83,7 +93,7 @@ def run(cfg: DictConfig) -> float | None:
     if is_secondary_node():
         config = asked_config(cfg) if is_new else load_stopped(cfg)[0]
     elif is_new:
-        config, run_dir = new_run(cfg)
+        config, run_dir = new_run(cfg, continues=continues)
     else:
         config, run_dir = stopped_run(cfg)
 
@@ -99,18 +109,6 @@ def run(cfg: DictConfig) -> float | None:
             raise
         print(f"interrupted; python launch.py resume={run_dir} continues the run", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-
-
-def jobs_at_a_time() -> int | None:
-    """Return how many jobs of this sweep run at a time, each in a process of its own.
-
-    None: this is no job of a sweep, or a process that SLURM started for the job.
-    """
-    hydra_config = HydraConfig.get()
-    if hydra_config.mode is not RunMode.MULTIRUN:
-        return None
-    launchers = {"basic": 1, "joblib": hydra_config.launcher.get("n_jobs", 1)}
-    return launchers.get(hydra_config.runtime.choices["hydra/launcher"])
 
 
 def asked_config(cfg: DictConfig) -> RunConfig:
@@ -140,8 +138,11 @@ def join() -> None:
     launcher.join()
 
 
-def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
-    """Check and plan ``cfg``, and write the planned configuration to a new run directory."""
+def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
+    """Check and plan ``cfg``, and write the planned configuration to a new run directory.
+
+    With ``continues`` an unfinished run that has this configuration is resumed instead.
+    """
     asked = with_started_ranks(asked_config(cfg))
     loads = None
     if asked.plan is PlanMode.check:
@@ -155,7 +156,7 @@ def new_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     hydra_config = HydraConfig.get()
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
-    run_dir = make_run_dir(config, job_dir=job_dir, now=datetime.now())
+    run_dir = make_run_dir(config, job_dir=job_dir, now=datetime.now(), continues=continues)
     freeze(config, run_dir)
     keep_command(hydra_config.overrides.task, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
@@ -194,6 +195,9 @@ def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
 def stopped_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Load the run to resume, and write its configuration again with the new launch options."""
     config, run_dir = load_stopped(cfg)
+    if changes := spread_changes(load_frozen(run_dir), config):
+        text = "the same batches, but sums round differently: no longer equal bit for bit"
+        print(f"resume with {', '.join(changes)}: {text}", file=sys.stderr)
     freeze(config, run_dir)
     return config, run_dir
 
@@ -225,11 +229,6 @@ def show_commands(config: RunConfig) -> None:
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     for command in launch_commands(config, program, os.environ):
         console.say(in_shell(command))
-
-
-def without_local_rank(arguments: Sequence[str]) -> list[str]:
-    """Drop the --local_rank that the DeepSpeed launcher appends: Hydra cannot read it."""
-    return [a for a in arguments if not a.startswith(("--local_rank=", "--local-rank="))]
 
 
 def complain(error: RlhfError) -> int:

@@ -23,6 +23,11 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(seed, *names))
 
 
+def seed_dropout(seed: int, phase: str, step: int, *, rank: int) -> None:
+    """Seed torch's global generator, from which dropout draws, for one step of a phase."""
+    torch.manual_seed(seed_for(seed, "dropout", phase, step, rank))
+
+
 class Shuffle:
     """An endless shuffled pass over ``size`` examples, with a new order for each epoch."""
 

@@ -201,6 +201,20 @@ class ValueModel(Model, Protocol):
         """Return values (B, S) of right-padded sequences."""
 
 
+class State(Protocol):
+    """The tensors of a model in training, flat and by name; every rank must make the same calls."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all tensors."""
+
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each tensor whole, one at a time, with its name."""
+
+    def load(self, read_part: Callable[[str, slice], Tensor], /) -> None:
+        """Replace this rank's part of every tensor by what ``read_part`` returns."""
+
+
 class Engine(Model, Protocol):
     """A model that can be trained, and whose weights can be read."""
 
@@ -216,6 +230,17 @@ class Engine(Model, Protocol):
 
     def step(self, *, discard: bool = False) -> StepReport:
         """Step the optimizer on the gradients of all micro-batches, or drop the gradients."""
+
+    @property
+    def training_state(self) -> State:
+        """Return the tensors that training changes; refused where they cannot be read."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return what else training changes, as JSON values."""
+
+    def load_numbers(self, numbers: Mapping[str, Any], /) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""

@@ -101,9 +101,9 @@ def test_mistake_in_one_job_of_a_sweep(tmp_path: Path) -> None:
 def test_resume_refuses_a_change(tmp_path: Path) -> None:
     config = launch("--cfg job --resolve", tmp_path).stdout
     (tmp_path / "config.yaml").write_text(config)
-    run = launch("resume=. zero.stage=2", tmp_path)
+    run = launch("resume=. hardware.dtype=fp32", tmp_path)
     assert run.returncode == 2
-    assert "error: zero.stage=2: the run was started with zero.stage=1" in run.stderr
+    assert "error: hardware.dtype=fp32: the run was started with hardware.dtype=auto" in run.stderr
 
 
 def test_resume_may_be_started_in_another_way(tmp_path: Path) -> None:

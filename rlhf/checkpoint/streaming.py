@@ -40,7 +40,7 @@ def save_streamed(
         return
     model.save_pretrained(folder, state_dict={})
     (folder / "model.safetensors").unlink(missing_ok=True)
-    _write_shards(folder, _under_saved_names(model, stream), shard_bytes)
+    write_shards(folder, _under_saved_names(model, stream), shard_bytes)
 
 
 def _under_saved_names(
@@ -55,7 +55,7 @@ def _under_saved_names(
             yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
-def _write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
+def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
     """Write files of at most ``shard_bytes`` (or of a single larger tensor), and their index."""
     from safetensors.torch import save_file
 

@@ -27,7 +27,16 @@ from rlhf.errors import CheckpointError, ConfigError
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
-FREE = ("launcher.", "plan.")  # prefixes of keys that do not change what is computed
+# Prefixes of keys that a resumed run may change: how it is started, watched and kept,
+FREE = ("launcher.", "plan.", "tracking.", "alarms.", "checkpoint.")
+# and how its batches are spread over ranks, which changes only the rounding of sums.
+SPREAD = (
+    "hardware.nodes.",
+    "hardware.ranks_per_node.",
+    "hardware.max_micro_batch_size.",
+    "zero.",
+    *(f"{phase}.micro_batch_size." for phase in ("sft", "reward", "dpo", "ppo")),
+)
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
@@ -113,7 +122,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
         changed = [
             leaf
             for leaf in _below(override, kept | asked)
-            if kept.get(leaf) != asked.get(leaf) and not f"{leaf}.".startswith(FREE)
+            if kept.get(leaf) != asked.get(leaf) and not f"{leaf}.".startswith(FREE + SPREAD)
         ]
         if changed and _node(override) != "resume":
             raise ConfigError(
@@ -124,13 +133,23 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
 
 
 def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return ``frozen`` with those ``overrides``, composed into ``cfg``, that change no result."""
+    """Return ``frozen`` with those ``overrides``, composed into ``cfg``, that resume may change."""
     config, asked = OmegaConf.structured(frozen), _leaves(_typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         for leaf in _below(override, asked):
-            if f"{leaf}.".startswith(FREE):
+            if f"{leaf}.".startswith(FREE + SPREAD):
                 OmegaConf.update(config, leaf, asked[leaf])
     return to_run_config(config)
+
+
+def spread_changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """Return what a resumed run changes about the spread of its batches, as key=value."""
+    kept = _leaves(OmegaConf.structured(before))
+    return [
+        f"{key}={_shown(value)}"
+        for key, value in _leaves(OmegaConf.structured(after)).items()
+        if f"{key}.".startswith(SPREAD) and kept[key] != value
+    ]
 
 
 def _node(override: Override) -> str:

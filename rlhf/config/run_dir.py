@@ -15,20 +15,32 @@ RUNS = Path("runs")
 LATEST = RUNS / "latest"
 
 
-def make_run_dir(config: RunConfig, *, job_dir: Path | None, now: datetime) -> Path:
+def make_run_dir(
+    config: RunConfig, *, job_dir: Path | None, now: datetime, continues: bool = False
+) -> Path:
     """Create and return the directory of a new run: ``job_dir`` for a job of a sweep.
 
     If a job was stopped and requeued, ``job_dir`` already holds its run, which is then resumed.
+    With ``continues`` (resume=auto) so is the latest unfinished run with this configuration.
     """
     if config.run_dir is not None:
-        run_dir = claim(Path(config.run_dir).expanduser())
+        path = Path(config.run_dir).expanduser()
+        run_dir = path if continues and _holds(path, config) else claim(path)
     elif job_dir is not None:
         run_dir = job_dir if _holds(job_dir, config) else claim(job_dir)
     else:
-        run_dir = _make_unique(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
+        stopped = _stopped_run(RUNS / config.name, config) if continues else None
+        run_dir = stopped or _make_unique(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
     if run_dir.resolve().is_relative_to(RUNS.resolve()):
         _point_latest_to(run_dir)
     return run_dir
+
+
+def _stopped_run(folder: Path, config: RunConfig) -> Path | None:
+    """Return the latest run in ``folder`` that has this configuration and has not finished."""
+    runs = sorted((path.parent for path in folder.glob(f"*/{FROZEN}")), reverse=True)
+    unfinished = (run for run in runs if not (run / "result.json").exists())
+    return next((run for run in unfinished if _holds(run, config)), None)
 
 
 def _holds(path: Path, config: RunConfig) -> bool:

@@ -13,7 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -127,3 +129,15 @@ def as_word(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def jobs_at_a_time() -> int | None:
+    """Return how many jobs of this sweep run at a time, each in a process of its own.
+
+    None: this is no job of a sweep, or a process that SLURM started for the job.
+    """
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode is not RunMode.MULTIRUN:
+        return None
+    launchers = {"basic": 1, "joblib": hydra_config.launcher.get("n_jobs", 1)}
+    return launchers.get(hydra_config.runtime.choices["hydra/launcher"])

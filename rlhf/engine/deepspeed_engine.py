@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -17,8 +17,10 @@ from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.base import BaseEngine
 from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.engine.deepspeed_state import DeepSpeedState
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.engine.training_state import TrainingState
 from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks, StepReport
@@ -63,6 +65,7 @@ class DeepSpeedEngine(BaseEngine):
         )
         self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
+        self._state = DeepSpeedState(self._deepspeed, settings.zero, ranks, stage=stage)
         if optimizer is not None and optimizer.ema_beta:
             masters = masters_of(self._deepspeed, stage=stage)
             on_host = settings.zero.offload_ema
@@ -142,6 +145,22 @@ class DeepSpeedEngine(BaseEngine):
         finally:
             optimizer.step = step
             del optimizer.overflow
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Return the tensors that training changes; refused with NVMe."""
+        average = None if self._average is None else self._average.shards
+        return self._state.tensors(average)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return what else training changes, for a checkpoint."""
+        return {"lr_scale": self.lr_scale} | self._state.numbers
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
+        self.lr_scale = numbers["lr_scale"]
+        self._state.load_numbers(numbers)
 
     def _train(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)

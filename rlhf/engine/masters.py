@@ -120,6 +120,11 @@ class MovingAverage:
         self._beta = beta
         self._average = [_copy(read(shard), on_host=on_host) for shard in masters.shards]
 
+    @property
+    def shards(self) -> Sequence[Tensor]:
+        """Return this rank's shards of the average, in the order of the masters' shards."""
+        return self._average
+
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the current weights."""

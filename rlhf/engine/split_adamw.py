@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.engine.masters import Masters, Split
+from rlhf.engine.training_state import Moments
 from rlhf.kernels.adamw import AdamwScalars, SplitState, adamw_kernel
 
 CHUNK = 2**18  # weights per torch update: with gradients and moments they fit into a cache
@@ -56,8 +57,25 @@ class SplitAdamW:
     @property
     def masters(self) -> Masters:
         """Return the fp32 weights."""
-        states = [state for states in self._states for state in states]
-        return Masters([Split(state.high, state.low) for state in states], lambda: None)
+        shards = [Split(state.high, state.low) for state in self._flat_states()]
+        return Masters(shards, lambda: None)
+
+    @property
+    def moments(self) -> list[Moments]:
+        """Return the moments of each parameter, in the order of the masters."""
+        return [{"first": each.first, "second": each.second} for each in self._flat_states()]
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of the state, for a checkpoint."""
+        return {"adamw_steps": [self._steps]}
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
+        self._steps = int(max(numbers["adamw_steps"]))
+
+    def _flat_states(self) -> list[_State]:
+        return [state for states in self._states for state in states]
 
     @torch.no_grad()
     def grad_norm(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ from rlhf.engine.base import BaseEngine
 from rlhf.engine.masters import Masters, MovingAverage, rounded
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.split_adamw import SplitAdamW
+from rlhf.engine.training_state import (
+    Moments,
+    ParameterPlace,
+    Piece,
+    TrainingState,
+    adamw_moments,
+    adamw_steps,
+    set_adamw_steps,
+)
 from rlhf.types import Ranks, StepReport
 
 
@@ -30,6 +40,20 @@ class WholeAdamW:
     def masters(self) -> Masters:
         """Return the weights themselves."""
         return Masters(self._parameters(), lambda: None)
+
+    @property
+    def moments(self) -> list[Moments]:
+        """Return the moments of each parameter, in the order of the masters."""
+        return [adamw_moments(self._adamw, each) for each in self._parameters()]
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of the state, for a checkpoint."""
+        return {"adamw_steps": adamw_steps(self._adamw, self._parameters())}
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
+        set_adamw_steps(self._adamw, self._parameters(), numbers["adamw_steps"])
 
     def grad_norm(self) -> float:
         """Return the Euclidean norm of all gradients."""
@@ -132,6 +156,32 @@ class TorchEngine(BaseEngine):
                 self._average.update()
         optimizer.zero_grad()
         return StepReport(optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Return the tensors that training changes."""
+        optimizer = self._optimizer
+        assert optimizer is not None, "this model does not learn"
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        places = [
+            ParameterPlace(names[id(p)], p.numel(), Piece(number, 0, 0, p.numel()))
+            for number, p in enumerate(trained)
+        ]
+        average = None if self._average is None else self._average.shards
+        return TrainingState(places, optimizer.masters, optimizer.moments, average, Ranks())
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return what else training changes, for a checkpoint."""
+        assert self._optimizer is not None, "this model does not learn"
+        return {"steps": self._steps, "lr_scale": self.lr_scale} | self._optimizer.numbers
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
+        assert self._optimizer is not None, "this model does not learn"
+        self._steps, self.lr_scale = numbers["steps"], numbers["lr_scale"]
+        self._optimizer.load_numbers(numbers)
 
     def close(self) -> None:
         """Drop gradients, masters, moments and average; the module can still be run."""

@@ -24,6 +24,7 @@ from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.build import require_positions
 from rlhf.models.language_model import kept_logprobs
 from rlhf.phases.shared.adapters import adapter_lr
+from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import (
     RunContext,
     eval_batches,
@@ -42,26 +43,31 @@ from rlhf.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositio
 
 def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
-    config, started = context.config.dpo, time.monotonic()
+    config = context.config.dpo
     data = context.tokens(Phase.dpo, batch_size=config.batch_size, key="dpo.batch_size")
     held_out = held_out_prompts(context)
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
-    result = _answers(context, trainer, held_out, "before")
+    checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
+    if not checkpoints.is_resumed:
+        checkpoints.results = _answers(context, trainer, held_out, "before")
 
     shuffle = Shuffle(len(data.train), seed=context.seed("dpo", "shuffle"))
     context.warn_of_few_steps("dpo", config, steps=total_steps)
     with context.console.progress("dpo", total_steps) as progress:
-        for step in range(1, total_steps + 1):
+        for step in checkpoints.steps(total_steps):
+            context.seed_dropout(Phase.dpo, step)
             values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
             context.tracker.log("dpo", step, values)
             progress.advance(step, values)
             if config.eval_every and step % config.eval_every == 0 and step < total_steps:
-                context.tracker.log("dpo", step, _printed(*trainer.evaluate(data.eval)))
+                found = _printed(*trainer.evaluate(data.eval))
+                context.tracker.log("dpo", step, found)
+                checkpoints.evaluated(found)
 
     accuracy, eval_loss = trainer.evaluate(data.eval)
-    context.tracker.log("dpo", total_steps, _printed(accuracy, eval_loss))
-    result |= _answers(context, trainer, held_out, "after")
+    context.tracker.log("dpo", checkpoints.step, _printed(accuracy, eval_loss))
+    result = checkpoints.results | _answers(context, trainer, held_out, "after")
     export = exported(
         trainer.policy, as_=context.config.lora.export, source=policy_source(context.config)
     )
@@ -71,8 +77,8 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         "accuracy": accuracy.value(),
         "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         "kl_to_reference": result["kl_after"],
-        "steps": total_steps,
-        "seconds": time.monotonic() - started,
+        "steps": checkpoints.step,
+        "seconds": checkpoints.seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
 

@@ -29,6 +29,7 @@ from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.build import ModelSource, build_scorer, require_positions
 from rlhf.phases.judged_pairs import judge_reward_model
 from rlhf.phases.shared.adapters import adapter_lr, lora_spec
+from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import (
     RunContext,
     eval_batches,
@@ -41,7 +42,7 @@ from rlhf.types import PreferenceBatch
 
 def run_reward(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the reward model; return the phase's entries of result.json."""
-    config, started = context.config.reward, time.monotonic()
+    config = context.config.reward
     data = context.tokens(Phase.reward, batch_size=config.batch_size, key="reward.batch_size")
     lengths = data.train["length"][:]
     steps = pair_steps(
@@ -52,11 +53,14 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     )
     context.warn_of_few_steps("reward", config, steps=len(steps))
     trainer = RewardTrainer(context, total_steps=len(steps))
-    if config.eval_every:
+    checkpoints = Checkpoints(context, Phase.reward, {"model": trainer.engine})
+    if config.eval_every and not checkpoints.is_resumed:
         context.tracker.log("reward", 0, trainer.evaluate(data.eval).values())
 
     with context.console.progress("reward", len(steps)) as progress:
-        for number, step in enumerate(steps, 1):
+        for number in checkpoints.steps(len(steps)):
+            context.seed_dropout(Phase.reward, number)
+            step = steps[number - 1]
             mine = context.share(
                 list(zip(step.rows, step.weights, strict=True)),
                 [lengths[row] for row in step.rows],
@@ -70,7 +74,9 @@ def run_reward(context: RunContext) -> dict[str, Any]:
             context.tracker.log("reward", number, values)
             progress.advance(number, values)
             if config.eval_every and number % config.eval_every == 0 and number < len(steps):
-                context.tracker.log("reward", number, trainer.evaluate(data.eval).values())
+                held_out = trainer.evaluate(data.eval).values()
+                context.tracker.log("reward", number, held_out)
+                checkpoints.evaluated(held_out)
 
     after = trainer.evaluate(data.eval)
     judged = judge_reward_model(
@@ -78,7 +84,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     )
     minimal = judged.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
-    context.tracker.log("reward", len(steps), after.values() | shares)
+    context.tracker.log("reward", checkpoints.step, after.values() | shares)
     context.save(
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "reward" / "model",
@@ -89,8 +95,8 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     return judged | {
         "accuracy": accuracy.value(),
         "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
-        "steps": len(steps),
-        "seconds": time.monotonic() - started,
+        "steps": checkpoints.step,
+        "seconds": checkpoints.seconds,
     }
 
 

@@ -19,6 +19,7 @@ from rlhf.metrics import Metrics, merge_metrics
 from rlhf.models.build import ModelSource, build_actor, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
 from rlhf.phases.shared.adapters import adapter_lr, lora_spec
+from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import (
     RunContext,
     eval_batches,
@@ -32,28 +33,33 @@ from rlhf.types import SequenceBatch
 
 def run_sft(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the SFT model; return the phase's entries of result.json."""
-    config, started = context.config.sft, time.monotonic()
+    config = context.config.sft
     data = context.tokens(Phase.sft, batch_size=config.batch_size, key="sft.batch_size")
     total_steps = phase_steps(context.config, Phase.sft, examples=len(data.train))
     trainer = SftTrainer(context, total_steps=total_steps)
-    before = trainer.evaluate(data.eval)
-    context.tracker.log("sft", 0, before)
+    checkpoints = Checkpoints(context, Phase.sft, {"model": trainer.engine})
+    if not checkpoints.is_resumed:
+        checkpoints.results["before"] = trainer.evaluate(data.eval)
+        context.tracker.log("sft", 0, checkpoints.results["before"])
 
     lengths = data.train["length"][:]
     shuffle = Shuffle(len(data.train), seed=context.seed("sft", "shuffle"))
     context.warn_of_few_steps("sft", config, steps=total_steps)
     with context.console.progress("sft", total_steps) as progress:
-        for step in range(1, total_steps + 1):
+        for step in checkpoints.steps(total_steps):
+            context.seed_dropout(Phase.sft, step)
             rows = shuffle.batch(step - 1, config.batch_size)
             mine = context.share(rows, [lengths[row] for row in rows], micro=trainer.plan.micro)
             values = trainer.train_step(data.train[mine])
             context.tracker.log("sft", step, values)
             progress.advance(step, values)
             if config.eval_every and step % config.eval_every == 0 and step < total_steps:
-                context.tracker.log("sft", step, trainer.evaluate(data.eval))
+                held_out = trainer.evaluate(data.eval)
+                context.tracker.log("sft", step, held_out)
+                checkpoints.evaluated(held_out)
 
     after = trainer.evaluate(data.eval)
-    context.tracker.log("sft", total_steps, after)
+    context.tracker.log("sft", checkpoints.step, after)
     context.save(
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "sft" / "model",
@@ -61,10 +67,10 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     )
     trainer.engine.close()
     return {
-        "perplexity_before": before["sft/eval_perplexity"],
+        "perplexity_before": checkpoints.results["before"]["sft/eval_perplexity"],
         "perplexity_after": after["sft/eval_perplexity"],
-        "steps": total_steps,
-        "seconds": time.monotonic() - started,
+        "steps": checkpoints.step,
+        "seconds": checkpoints.seconds,
     }
 
 

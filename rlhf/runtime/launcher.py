@@ -26,7 +26,7 @@ from rlhf.runtime.launch_mode import (
     rendezvous_address,
     slurm_task,
 )
-from rlhf.runtime.rank import Failure, FailureKind, read_failure, run_rank
+from rlhf.runtime.rank import STOPPED, Failure, FailureKind, read_failure, run_rank
 from rlhf.runtime.rendezvous import (
     Rendezvous,
     cores_of_rank,
@@ -117,6 +117,9 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = _slurm_options(config) if way is LaunchMode.slurm else _node_options()
+    # The agent forwards SIGTERM, and then waits for the ranks' checkpoint.
+    patience = str(config.checkpoint.grace_seconds + 5)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience)
     if ignores_job_signals():
         # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
         options["signals_to_handle"] = "SIGINT"
@@ -140,6 +143,8 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:
+            if all(end.exitcode == STOPPED for end in error.failures.values()):
+                raise KeyboardInterrupt from error
             _explain(read_failure(failure_file), error.failures, run_dir)
         except DistError as error:
             address, port = rendezvous_address(config, os.environ)

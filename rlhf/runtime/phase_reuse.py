@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from rlhf.checkpoint.phase_state import STATE
 from rlhf.checkpoint.phase_store import (
     READ,
     PhaseStore,
@@ -47,6 +49,8 @@ def run_phase(
         result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:
             write_json(phase_result_path(run_dir, phase), result)
+            if not config.checkpoint.keep_finished:
+                shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
             if key is not None:
                 store.put(key, phase, run_dir)
         ranks.barrier()

@@ -14,11 +14,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.checkpoint.stop_requests import StoppedError
 from rlhf.errors import RlhfError
 from rlhf.runtime import worker
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
 USER_ERROR = 2
+STOPPED = 130  # as after Ctrl-C
 LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
 
 
@@ -80,6 +82,9 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
         tell(Failure(FailureKind.refused, str(error)))
         meeting.fail(str(error))
         raise SystemExit(USER_ERROR) from error
+    except StoppedError as error:  # all ranks stop after the same step
+        meeting.done()
+        raise SystemExit(STOPPED) from error
     except Exception as error:
         meeting.await_cause()
         traceback.print_exc()

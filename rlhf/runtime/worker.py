@@ -7,6 +7,7 @@ import logging
 import platform
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,14 @@ import torch
 from filelock import FileLock
 
 from rlhf.checkpoint.model_folder import whole_folder
+from rlhf.checkpoint.phase_state import (
+    Checkpoint,
+    checkpoint_folder,
+    latest_valid,
+    read_checkpoint,
+)
 from rlhf.checkpoint.results import phase_result, write_json
+from rlhf.checkpoint.stop_requests import StopRequests
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import reward_model_base
@@ -35,9 +43,9 @@ from rlhf.phases.shared.preflight import require_rollouts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.phase_reuse import run_phase
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
-from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank
+from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
 from rlhf.tracking.console import Console, build_console
-from rlhf.tracking.jsonl import drop_phases
+from rlhf.tracking.jsonl import drop_repeated
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.summary import show_summary
 from rlhf.tracking.trackers import build_tracker
@@ -73,7 +81,12 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
         )
     unfinished = [phase for phase in config.phase.order if phase_result(run_dir, phase) is None]
     if unfinished:
+        requests = StopRequests()
+        requests.listen(
+            grace_seconds=config.checkpoint.grace_seconds, stops=not ignores_job_signals()
+        )
         context = build_context(config, run_dir, ranks, console, unfinished)
+        context = replace(context, requests=requests)
         try:
             for phase in unfinished:
                 run_phase(context, phase, RUNNERS[phase])
@@ -98,7 +111,8 @@ def build_context(
 ) -> RunContext:
     """Build one rank's data, tokenizer and trackers for the phases still to run; print a summary.
 
-    Metrics and samples that a stopped attempt wrote for these phases are dropped: they run again.
+    Phases that were stopped continue from their last checkpoints. What a stopped attempt wrote
+    after them is dropped, because these steps are taken again.
     """
     require_rollouts(config)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
@@ -110,9 +124,11 @@ def build_context(
         console.say(describe_kernels())
     parts = load_parts(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
+    resumes = stopped_phases(run_dir, unfinished, ranks, console)
     if ranks.is_main:
+        last_steps = {p.value: resumes[p].step if p in resumes else -1 for p in unfinished}
         for name in ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"):
-            drop_phases(run_dir / name, {phase.value for phase in unfinished})
+            drop_repeated(run_dir / name, last_steps)
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -123,7 +139,22 @@ def build_context(
         judge=GoldJudge() if config.data.source is Source.synthetic else None,
         console=console,
         tracker=build_tracker(config, run_dir, is_main=ranks.is_main, say=console.say),
+        resumes=resumes,
     )
+
+
+def stopped_phases(
+    run_dir: Path, unfinished: Sequence[Phase], ranks: Ranks, console: Console
+) -> dict[Phase, Checkpoint]:
+    """Return the last intact checkpoint of each phase that has one; rank 0 verifies them."""
+    found: dict[Phase, Checkpoint] = {}
+    for phase in unfinished:
+        checkpoint = latest_valid(run_dir / phase, console.say) if ranks.is_main else None
+        step = torch.tensor(-1 if checkpoint is None else checkpoint.step, device=ranks.device)
+        last = int(ranks.max(step))
+        if last >= 0:
+            found[phase] = checkpoint or read_checkpoint(checkpoint_folder(run_dir / phase, last))
+    return found
 
 
 def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class JsonlWriter:
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one line; a number that is not finite becomes null, since JSON has no NaN."""
-        finite = {key: _finite_or_none(value) for key, value in record.items()}
+        finite = _finite(record)
         self._file.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -33,7 +33,12 @@ class JsonlWriter:
         self._file.close()
 
 
-def _finite_or_none(value: object) -> object:
+def _finite(value: object) -> object:
+    """Return ``value`` with None in the place of numbers that are not finite, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -50,34 +55,40 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 return
 
 
-def drop_phases(path: Path, unfinished: Set[str]) -> None:
-    """Rewrite ``path`` without the lines of these phases, and without a torn last line.
+def drop_repeated(path: Path, last_steps: Mapping[str, int]) -> None:
+    """Rewrite ``path`` without the lines after the last step of these phases, and a torn last line.
 
-    A resumed run calls this, so that a phase that runs again does not appear twice. The file is
+    A resumed run calls this, so that a step that is taken again does not appear twice. The file is
     replaced atomically: a killed process leaves the old file intact. A missing file is ignored.
 
     Raises:
-        CheckpointError: if a line other than the last is not a JSON object with a phase.
+        CheckpointError: if a line other than the last is not a JSON object with phase and step.
     """
     if not path.exists():
         return
-    kept = [line for line, phase in _lines_and_phases(path) if phase not in unfinished]
+    kept = [
+        line
+        for line, phase, step in _lines(path)
+        if phase not in last_steps or step <= last_steps[phase]
+    ]
     with replacing(path) as building:
         building.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
-def _lines_and_phases(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield the lines, each with its phase and step."""
     # Split only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
     # A torn last line may end within a character; with that replaced, it still is not valid JSON.
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            phase = json.loads(line)["phase"]
+            content = json.loads(line)
+            phase, step = content["phase"], content["step"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             if number == len(lines):
                 return
             raise CheckpointError(
-                f"{path}, line {number}: not a JSON object with a phase: {line[:60]!r}. "
+                f"{path}, line {number}: not a JSON object with phase and step: {line[:60]!r}. "
                 "Remove the line, or the file, and resume again."
             ) from error
-        yield line, phase
+        yield line, phase, step

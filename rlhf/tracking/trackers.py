@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.sweep_command import SWEEPS
 from rlhf.errors import ConfigError, RlhfError
-from rlhf.tracking.jsonl import JsonlWriter
+from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
 from rlhf.tracking.registry import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import NullTracker, Sample, Tracker
@@ -47,6 +48,12 @@ class Trackers(Tracker):
                 raise StoppedByAlarmError(
                     f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
                 )
+
+    def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Let the alarms know the metrics that an earlier attempt of the run has recorded."""
+        for line in lines:
+            values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
+            self._rules.check(line["phase"], line["step"], values)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Record responses."""
@@ -198,7 +205,9 @@ def build_tracker(
         others[path] = _imported(path)(config, run_dir)
     guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
     # Files come last: metrics.jsonl has no step that another tracker lacks.
-    return Trackers([AlarmLines(say), *guarded, FileTracker(run_dir)], config.alarms)
+    trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir)], config.alarms)
+    trackers.remember(read_jsonl(run_dir / "metrics.jsonl"))
+    return trackers
 
 
 def _imported(path: str) -> Callable[[RunConfig, Path], Tracker]:

@@ -184,7 +184,7 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
     ("change", "kept"),
     [
         ("ppo.steps=4", "ppo.steps=3"),
-        ("zero.stage=2", "zero.stage=1"),
+        ("hardware.dtype=bf16", "hardware.dtype=auto"),
         ("model@reward_model=tiny", "reward_model.init=sft"),
         ("experiment=adaptive_kl", "experiment=smoke"),
         ("+model.architecture.rope_theta=10", "model.architecture.rope_theta=null"),

@@ -57,8 +57,12 @@ def test_evaluations_and_samples_come_when_they_should(run_dir: Path) -> None:
     assert evaluated == [0, 1, 2]
     samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
     assert {sample["step"] for sample in samples} == {0, 2}
-    first, last = ([s["prompt"] for s in samples if s["step"] == step] for step in (0, 2))
-    assert first == last, "the same prompts at every step"
+    by_model = [(0, "actor"), (2, "actor"), (2, "actor_ema")]
+    first, last, averaged = (
+        [s["prompt"] for s in samples if (s["step"], s["model"]) == answered]
+        for answered in by_model
+    )
+    assert first == last == averaged, "the same prompts at every step"
     assert len(set(first)) == len(first) > 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf.errors import CheckpointError
-from rlhf.tracking.jsonl import JsonlWriter, drop_phases, read_jsonl
+from rlhf.tracking.jsonl import JsonlWriter, drop_repeated, read_jsonl
 
 
 def read(path: Path) -> list[Any]:
@@ -43,23 +43,25 @@ def test_a_second_writer_appends(tmp_path: Path) -> None:
 def test_what_is_not_finite_becomes_null(tmp_path: Path, value: float) -> None:
     write(tmp_path / "m.jsonl", {"a": value, "b": 1.0})
     assert (tmp_path / "m.jsonl").read_text() == '{"a": null, "b": 1.0}\n'
+    write(tmp_path / "n.jsonl", {"a": [1.0, value], "b": {"c": value}})
+    assert (tmp_path / "n.jsonl").read_text() == '{"a": [1.0, null], "b": {"c": null}}\n'
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "grüße 你好", "line\u2028separator", "half \ud83d"])
 def test_any_text_comes_back_as_it_was(tmp_path: Path, text: str) -> None:
     path = tmp_path / "samples.jsonl"
-    write(path, {"phase": "ppo", "prompt": text}, {"phase": "sft", "prompt": text})
-    assert [record["prompt"] for record in read(path)] == [text, text]
-    drop_phases(path, {"sft"})
-    assert read(path) == [{"phase": "ppo", "prompt": text}]
+    write(path, {"phase": "ppo", "step": 0, "prompt": text}, {"phase": "sft", "step": 0})
+    assert read(path)[0]["prompt"] == text
+    drop_repeated(path, {"sft": -1})
+    assert read(path) == [{"phase": "ppo", "step": 0, "prompt": text}]
 
 
-def test_dropping_takes_the_unfinished_phases_alone(tmp_path: Path) -> None:
+def test_dropping_takes_the_steps_that_are_repeated_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     lines = [{"phase": p, "step": s} for p in ("sft", "reward", "ppo") for s in (1, 2)]
     write(path, *lines)
-    drop_phases(path, {"reward", "ppo"})
-    assert read(path) == lines[:2]
+    drop_repeated(path, {"reward": -1, "ppo": 1})
+    assert read(path) == [*lines[:2], lines[4]]
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
@@ -69,31 +71,31 @@ def test_dropping_takes_the_unfinished_phases_alone(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"phase": "sft", "step": 1}\n' + torn)
-    drop_phases(path, {"ppo"})
+    drop_repeated(path, {"ppo": -1})
     assert path.read_bytes() == b'{"phase": "sft", "step": 1}\n'
 
 
 def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"phase": "sft", "step": 1}')
-    drop_phases(path, {"ppo"})
+    drop_repeated(path, {"ppo": -1})
     assert path.read_text() == '{"phase": "sft", "step": 1}\n'
 
 
 def test_an_empty_file_and_no_file_are_left_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").touch()
-    drop_phases(tmp_path / "m.jsonl", {"ppo"})
-    drop_phases(tmp_path / "none.jsonl", {"ppo"})
+    drop_repeated(tmp_path / "m.jsonl", {"ppo": -1})
+    drop_repeated(tmp_path / "none.jsonl", {"ppo": -1})
     assert (tmp_path / "m.jsonl").read_bytes() == b""
     assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_a_broken_line_in_the_middle_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    text = '{"phase": "sft"}\n{"pha\n{"phase": "ppo"}\n'
+    text = '{"phase": "sft", "step": 1}\n{"pha\n{"phase": "ppo", "step": 1}\n'
     path.write_text(text)
     with pytest.raises(CheckpointError, match=r"m\.jsonl, line 2: not a JSON object"):
-        drop_phases(path, {"ppo"})
+        drop_repeated(path, {"ppo": -1})
     assert path.read_text() == text
 
 

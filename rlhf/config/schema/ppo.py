@@ -106,6 +106,8 @@ class PpoConfig:
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = bounded(ABOVE_0)
     """KL(old || new), nats per token, above which a rollout's updates stop early; null: none."""
+    stop_run_kl: float | None = bounded(ABOVE_0)
+    """KL to the reference, nats per sequence, above which the phase ends; null: never."""
     lr_guard_kl: float | None = bounded(ABOVE_0)
     """KL(old || new), nats per token, above which the actor's learning rate falls; null: none."""
     align_overflow: bool

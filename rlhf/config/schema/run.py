@@ -48,6 +48,28 @@ class ReuseConfig:
 
 
 @dataclass(kw_only=True)
+class CheckpointConfig:
+    """Checkpoints inside a phase, from which resume continues (docs/resume.md)."""
+
+    every_minutes: float | None = bounded(ABOVE_0)
+    """Minutes between checkpoints; null: not by time."""
+    every_steps: int | None = bounded(ABOVE_0)
+    """Steps between checkpoints; null: not by steps."""
+    keep: int = bounded(ABOVE_0)
+    """Latest checkpoints that are kept; the best one is kept beside them."""
+    keep_finished: bool
+    """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
+    best: str | None
+    """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
+    load_best: bool
+    """End the phase of the metric with its best checkpoint instead of the last step."""
+    patience: int | None = bounded(ABOVE_0)
+    """End the phase after this many evaluations in a row without a new best; null: never."""
+    grace_seconds: int = bounded(ABOVE_0)
+    """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
+
+
+@dataclass(kw_only=True)
 class AlarmsConfig:
     """Alarms during training: what they do besides a line on the terminal and in alarms.jsonl."""
 
@@ -77,6 +99,7 @@ class RunConfig:
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
     phase: PhaseConfig
     reuse: ReuseConfig
+    checkpoint: CheckpointConfig
     alarms: AlarmsConfig
     model: ModelConfig
     reward_model: ModelConfig

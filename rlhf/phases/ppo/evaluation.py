@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,15 @@ class PpoEvaluation:
     ) -> None:
         self._context = context
         self._engine = engine
+        self._file = context.run_dir / "ppo" / "held_out.json"
         self._prompts = HeldOutPrompts(examples, context.part(Phase.ppo).eval)
         self._by_prompt: dict[str, dict[str, list[float]]] = {}
         limit = context.config.ppo.ptx_eval_blocks
         self._blocks = blocks.eval[:limit] if blocks is not None else []
+
+    def read_results(self) -> None:
+        """Read what an earlier attempt of this phase has measured: ppo/held_out.json."""
+        self._by_prompt = json.loads(self._file.read_text())
 
     def result(self, when: str, *, step: int | None = None) -> dict[str, Any]:
         """Return entries of result.json; their names end in ``when``. ``step`` logs them too.
@@ -54,9 +60,7 @@ class PpoEvaluation:
         evaluation = self._evaluate()
         result, self._by_prompt[when] = evaluation.result(when), evaluation.by_prompt
         if self._context.ranks.is_main:
-            write_json(
-                self._context.run_dir / "ppo" / "held_out.json", self._by_prompt, indent=None
-            )
+            write_json(self._file, self._by_prompt, indent=None)
         if step is not None:
             self._context.tracker.log("ppo", step, evaluation.metrics())
         if when == "after":

@@ -10,7 +10,7 @@ Shapes: B = sequences of this rank, T = response tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -43,19 +43,20 @@ from rlhf.phases.ppo.step_metrics import (
     critic_metrics,
     moving_average,
     policy_metrics,
+    reason_to_end,
     rollout_metrics,
     step_values,
 )
 from rlhf.phases.ppo.targets import TargetMaker
+from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, peak_memory_gib
 from rlhf.phases.shared.scoring import score_responses, split_rows
-from rlhf.random_streams import stream
+from rlhf.random_streams import seed_dropout, stream
 from rlhf.types import PromptBatch, Rollout, StepReport
 
 
 def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
-    started = time.monotonic()
     config = context.config.ppo
     prompts_per_step = config.rollout_batch_size // config.responses_per_prompt
     data = context.tokens(Phase.ppo, batch_size=prompts_per_step, key="ppo.rollout_batch_size")
@@ -68,11 +69,15 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    result = evaluation.result("before", step=0)
-    evaluation.write_samples(trainer.held_out_advantages, step=0)
+    checkpoints = Checkpoints(context, Phase.ppo, engine.trained, trainer)
+    if checkpoints.is_resumed:
+        evaluation.read_results()
+    else:
+        checkpoints.results = evaluation.result("before", step=0)
+        evaluation.write_samples(trainer.held_out_advantages, step=0)
 
     with context.console.progress("ppo", steps) as progress:
-        for step in range(1, steps + 1):
+        for step in checkpoints.steps(steps):
             rollout = trainer.generate_experience(loader.batch(step - 1))
             stats = trainer.train_rlhf(rollout)
             context.tracker.log("ppo", step, stats.metrics)
@@ -80,9 +85,13 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             if step % config.sample_every == 0 or step == steps:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)
             if config.eval_every and step % config.eval_every == 0 and step < steps:
-                context.tracker.log("ppo", step, evaluation.metrics())
+                held_out = evaluation.metrics()
+                context.tracker.log("ppo", step, held_out)
+                checkpoints.evaluated(held_out)
+            if (reason := reason_to_end(config, stats.metrics)) is not None:
+                checkpoints.end(reason)
 
-    result |= evaluation.result("after", step=steps)
+    result = checkpoints.results | evaluation.result("after", step=checkpoints.step)
     save_models(context, engine)
     if config.ema_beta:
         with engine.actor.averaged():
@@ -90,8 +99,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     engine.close()
     return result | {
         "kl_to_reference": result["kl_after"],
-        "steps": steps,
-        "seconds": time.monotonic() - started,
+        "steps": checkpoints.step,
+        "seconds": checkpoints.seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
 
@@ -158,6 +167,7 @@ class PPOTrainer:
             ConfigError: if the rollout does not divide into mini-batches.
         """
         started, setup, config = time.monotonic(), self.setup, self.config
+        seed_dropout(setup.config.seed, "ppo", self.steps_done, rank=setup.ranks.rank)
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
         kl_ctl = self.kl.coefficient
         targets = self._targets(rollout, kl_ctl=kl_ctl)
@@ -217,6 +227,26 @@ class PPOTrainer:
         # 6. Log.
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values, rollout, started=started)
         return PpoStats.of(values)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return all that a step depends on besides the models, as JSON values."""
+        return {
+            "steps_done": self.steps_done,
+            "updates_done": self._updates_done,
+            "kl_coefficient": self.kl.coefficient,
+            "score_average": self._score_average,
+            "mismatch": self._reuse.mismatch,
+            "score_moments": self._targets.numbers,
+        }
+
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
+        self.steps_done, self._updates_done = numbers["steps_done"], numbers["updates_done"]
+        self.kl = replace(self.kl, coefficient=numbers["kl_coefficient"])
+        self._score_average = numbers["score_average"]
+        self._reuse.mismatch = numbers["mismatch"]
+        self._targets.load_numbers(numbers["score_moments"])
 
     def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
         """Return the advantages (B, T) of answers that are not learned from; None without GAE."""

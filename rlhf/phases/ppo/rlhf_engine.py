@@ -42,7 +42,7 @@ from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores
 from rlhf.random_streams import seed_for
 from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
 from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
-from rlhf.types import PromptBatch, Ranks, RolloutBackend
+from rlhf.types import Engine, PromptBatch, Ranks, RolloutBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,6 +104,12 @@ class RLHFEngine:
     def has_critic(self) -> bool:
         """Return True if values are learned beside the policy."""
         return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
+
+    @property
+    def trained(self) -> dict[str, Engine]:
+        """Return the engines whose models learn, by name."""
+        engines: dict[str, Engine] = {"actor": self.actor}
+        return engines if self.critic is None else engines | {"critic": self.critic}
 
     @property
     def policy(self) -> AnsweringPolicy:

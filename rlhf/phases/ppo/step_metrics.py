@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -143,3 +145,11 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 def moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
     """Return the exponential average of a metric over steps, which starts at the first value."""
     return value if average is None else beta * average + (1 - beta) * value
+
+
+def reason_to_end(config: PpoConfig, values: Mapping[str, float]) -> str | None:
+    """Return why PPO should end after a step with these metrics; None to go on."""
+    limit, kl = config.stop_run_kl, values["ppo/kl_to_reference"]
+    if limit is None or kl <= limit:
+        return None
+    return f"ppo/kl_to_reference={kl:.3g} is above ppo.stop_run_kl={limit:g}"

@@ -5,6 +5,7 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,20 @@ class TargetMaker:
         if self._config.scale_reward is not ScaleReward.none:
             self._moments = self._moments_with(rollout.scores_B)
         return self._targets(rollout, kl_ctl=kl_ctl)
+
+    @property
+    def numbers(self) -> list[float] | None:
+        """Return the moments that scores are scaled by, as JSON values."""
+        moments = self._moments
+        if moments is None:
+            return None
+        return [float(each) for each in (moments.total, moments.square_total, moments.count)]
+
+    def load_numbers(self, numbers: Sequence[float] | None) -> None:
+        """Continue from the ``numbers`` of a checkpoint."""
+        if numbers is not None:
+            device = self._ranks.device
+            self._moments = Moments(*torch.tensor(numbers, dtype=torch.float64, device=device))
 
     def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
         """Return the advantages (B, T) of answers that are not learned from, before whitening.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.checkpoint.model_folder import save_model
+from rlhf.checkpoint.phase_state import Checkpoint
+from rlhf.checkpoint.stop_requests import StopRequests
 from rlhf.config.choices import Phase
 from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.run import RunConfig
@@ -24,7 +26,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.shared.exporting import Export
-from rlhf.random_streams import seed_for
+from rlhf.random_streams import seed_dropout, seed_for
 from rlhf.tracking.console import Console
 from rlhf.tracking.tracker import Tracker
 from rlhf.types import Batch, Engine, Judge, Ranks, StepReport
@@ -48,10 +50,16 @@ class RunContext:
     judge: Judge | None
     console: Console
     tracker: Tracker
+    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # phases that were stopped
+    requests: StopRequests = field(default_factory=StopRequests)
 
     def seed(self, *names: str | int) -> int:
         """Return the seed of the random stream ``names`` of this run."""
         return seed_for(self.config.seed, *names)
+
+    def seed_dropout(self, phase: Phase, step: int) -> None:
+        """Make dropout in this step independent of the steps before."""
+        seed_dropout(self.config.seed, phase, step, rank=self.ranks.rank)
 
     def part(self, phase: Phase) -> Part:
         """Return the records that a phase learns from; DPO uses the reward phase's pairs."""

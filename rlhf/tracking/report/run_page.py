@@ -200,6 +200,7 @@ def _critic(run: RunFiles) -> Markup:
         for sample in answers
         if sample["step"] == answers[-1]["step"]
         for value, advantage in zip(sample["token_values"], sample["token_advantages"], strict=True)
+        if value is not None and advantage is not None  # were not finite
     ]
     if not any(value for value, _ in points):
         return Markup()  # there is no critic

@@ -54,11 +54,12 @@
     if (text !== undefined) made.textContent = text;
     return made;
   };
+  const shown = (number, digits = 2) => number?.toFixed(digits) ?? "not a number";
   const facts = (sample) => {
-    const words = [`step ${sample.step}`, `score ${sample.score.toFixed(2)}`];
+    const words = [`step ${sample.step}`, `score ${shown(sample.score)}`];
     if (sample.model === "actor_ema") words.splice(1, 0, "moving average");
-    if (sample.gold !== undefined) words.push(`gold ${sample.gold.toFixed(2)}`);
-    if (sample.kl !== undefined) words.push(`KL ${sample.kl.toFixed(2)}`);
+    if (sample.gold !== undefined) words.push(`gold ${shown(sample.gold)}`);
+    if (sample.kl !== undefined) words.push(`KL ${shown(sample.kl)}`);
     if (!sample.ended) words.push("never ended");
     return words.join(", ");
   };
@@ -73,7 +74,7 @@
       const value = sample[key][place];
       const part = element("span", value < 0 ? "token low" : "token", token);
       part.style.setProperty("--shade", (Math.abs(value) / most).toFixed(3));
-      part.title = value.toFixed(3);
+      part.title = shown(value, 3);
       text.append(part);
     });
     return text;

@@ -27,7 +27,7 @@ class LogprobReuse:
     def __init__(self, config: RolloutConfig, *, actor_dropout: float) -> None:
         self._config = config
         self._has_dropout = actor_dropout > 0
-        self._mismatch: float | None = None  # not measured yet
+        self.mismatch: float | None = None  # not measured yet
 
     def decide(self, responses: Responses) -> bool:
         """Return True if the actor need not be run to score ``responses``.
@@ -43,13 +43,13 @@ class LogprobReuse:
             )
         if config.reuse_logprobs is not When.auto:
             return config.reuse_logprobs is When.always
-        if responses.logprobs_BT is None or self._has_dropout or self._mismatch is None:
+        if responses.logprobs_BT is None or self._has_dropout or self.mismatch is None:
             return False
-        return self._mismatch <= config.max_logprob_mismatch
+        return self.mismatch <= config.max_logprob_mismatch
 
     def measured(self, values: dict[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
-        self._mismatch = values.get(MISMATCH, self._mismatch)
+        self.mismatch = values.get(MISMATCH, self.mismatch)
 
 
 def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:

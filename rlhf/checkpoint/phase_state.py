@@ -1,0 +1,177 @@
+"""Checkpoints inside a phase: folders that are complete and verified, or are not used.
+
+    <run>/<phase>/state/step-00000040/
+        ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py)
+        state.json             everything else: step, numbers of the engines and of the phase
+        manifest.json          size and SHA-256 of every file above
+
+A checkpoint is written beside its place, flushed to the drive, and renamed. On loading every file
+is compared with the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rlhf.atomic import replacing
+from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
+from rlhf.errors import CheckpointError
+
+STATE, NUMBERS, MANIFEST = "state", "state.json", "manifest.json"
+BLOCK = 1 << 22  # bytes hashed at once
+GIB = 1 << 30
+Stream = Iterable[tuple[str, Tensor]]
+
+
+class Checkpoint(NamedTuple):
+    """A verified checkpoint of a phase."""
+
+    folder: Path
+    step: int
+    numbers: Mapping[str, Any]
+
+    def reader(self, engine: str) -> Callable[[str, slice], Tensor]:
+        """Return a function that reads a part of a flat tensor of ``engine``.
+
+        Raises:
+            CheckpointError: from that function, if the checkpoint is of another model.
+        """
+        from safetensors import safe_open
+
+        paths = sorted((self.folder / engine).glob("*.safetensors"))
+        files: list[Any] = [safe_open(path, "pt") for path in paths]
+        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no dict
+
+        def read_part(name: str, part: slice) -> Tensor:
+            if name not in places:
+                raise CheckpointError(
+                    f"{self.folder}: {engine} has no {name}: it is the checkpoint of another model"
+                )
+            found: Tensor = places[name].get_slice(name)[part]
+            return found
+
+        return read_part
+
+
+def checkpoint_folder(phase_dir: Path, step: int) -> Path:
+    """Return the place of the checkpoint after ``step``."""
+    return phase_dir / STATE / f"step-{step:08}"
+
+
+def write_checkpoint(
+    phase_dir: Path,
+    step: int,
+    streams: Mapping[str, Stream],
+    numbers: Mapping[str, Any],
+    *,
+    wanted_bytes: int,
+) -> None:
+    """Write the checkpoint after ``step``; ``streams`` yield the flat tensors of each engine.
+
+    Raises:
+        CheckpointError: if the drive has no room; earlier checkpoints stay.
+    """
+    from safetensors import SafetensorError
+
+    folder = checkpoint_folder(phase_dir, step)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if free < wanted_bytes:
+            raise CheckpointError(
+                f"{folder}: a checkpoint needs {wanted_bytes / GIB:.3g} GiB, and "
+                f"{free / GIB:.3g} GiB are free. Earlier checkpoints are intact; make room and "
+                "resume the run, or set checkpoint.every_minutes=null"
+            )
+        with replacing(folder) as building:
+            for engine, stream in streams.items():
+                (building / engine).mkdir(parents=True)
+                write_shards(building / engine, stream, SHARD_BYTES)
+            content = {"step": step, **numbers}
+            (building / NUMBERS).write_text(json.dumps(content), encoding="utf-8")
+            files = {
+                path.relative_to(building).as_posix(): _identity(path, flush=True)
+                for path in sorted(building.rglob("*"))
+                if path.is_file()
+            }
+            (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+            _identity(building / MANIFEST, flush=True)
+        _flush_folder(folder.parent)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written ({reason}). Earlier "
+            "checkpoints are intact; make room, or the folder writable, and resume the run"
+        ) from error
+
+
+def checkpoints(phase_dir: Path) -> list[Path]:
+    """Return the folders of a phase's checkpoints, verified or not, the latest first."""
+    return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
+
+
+def latest_valid(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """Return the latest checkpoint that is intact; ``say`` prints which ones are not."""
+    for folder in checkpoints(phase_dir):
+        try:
+            return load_checkpoint(folder)
+        except CheckpointError as error:
+            say(f"warning: {error} It is not used")
+    return None
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Verify and return the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: naming the file that is missing or differs from the manifest.
+    """
+    manifest = folder / MANIFEST
+    try:
+        files = json.loads(manifest.read_text(encoding="utf-8"))
+        present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+        if odd := sorted((present - {MANIFEST}) ^ set(files)):
+            raise CheckpointError(f"{folder}: {odd[0]} is missing, or not in {MANIFEST}.")
+        for name, identity in files.items():
+            if _identity(folder / name) != identity:
+                raise CheckpointError(f"{folder / name} is damaged: it is not what was written.")
+        found = read_checkpoint(folder)
+        if folder != checkpoint_folder(folder.parents[1], found.step):
+            raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{manifest} cannot be read: {error}.") from error
+    return found
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Return the checkpoint in ``folder``, which another rank has verified."""
+    numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
+    return Checkpoint(folder, numbers["step"], numbers)
+
+
+def _identity(path: Path, *, flush: bool = False) -> list[int | str]:
+    """Return the size and the hash of a file; with ``flush`` its content is on the drive then."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
+        if flush:
+            os.fsync(file.fileno())
+    return [size, digest.hexdigest()]
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

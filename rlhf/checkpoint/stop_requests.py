@@ -1,0 +1,46 @@
+"""Signals that ask a run for a checkpoint: SIGTERM also ends it, SIGUSR1 does not.
+
+The handlers only note the request; the phase answers it after the current step.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+class StoppedError(KeyboardInterrupt):
+    """The run was asked to stop; its checkpoints are on the drive."""
+
+
+class StopRequests:
+    """What signals have asked for since the last checkpoint."""
+
+    def __init__(self) -> None:
+        self.wants_checkpoint = False
+        self.wants_stop = False
+
+    def listen(self, *, grace_seconds: int, stops: bool) -> None:
+        """Handle SIGTERM and SIGUSR1 in this process's main thread.
+
+        After ``grace_seconds`` a request to stop is no longer waited for. Without ``stops`` both
+        signals, and SIGUSR2, only ask for a checkpoint: SLURM ends the process itself.
+        """
+
+        def save(_: int, __: FrameType | None) -> None:
+            self.wants_checkpoint = True
+
+        def stop(_: int, __: FrameType | None) -> None:
+            self.wants_checkpoint = self.wants_stop = True
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+            signal.alarm(grace_seconds)
+
+        def give_up(_: int, __: FrameType | None) -> None:
+            raise StoppedError("the step did not end in time")
+
+        signal.signal(signal.SIGUSR1, save)
+        signal.signal(signal.SIGTERM, stop if stops else save)
+        if stops:
+            signal.signal(signal.SIGALRM, give_up)
+        else:
+            signal.signal(signal.SIGUSR2, save)

@@ -1,0 +1,132 @@
+"""The state of a trained model: fp32 weights, AdamW's moments and the average, by parameter.
+
+A state has the same tensors for every engine, ZeRO stage and number of ranks, so that a run can
+continue on other ranks. Each tensor is flat and named KIND/PARAMETER:
+
+    weights/NAME   fp32 weights, from which the model's weights are rounded
+    first/NAME     first moment of AdamW
+    second/NAME    second moment of AdamW
+    average/NAME   moving average of the weights, if there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.engine.masters import Masters, Split, read
+from rlhf.types import Ranks
+
+ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
+Moments = Mapping[str, Tensor]  # "first" and "second" of one shard
+
+
+class Piece(NamedTuple):
+    """The part of a parameter that this rank's optimizer holds; ``length`` may be 0."""
+
+    shard: int  # number of the shard of the masters
+    offset: int  # first element in the shard
+    start: int  # first element in the flattened parameter
+    length: int
+
+
+class ParameterPlace(NamedTuple):
+    """A trained parameter and where its state is."""
+
+    name: str
+    size: int  # elements of the whole parameter
+    piece: Piece
+
+
+class TrainingState:
+    """The tensors of one trained model; every rank must make the same calls."""
+
+    def __init__(
+        self,
+        places: Sequence[ParameterPlace],
+        masters: Masters,
+        moments: Sequence[Moments],
+        average: Sequence[Tensor] | None,
+        ranks: Ranks,
+    ) -> None:
+        self._places = places
+        self._masters = masters
+        self._kinds: dict[str, Sequence[Tensor]] = {
+            kind: [each[kind] for each in moments] for kind in ("first", "second")
+        }
+        if average is not None:
+            self._kinds["average"] = average
+        self._ranks = ranks
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        weights = 4 * sum(place.size for place in self._places)
+        sizes = {kind: tensors[0].element_size() for kind, tensors in self._kinds.items()}
+        return weights + weights // 4 * sum(sizes.values())
+
+    @torch.no_grad()
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each tensor whole and flat, one at a time, with its name."""
+        for place in self._places:
+            shard = self._masters.shards[place.piece.shard]
+            yield f"weights/{place.name}", self._whole(place, read(shard))
+            for kind, tensors in self._kinds.items():
+                yield f"{kind}/{place.name}", self._whole(place, tensors[place.piece.shard])
+
+    @torch.no_grad()
+    def load(self, read_part: ReadPart) -> None:
+        """Replace this rank's part of every tensor by ``read_part``, and update the model."""
+        for place in self._places:
+            _, offset, start, length = place.piece
+            part = slice(start, start + length)
+            weights = read_part(f"weights/{place.name}", part)
+            shard = self._masters.shards[place.piece.shard]
+            if isinstance(shard, Split):  # of one whole parameter
+                shard.split(weights)
+            else:
+                shard.detach().view(-1)[offset : offset + length].copy_(weights)
+            for kind, tensors in self._kinds.items():
+                flat = tensors[place.piece.shard].view(-1)
+                flat[offset : offset + length].copy_(read_part(f"{kind}/{place.name}", part))
+        self._masters.publish()
+
+    def _whole(self, place: ParameterPlace, shard: Tensor) -> Tensor:
+        """Return the flat tensor of which each rank holds a part; bit for bit, so as integers."""
+        _, offset, start, length = place.piece
+        own = shard.detach().reshape(-1)[offset : offset + length]
+        if self._ranks.size == 1:
+            return own
+        whole = torch.zeros(place.size, dtype=own.dtype, device=self._ranks.device)
+        whole[start : start + length].copy_(own)
+        return self._ranks.sum(whole.view(torch.int32)).view(own.dtype)
+
+
+def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> Moments:
+    """Return the moments of a shard in ``adamw``; before its first step they are zeros."""
+    state = adamw.state[shard]
+    if not state:
+        # As AdamW itself would, with fused=True.
+        state["step"] = torch.zeros((), dtype=torch.float32, device=shard.device)
+        state["exp_avg"] = torch.zeros_like(shard, memory_format=torch.preserve_format)
+        state["exp_avg_sq"] = torch.zeros_like(shard, memory_format=torch.preserve_format)
+    return {"first": state["exp_avg"], "second": state["exp_avg_sq"]}
+
+
+def adamw_steps(adamw: torch.optim.AdamW, shards: Sequence[Tensor]) -> list[float]:
+    """Return the number of steps that ``adamw`` has taken on each shard."""
+    return [float(adamw.state[shard].get("step", 0)) for shard in shards]
+
+
+def set_adamw_steps(
+    adamw: torch.optim.AdamW, shards: Sequence[Tensor], steps: Sequence[float]
+) -> None:
+    """Set the number of steps on each shard; other shards than the stored ones get the largest."""
+    if len(steps) != len(shards):
+        steps = [max(steps, default=0.0)] * len(shards)
+    for shard, number in zip(shards, steps, strict=True):
+        adamw_moments(adamw, shard)
+        adamw.state[shard]["step"].fill_(number)

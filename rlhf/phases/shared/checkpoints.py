@@ -1,0 +1,180 @@
+"""Checkpoints of a phase in progress: when they are written, kept and continued from."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rlhf.checkpoint.phase_state import (
+    Checkpoint,
+    checkpoint_folder,
+    checkpoints,
+    load_checkpoint,
+    write_checkpoint,
+)
+from rlhf.checkpoint.stop_requests import StoppedError
+from rlhf.config.choices import Phase
+from rlhf.phases.shared.context import RunContext
+from rlhf.types import Engine
+
+LOWER_IS_BETTER = ("loss", "perplexity", "kl")
+
+
+class HasNumbers(Protocol):
+    """An object with a state of a few numbers."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+
+    def load_numbers(self, numbers: Mapping[str, Any], /) -> None:
+        """Continue from a state."""
+
+
+class Checkpoints:
+    """The steps of one phase: from the last checkpoint to the end, with checkpoints on the way.
+
+    ``results`` are values that the phase needs at its end; a resumed phase finds them here.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        phase: Phase,
+        engines: Mapping[str, Engine],
+        trainer: HasNumbers | None = None,
+    ) -> None:
+        self._context = context
+        self._config = context.config.checkpoint
+        self._phase = phase
+        self._dir: Path = context.run_dir / phase
+        self._engines = engines
+        self._trainer = trainer
+        self._seconds = 0.0  # of the attempts before this one
+        self._started = self._saved = time.monotonic()
+        self._best: float | None = None
+        self._best_step: int | None = None
+        self._waits = 0  # evaluations since the best one
+        self._is_over = False
+        self.step = 0
+        self.results: dict[str, Any] = {}
+        resumed = context.resumes.get(phase)
+        if resumed is not None:
+            self._continue_from(resumed)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Return True if the phase continues from a checkpoint."""
+        return self.step > 0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds that the phase has taken, in all its attempts."""
+        return self._seconds + time.monotonic() - self._started
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the steps to take; between them, write checkpoints that are due.
+
+        The steps end early if checkpoint.patience is exhausted, or ``end`` was called. With
+        checkpoint.load_best the models are then those of the best step.
+
+        Raises:
+            StoppedError: if a signal asked the run to stop; the checkpoint has been written.
+            CheckpointError: if a checkpoint cannot be written.
+        """
+        while self.step < total and not self._is_over:
+            yield self.step + 1
+            self.step += 1
+            self._after_step()
+        if self._config.load_best and self._best_step not in {None, self.step}:
+            self._load_best()
+
+    def end(self, why: str) -> None:
+        """End the phase after the current step."""
+        self._is_over = True
+        self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
+
+    def evaluated(self, values: Mapping[str, float]) -> None:
+        """Take the held-out metrics after the current step: they may be the best so far."""
+        config = self._config
+        if config.best is None or config.best not in values:
+            return
+        value = values[config.best]
+        sign = -1 if config.best.endswith(LOWER_IS_BETTER) else 1
+        if self._best is None or sign * value > sign * self._best:
+            self._best, self._best_step, self._waits = value, self.step + 1, 0
+            return
+        self._waits += 1
+        if config.patience is not None and self._waits >= config.patience:
+            self.end(f"{config.best} was best after step {self._best_step} ({self._best:.4g})")
+
+    def _after_step(self) -> None:
+        context, requests = self._context, self._context.requests
+        is_due = self._is_due() or requests.wants_checkpoint
+        asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
+        is_due, stops = context.ranks.max(asked.int()).bool().tolist()
+        if is_due or self._best_step == self.step:
+            self._save()
+            requests.wants_checkpoint = False
+        if stops:
+            raise StoppedError(f"stopped after {self._phase} step {self.step}")
+
+    def _is_due(self) -> bool:
+        """Return True on the main rank if a checkpoint is due by time, on all if by steps."""
+        config = self._config
+        by_steps = config.every_steps is not None and self.step % config.every_steps == 0
+        minutes = (time.monotonic() - self._saved) / 60
+        by_time = config.every_minutes is not None and minutes >= config.every_minutes
+        return by_steps or (by_time and self._context.ranks.is_main)
+
+    def _save(self) -> None:
+        states = {name: engine.training_state for name, engine in self._engines.items()}
+        streams = {name: state.stream() for name, state in states.items()}
+        numbers = {
+            "engines": {name: engine.numbers for name, engine in self._engines.items()},
+            "trainer": self._trainer.numbers if self._trainer is not None else {},
+            "results": self.results,
+            "seconds": self.seconds,
+            "best": [self._best, self._best_step, self._waits, self._is_over],
+        }
+        if self._context.ranks.is_main:
+            wanted = sum(state.bytes for state in states.values())
+            write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
+            self._remove_old()
+        else:
+            for stream in streams.values():
+                for _ in stream:
+                    pass
+        self._context.ranks.barrier()
+        self._saved = time.monotonic()
+
+    def _remove_old(self) -> None:
+        kept = [] if self._best_step is None else [checkpoint_folder(self._dir, self._best_step)]
+        for folder in checkpoints(self._dir)[self._config.keep :]:
+            if folder not in kept:
+                shutil.rmtree(folder)
+
+    def _continue_from(self, checkpoint: Checkpoint) -> None:
+        numbers = checkpoint.numbers
+        self._load(checkpoint)
+        self.step, self.results = checkpoint.step, dict(numbers["results"])
+        self._seconds = numbers["seconds"]
+        self._best, self._best_step, self._waits, self._is_over = numbers["best"]
+        if self._trainer is not None:
+            self._trainer.load_numbers(numbers["trainer"])
+        self._context.console.say(f"{self._phase}: continues after step {self.step}")
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        for name, engine in self._engines.items():
+            engine.training_state.load(checkpoint.reader(name))
+            engine.load_numbers(checkpoint.numbers["engines"][name])
+
+    def _load_best(self) -> None:
+        assert self._best_step is not None
+        self._load(load_checkpoint(checkpoint_folder(self._dir, self._best_step)))
+        self._context.console.say(f"{self._phase}: ends with the models of step {self._best_step}")
