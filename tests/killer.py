@@ -1,10 +1,12 @@
-"""A tracker that kills its process with SIGKILL when a step is logged: KILL_AT=PHASE:STEP."""
+"""Trackers that disturb a run: the first kills it when KILL_AT=PHASE:STEP is logged."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rlhf.tracking.tracker import Tracker
 
@@ -20,3 +22,14 @@ class Killer(Tracker):
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         if phase == self._phase and step == int(self._step):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Sleeper(Tracker):
+    """Sleeps in the first step, as if the step did not end."""
+
+    def __init__(self, _: object, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        (self._run_dir / "asleep").touch()
+        time.sleep(300)

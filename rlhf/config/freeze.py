@@ -30,12 +30,13 @@ COMMAND = "command.txt"
 # Prefixes of keys that a resumed run may change: how it is started, watched and kept,
 FREE = ("launcher.", "plan.", "tracking.", "alarms.", "checkpoint.")
 # and how its batches are spread over ranks, which changes only the rounding of sums.
+MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in ("sft", "reward", "dpo", "ppo"))
 SPREAD = (
     "hardware.nodes.",
     "hardware.ranks_per_node.",
     "hardware.max_micro_batch_size.",
     "zero.",
-    *(f"{phase}.micro_batch_size." for phase in ("sft", "reward", "dpo", "ppo")),
+    *(f"{key}." for key in MICRO_BATCHES),
 )
 
 
@@ -133,12 +134,22 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
 
 
 def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return ``frozen`` with those ``overrides``, composed into ``cfg``, that resume may change."""
+    """Return ``frozen`` with those ``overrides``, composed into ``cfg``, that resume may change.
+
+    On other ranks the planned micro-batches need not fit: those not named become null.
+    """
     config, asked = OmegaConf.structured(frozen), _leaves(_typed(cfg))
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        for leaf in _below(override, asked):
-            if f"{leaf}.".startswith(FREE + SPREAD):
-                OmegaConf.update(config, leaf, asked[leaf])
+    named = [
+        leaf
+        for override in OverridesParser.create().parse_overrides(list(overrides))
+        for leaf in _below(override, asked)
+        if f"{leaf}.".startswith(FREE + SPREAD)
+    ]
+    if any(key.startswith(("hardware.", "zero.")) for key in named):
+        for key in MICRO_BATCHES:
+            OmegaConf.update(config, key, None)
+    for leaf in named:
+        OmegaConf.update(config, leaf, asked[leaf])
     return to_run_config(config)
 
 

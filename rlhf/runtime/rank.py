@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.checkpoint.stop_requests import StoppedError
 from rlhf.errors import RlhfError
+from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 

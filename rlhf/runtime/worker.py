@@ -22,7 +22,6 @@ from rlhf.checkpoint.phase_state import (
     read_checkpoint,
 )
 from rlhf.checkpoint.results import phase_result, write_json
-from rlhf.checkpoint.stop_requests import StopRequests
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import reward_model_base
@@ -40,6 +39,7 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.phases.shared.stop_requests import StopRequests
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.phase_reuse import run_phase
 from rlhf.runtime.plan_comparison import whole_beside_the_plan

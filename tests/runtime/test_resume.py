@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf.checkpoint.phase_state import checkpoints, latest_valid
 from tests.killer import PATH
-from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, start
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +56,92 @@ def test_killed_run_equals_the_run_that_never_was(case: str, tmp_path: Path) -> 
     assert run.returncode == 0, run.stderr
     assert f"{phases[-1]}: continues after step 2" in run.stdout
     assert_equal(killed, whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_ends_a_run_after_its_step(ranks: int, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    endless = ["phase=sft", "sft.epochs=9999", f"hardware.ranks_per_node={ranks}"]
+    process = start_run(run_dir, *endless)
+    process.send_signal(signal.SIGTERM)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130
+    way_on = f"interrupted; python launch.py resume={run_dir} continues the run"
+    assert complaint.splitlines()[-1] == way_on
+    found = latest_valid(run_dir / "sft", lambda _: None)
+    assert found is not None
+    assert found.step == metrics(run_dir)[-1]["step"] > 0
+    assert (run_dir / "report.html").exists()
+    left = subprocess.run(["pgrep", "-f", str(run_dir)], capture_output=True, check=False)
+    assert left.stdout == b"", "no process is left"
+
+
+def test_sigusr1_asks_for_a_checkpoint_only(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = start_run(run_dir, "phase=sft", "sft.epochs=9999")
+    process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: bool(checkpoints(run_dir / "sft")))
+    steps = len(metrics(run_dir))
+    wait_for(lambda: len(metrics(run_dir)) > steps)
+    process.kill()
+    process.communicate()
+
+
+def test_a_step_that_does_not_end_in_time_is_given_up(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    slow = ["tracking.others=[tests.killer:Sleeper]", "checkpoint.grace_seconds=1"]
+    process = start_run(run_dir, "phase=sft", *slow, file="asleep", PYTHONPATH=ROOT)
+    process.send_signal(signal.SIGTERM)
+    _, complaint = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in complaint
+
+
+def start_run(
+    run_dir: Path, *overrides: str, file: str = "metrics.jsonl", **environment: Any
+) -> subprocess.Popen[str]:
+    """Start a run, and return it as soon as it has written ``file``."""
+    words = [ROOT / "launch.py", *TINY_RUN, *overrides, f"run_dir={run_dir}"]
+    process = start(*words, cwd=run_dir.parent, **environment)
+    wait_for(lambda: (run_dir / file).exists() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until something has happened."""
+    patience = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+
+
+def test_other_ranks_and_stages_continue_a_run(tmp_path: Path) -> None:
+    """Not bit for bit, but with the same batches: nearly the same metrics."""
+    whole = finished(tmp_path / "whole", *STEPS, "zero=stage0", PYTHONPATH=ROOT)
+    moved = tmp_path / "moved"
+    words = [*TINY_RUN, *STEPS, "zero=stage0", f"run_dir={moved}"]
+    assert launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="sft:4").returncode != 0
+    other = ["zero=stage3", "hardware.ranks_per_node=2"]
+    run = launch(f"resume={moved}", *other, cwd=tmp_path, PYTHONPATH=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert "zero.stage=3" in run.stderr
+    assert "sums round differently: no longer equal bit for bit" in run.stderr
+    losses = [[m["sft/loss"] for m in metrics(r) if "sft/loss" in m] for r in (whole, moved)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_same_command_with_resume_auto_continues(tmp_path: Path) -> None:
+    words = [*TINY_RUN, *STEPS, "resume=auto"]
+    assert launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="reward:4").returncode != 0
+    run = launch(*words, cwd=tmp_path, PYTHONPATH=ROOT)
+    assert "reward: continues after step 2" in run.stdout
+    runs = tmp_path / "runs"
+    assert len(list(runs.glob("smoke/*/config.yaml"))) == 1
+    launch(*words, "phase=sft", cwd=tmp_path, PYTHONPATH=ROOT)
+    assert len(list(runs.glob("smoke/*/config.yaml"))) == 2, "another command, another run"
+    launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="sft:1")
+    assert len(list(runs.glob("smoke/*/config.yaml"))) == 3, "the first one has finished"
 
 
 def assert_equal(one: Path, other: Path) -> None:

@@ -17,9 +17,9 @@ from rlhf.checkpoint.phase_state import (
     load_checkpoint,
     write_checkpoint,
 )
-from rlhf.checkpoint.stop_requests import StoppedError
 from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.types import Engine
 
 LOWER_IS_BETTER = ("loss", "perplexity", "kl")

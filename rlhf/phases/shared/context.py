@@ -15,7 +15,6 @@ from torch import Tensor
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.phase_state import Checkpoint
-from rlhf.checkpoint.stop_requests import StopRequests
 from rlhf.config.choices import Phase
 from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.run import RunConfig
@@ -26,6 +25,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.shared.exporting import Export
+from rlhf.phases.shared.stop_requests import StopRequests
 from rlhf.random_streams import seed_dropout, seed_for
 from rlhf.tracking.console import Console
 from rlhf.tracking.tracker import Tracker
