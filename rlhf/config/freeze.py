@@ -27,10 +27,10 @@ from rlhf.errors import CheckpointError, ConfigError
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
+MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in ("sft", "reward", "dpo", "ppo"))
 # Prefixes of keys that a resumed run may change: how it is started, watched and kept,
 FREE = ("launcher.", "plan.", "tracking.", "alarms.", "checkpoint.")
 # and how its batches are spread over ranks, which changes only the rounding of sums.
-MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in ("sft", "reward", "dpo", "ppo"))
 SPREAD = (
     "hardware.nodes.",
     "hardware.ranks_per_node.",

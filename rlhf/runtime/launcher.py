@@ -180,7 +180,7 @@ def _explain(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | N
         RlhfError: if one line explains it: a rank's message, or the signal that ended a rank.
         RuntimeError: if the rank has printed a traceback.
     """
-    if failure is not None and failure.kind is FailureKind.refused:
+    if failure is not None and failure.kind in {FailureKind.refused, FailureKind.stuck}:
         raise RlhfError(failure.message)
     signals = {rank: end.signal_name() for rank, end in ends.items() if end.exitcode < 0}
     # If a rank fails, the agent ends the other ranks with SIGTERM.

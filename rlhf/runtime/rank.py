@@ -31,6 +31,8 @@ class FailureKind(StrEnum):
     """The rank cannot run the configuration; the message is for the user."""
     crashed = "crashed"
     """An exception, whose traceback the rank has printed."""
+    stuck = "stuck"
+    """No step ends; the message says where."""
     lost = "lost"
     """Another rank has ended."""
 
@@ -76,8 +78,15 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
     except RlhfError as error:
         tell(Failure(FailureKind.refused, str(error)))
         raise SystemExit(USER_ERROR) from error
+
+    def end_stuck(reason: str) -> None:
+        tell(Failure(FailureKind.stuck, reason))
+        meeting.fail(reason)
+        sys.stderr.flush()
+        os._exit(LOST_ANOTHER)  # the main thread may never return
+
     try:
-        worker.run(run_dir, meeting)
+        worker.run(run_dir, meeting, end_stuck)
     except RlhfError as error:
         tell(Failure(FailureKind.refused, str(error)))
         meeting.fail(str(error))

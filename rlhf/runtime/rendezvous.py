@@ -5,6 +5,7 @@ Nothing here imports torch before a rank really starts, so that --help stays fas
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +21,10 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cores
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task
+from rlhf.runtime.watchdog import Process
 
 RUN_DIR_KEY = "rlhf/run_dir"
+PROCESS_KEY = "rlhf/process"
 REFUSAL_KEY = "rlhf/refusal"
 POD_VARIABLES = {"RANK", "WORLD_SIZE"}
 OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
@@ -134,6 +137,7 @@ class Rendezvous:
         from torch.distributed.rendezvous import rendezvous
 
         self._on_loss = on_loss
+        self.others: dict[int, Process] = {}  # where the other ranks run
         try:
             self._store, self._rank, self._size = next(rendezvous("env://"))
         except DistError as error:
@@ -191,6 +195,12 @@ class Rendezvous:
             world_size=self._size,
             timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
+        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(Process.here()))
+        self.others = {
+            rank: Process(*json.loads(self._store.get(f"{PROCESS_KEY}/{rank}")))
+            for rank in range(self._size)
+            if rank != self._rank
+        }
 
     def fail(self, reason: str) -> None:
         """Send the other ranks the reason for which this rank ends."""

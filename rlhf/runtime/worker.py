@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import platform
+import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,11 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rollouts
-from rlhf.phases.shared.stop_requests import StopRequests
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.phase_reuse import run_phase
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
+from rlhf.runtime.watchdog import watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import drop_repeated
 from rlhf.tracking.report.run_page import write_report
@@ -54,6 +55,7 @@ from rlhf.types import Ranks
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+USER_ERROR = 2
 RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.sft: run_sft,
     Phase.reward: run_reward,
@@ -62,10 +64,22 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
 }
 
 
-def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
+def end_stuck(reason: str) -> None:
+    """Print why the only rank of a run is stuck, and end the process."""
+    sys.stderr.write(f"error: {reason}\n")
+    sys.stderr.flush()
+    os._exit(USER_ERROR)  # the main thread may never return
+
+
+def run(
+    run_dir: Path,
+    meeting: Rendezvous | None = None,
+    on_stuck: Callable[[str], None] = end_stuck,
+) -> float:
     """Run the phases of ``run_dir`` that have no result yet; return the run's objective.
 
-    ``meeting`` connects this process to the other ranks; without it there is one rank.
+    ``meeting`` connects this process to the other ranks; without it there is one rank. The watchdog
+    calls ``on_stuck``, which ends the process, with the reason.
     """
     config = load_run(run_dir)
     quieten_libraries()
@@ -81,12 +95,20 @@ def run(run_dir: Path, meeting: Rendezvous | None = None) -> float:
         )
     unfinished = [phase for phase in config.phase.order if phase_result(run_dir, phase) is None]
     if unfinished:
-        requests = StopRequests()
-        requests.listen(
+        context = build_context(config, run_dir, ranks, console, unfinished)
+        context.requests.listen(
             grace_seconds=config.checkpoint.grace_seconds, stops=not ignores_job_signals()
         )
-        context = build_context(config, run_dir, ranks, console, unfinished)
-        context = replace(context, requests=requests)
+        if (minutes := config.launcher.watchdog_minutes) is not None:
+            others = {} if meeting is None else meeting.others
+            way_on = f"python launch.py resume={run_dir} continues the run"
+            watch(
+                context.pulse,
+                60 * minutes,
+                rank=ranks.rank,
+                others=others,
+                on_stuck=lambda reason: on_stuck(f"{reason}; {way_on}"),
+            )
         try:
             for phase in unfinished:
                 run_phase(context, phase, RUNNERS[phase])

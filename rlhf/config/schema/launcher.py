@@ -19,5 +19,7 @@ class LauncherConfig:
     """Address of the first node; null: found automatically."""
     master_port: int = bounded(ABOVE_0)
     """Port on the first node where the ranks of several nodes meet."""
+    watchdog_minutes: float | None = bounded(ABOVE_0)
+    """Minutes without the end of a step after which a run is ended as stuck; null: never."""
     timeout_minutes: float = bounded(ABOVE_0)
     """Minutes that ranks wait for one another, including data preparation."""

@@ -88,9 +88,11 @@ class Checkpoints:
             CheckpointError: if a checkpoint cannot be written.
         """
         while self.step < total and not self._is_over:
+            self._context.pulse.start()
             yield self.step + 1
             self.step += 1
             self._after_step()
+        self._context.pulse.stop()
         if self._config.load_best and self._best_step not in {None, self.step}:
             self._load_best()
 

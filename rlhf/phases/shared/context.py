@@ -25,6 +25,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.shared.exporting import Export
+from rlhf.phases.shared.pulse import Pulse
 from rlhf.phases.shared.stop_requests import StopRequests
 from rlhf.random_streams import seed_dropout, seed_for
 from rlhf.tracking.console import Console
@@ -52,6 +53,7 @@ class RunContext:
     tracker: Tracker
     resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # phases that were stopped
     requests: StopRequests = field(default_factory=StopRequests)
+    pulse: Pulse = field(default_factory=Pulse)
 
     def seed(self, *names: str | int) -> int:
         """Return the seed of the random stream ``names`` of this run."""

@@ -233,6 +233,7 @@ def _batches(
         generator=stream(context.config.seed, "evaluation"),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
+        context.pulse.beat()
         yield _prompts(context, held_out, batch, draws_NT), batch
 
 

@@ -1,0 +1,87 @@
+"""End a run that hangs: print the stacks of every rank, name a rank that is stopped, and exit.
+
+A collective waits for hours for a rank that is alive but does nothing. Every rank watches its own
+steps, because a stopped process cannot report anything; the others find it by the state that the
+kernel gives for it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.phases.shared.pulse import Pulse
+
+STACK_S = 1.0  # seconds in which a rank that goes on can print its stacks
+
+
+class Process(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    pid: int
+
+    @classmethod
+    def here(cls) -> Process:
+        """Return this process."""
+        return cls(socket.gethostname(), os.getpid())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return True if SIGSTOP or a debugger has stopped the process; False on another host."""
+        if self.host != socket.gethostname():
+            return False
+        with suppress(OSError):
+            # "pid (name) state ...": the name may contain anything, but no later parenthesis.
+            status = Path(f"/proc/{self.pid}/stat").read_text()
+            return status.rpartition(")")[2].split()[0] in {"T", "t"}
+        return False
+
+
+def watch(
+    pulse: Pulse,
+    seconds: float,
+    *,
+    rank: int,
+    others: Mapping[int, Process],
+    on_stuck: Callable[[str], None],
+) -> None:
+    """Watch this rank's ``pulse`` from a thread, which calls ``on_stuck`` with a reason once.
+
+    The reason names those of the ``others`` that are stopped on this host.
+    """
+    # A rank that was stopped prints its stacks as soon as it goes on, whatever it is doing.
+    faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
+
+    def wait() -> None:
+        look, woken = min(1.0, seconds / 10), -math.inf
+        while min(pulse.silence, time.monotonic() - woken) < seconds:
+            slept_at = time.monotonic()
+            time.sleep(look)
+            if time.monotonic() - slept_at > look + seconds / 2:
+                woken = time.monotonic()  # this process itself was stopped: others report it
+        sys.stderr.write(f"rank {rank} waits; its stacks:\n")
+        faulthandler.dump_traceback(file=2, all_threads=True)
+        stopped = {each: process for each, process in others.items() if process.is_stopped}
+        for each, process in stopped.items():
+            sys.stderr.write(f"rank {each} was stopped; its stacks:\n")
+            sys.stderr.flush()
+            with suppress(OSError):
+                os.kill(process.pid, signal.SIGQUIT)  # answered when it goes on
+                os.kill(process.pid, signal.SIGCONT)
+        time.sleep(STACK_S)
+        names = [f"rank {each} on {process.host}" for each, process in stopped.items()]
+        found = f"{', '.join(names)} was stopped (SIGSTOP)" if names else "see the stacks above"
+        on_stuck(f"no step has ended for {seconds:g} seconds (launcher.watchdog_minutes): {found}")
+
+    threading.Thread(target=wait, name="watchdog", daemon=True).start()

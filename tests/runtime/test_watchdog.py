@@ -1,0 +1,80 @@
+"""A run that hangs is ended, with the stacks of its ranks and the name of one that is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf.phases.shared.pulse import Pulse
+from rlhf.runtime.watchdog import Process
+from tests.runs import ROOT
+from tests.runtime.test_launcher import children, words_of
+from tests.runtime.test_resume import start_run
+
+
+def test_nothing_is_expected_outside_the_steps() -> None:
+    pulse = Pulse()
+    pulse.beat()
+    time.sleep(0.02)
+    assert pulse.silence == 0
+    pulse.start()
+    time.sleep(0.02)
+    assert pulse.silence >= 0.02
+    pulse.beat()
+    assert pulse.silence < 0.02
+    pulse.stop()
+    assert pulse.silence == 0
+
+
+def test_a_stopped_process_is_known() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    there = Process(socket.gethostname(), process.pid)
+    assert not there.is_stopped
+    process.send_signal(signal.SIGSTOP)
+    patience = time.monotonic() + 10
+    while not there.is_stopped:
+        assert time.monotonic() < patience
+    assert not there._replace(host="elsewhere").is_stopped
+    process.kill()
+    process.wait()
+    assert not there.is_stopped
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_with_its_stack(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    endless = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2"]
+    more = [*endless, "launcher.watchdog_minutes=0.05"]
+    process = start_run(run_dir, *more, popen=subprocess.Popen)
+    ranks = [c for c in children(process.pid) if "rlhf.runtime.rank" in words_of(c)]
+    os.kill(ranks[1], signal.SIGSTOP)
+    began = time.monotonic()
+    _, complaint = process.communicate(timeout=60)
+    assert time.monotonic() - began < 3 + 15
+    assert process.returncode == 2
+    stopped = f"rank 1 on {socket.gethostname()} was stopped (SIGSTOP)"
+    told = f"error: no step has ended for 3 seconds (launcher.watchdog_minutes): {stopped}; "
+    assert f"{told}python launch.py resume={run_dir} continues the run" in complaint
+    stack = complaint.partition("rank 1 was stopped; its stacks:")[2]
+    assert "rlhf/phases/sft.py" in stack
+    assert "rank 0 waits; its stacks:" in complaint
+    left = subprocess.run(["pgrep", "-f", str(run_dir)], capture_output=True, check=False)
+    assert left.stdout == b"", "no process is left"
+
+
+@pytest.mark.slow
+def test_a_single_rank_that_hangs_ends_with_its_stack(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    slow = ["tracking.others=[tests.killer:Sleeper]", "launcher.watchdog_minutes=0.03"]
+    process = start_run(run_dir, "phase=sft", *slow, file="asleep", PYTHONPATH=ROOT)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "tests/killer.py" in complaint
+    assert "no step has ended for 1.8 seconds (launcher.watchdog_minutes): see the st" in complaint
