@@ -1,11 +1,11 @@
-# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | clean. Each sets .venv up first, where that is missing.
+# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | clean. Each sets .venv up first, where that is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
-.PHONY: run test check lint style types every-test clean
+.PHONY: run test check lint style types every-test soak clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
@@ -28,6 +28,10 @@ types: $(STAMP)
 
 every-test: $(STAMP)
 	$(PYTEST)
+
+# A hundred SIGKILLs at random moments of one pipeline: about ten minutes.
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak
 
 # Back to a fresh clone, except for runs/.
 clean:

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.phase_reuse import run_phase
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
-from rlhf.runtime.watchdog import watch
+from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import drop_repeated
 from rlhf.tracking.report.run_page import write_report
@@ -96,19 +96,7 @@ def run(
     unfinished = [phase for phase in config.phase.order if phase_result(run_dir, phase) is None]
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
-        context.requests.listen(
-            grace_seconds=config.checkpoint.grace_seconds, stops=not ignores_job_signals()
-        )
-        if (minutes := config.launcher.watchdog_minutes) is not None:
-            others = {} if meeting is None else meeting.others
-            way_on = f"python launch.py resume={run_dir} continues the run"
-            watch(
-                context.pulse,
-                60 * minutes,
-                rank=ranks.rank,
-                others=others,
-                on_stuck=lambda reason: on_stuck(f"{reason}; {way_on}"),
-            )
+        be_ready(context, {} if meeting is None else meeting.others, on_stuck)
         try:
             for phase in unfinished:
                 run_phase(context, phase, RUNNERS[phase])
@@ -126,6 +114,25 @@ def run(
         show_summary(console, result, run_dir)
     ranks.barrier()
     return float(result["objective"])
+
+
+def be_ready(
+    context: RunContext, others: Mapping[int, Process], on_stuck: Callable[[str], None]
+) -> None:
+    """Listen to signals that ask for a checkpoint, and watch that steps end."""
+    config = context.config
+    grace, stops = config.checkpoint.grace_seconds, not ignores_job_signals()
+    context.requests.listen(grace_seconds=grace, stops=stops)
+    if config.launcher.watchdog_minutes is None:
+        return
+    way_on = f"python launch.py resume={context.run_dir} continues the run"
+    watch(
+        context.pulse,
+        60 * config.launcher.watchdog_minutes,
+        rank=context.ranks.rank,
+        others=others,
+        on_stuck=lambda reason: on_stuck(f"{reason}; {way_on}"),
+    )
 
 
 def build_context(

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 
 from rlhf.checkpoint.phase_state import checkpoints, latest_valid
 from tests.killer import PATH
-from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, start
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
+from tests.soak import differences, soak
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,7 @@ def test_killed_run_equals_the_run_that_never_was(case: str, tmp_path: Path) -> 
     run = launch(*words, cwd=tmp_path, PYTHONPATH=ROOT)
     assert run.returncode == 0, run.stderr
     assert f"{phases[-1]}: continues after step 2" in run.stdout
-    assert_equal(killed, whole)
+    assert differences(killed, whole) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -144,28 +145,49 @@ def test_the_same_command_with_resume_auto_continues(tmp_path: Path) -> None:
     assert len(list(runs.glob("smoke/*/config.yaml"))) == 3, "the first one has finished"
 
 
-def assert_equal(one: Path, other: Path) -> None:
-    """Check that two runs have the same metrics, samples, results and files of models."""
-    assert metrics(one) == metrics(other)
-    assert untimed(one) == untimed(other)
-    assert files(one) == files(other), "and nothing else is left"
-    for name in files(one):
-        if name.endswith((".safetensors", "samples.jsonl", "alarms.jsonl")):
-            assert (one / name).read_bytes() == (other / name).read_bytes(), name
+def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    overrides = ["sft.epochs=1", "reward.epochs=1", "ppo.steps=5"]
+    whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"
+    said: list[str] = []
+    soak(killed, overrides, kills=10, seed=1, say=said.append)
+    assert len(said) == 10, said
+    assert differences(killed, whole) == [], said
 
 
-def untimed(run_dir: Path) -> dict[str, Any]:
-    """The results of the phases, without times and memory."""
-    result = json.loads((run_dir / "result.json").read_text())
-    return {
-        phase: {k: v for k, v in values.items() if k not in TIMES}
-        for phase, values in result["phases"].items()
-    }
+def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path: Path) -> None:
+    run_dir, folder = tmp_path / "run", tmp_path / "exported"
+    best = ["checkpoint.best=ppo/eval_score", "checkpoint.load_best=true", "ppo.eval_every=1"]
+    more = ["checkpoint.keep_finished=true", "checkpoint.patience=2", "ppo.ema_beta=0.5"]
+    finished(run_dir, *best, *more, "ppo.steps=9", "ppo.actor_lr=1e-2")
+    scores = [m["ppo/eval_score"] for m in metrics(run_dir) if "ppo/eval_score" in m][1:-1]
+    step = 1 + scores.index(max(scores))
+    assert len(scores) == min(step + 2, 8), "two evaluations without a new best"
+    state = run_dir / "ppo" / "state" / f"step-{step:08}"
+    assert state in checkpoints(run_dir / "ppo")
+    run = python("-m", "rlhf.export", state, folder, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    weights = "model.safetensors"
+    assert (folder / weights).read_bytes() == (run_dir / "ppo/actor" / weights).read_bytes()
+    average = tmp_path / "average"
+    assert python("-m", "rlhf.export", state, average, "--average", cwd=tmp_path).returncode == 0
+    assert (average / weights).read_bytes() != (folder / weights).read_bytes()
+    again = python("-m", "rlhf.export", state, folder, cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (
+        2,
+        f"error: {folder} exists: choose another folder\n",
+    )
 
 
-TIMES: Sequence[str] = ("seconds", "peak_memory_gib", "planned", "measured")
-
-
-def files(run_dir: Path) -> set[str]:
-    """The files of a run."""
-    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
+def test_ppo_ends_when_it_has_left_its_reference(tmp_path: Path) -> None:
+    run = launch(
+        *TINY_RUN,
+        *("ppo.steps=9", "ppo.stop_run_kl=0.001", "ppo.actor_lr=1e-2", "ppo.warmup_steps=0"),
+        f"run_dir={tmp_path / 'run'}",
+        cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    kls = [m["ppo/kl_to_reference"] for m in metrics(tmp_path / "run") if "ppo/kl_ctl" in m]
+    assert len(kls) < 9
+    assert kls[-1] > 0.001 >= max(kls[:-1])
+    why = f"ppo/kl_to_reference={kls[-1]:.3g} is above ppo.stop_run_kl=0.001"
+    assert f"ppo: ends after step {len(kls)}: {why}" in run.stdout

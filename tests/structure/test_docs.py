@@ -20,6 +20,7 @@ from tests.runs import TINY_RUN, launch, python
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
+    "python -m rlhf.export runs/latest/ppo/state/step-00000040 FOLDER": "tests/runtime",
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
     "python benchmarks/alarm_rates.py runs/alarm_rates": "tests/benchmarks",
     "python benchmarks/comparison_rates.py runs/alarm_rates": "tests/benchmarks",

@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "phases": BASE | {"algorithms"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
+    "export": BASE | {"algorithms"} | ADAPTERS | {"phases"},
     "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import Phase
+from rlhf.config.rules.checkpoint import check_checkpoint
 from rlhf.config.rules.data import check_data
 from rlhf.config.rules.hardware import check_hardware
 from rlhf.config.rules.launcher import check_launcher
@@ -32,6 +33,7 @@ def validate(config: RunConfig) -> None:
     check_zero(config)
     check_engine(config)
     check_lora(config)
+    check_checkpoint(config)
     phase_plans(config)
     if Phase.ppo in config.phase.order:
         check_ppo(config.ppo, lora_rank=config.lora.rank)

@@ -18,6 +18,7 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
+from rlhf.errors import ConfigError
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.types import Engine
@@ -102,10 +103,19 @@ class Checkpoints:
         self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
 
     def evaluated(self, values: Mapping[str, float]) -> None:
-        """Take the held-out metrics after the current step: they may be the best so far."""
+        """Take the held-out metrics after the current step: they may be the best so far.
+
+        Raises:
+            ConfigError: if checkpoint.best is not one of them.
+        """
         config = self._config
-        if config.best is None or config.best not in values:
+        if config.best is None or not config.best.startswith(f"{self._phase}/"):
             return
+        if config.best not in values:
+            raise ConfigError(
+                f"checkpoint.best={config.best}: this run does not measure it; it measures "
+                f"{', '.join(values)}"
+            )
         value = values[config.best]
         sign = -1 if config.best.endswith(LOWER_IS_BETTER) else 1
         if self._best is None or sign * value > sign * self._best:
