@@ -59,6 +59,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
             context.seed_dropout(Phase.dpo, step)
             values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
             context.tracker.log("dpo", step, values)
+            checkpoints.taken(values)
             progress.advance(step, values)
             if config.eval_every and step % config.eval_every == 0 and step < total_steps:
                 found = _printed(*trainer.evaluate(data.eval))
@@ -169,6 +170,7 @@ class DpoTrainer:
             **{name: metric.value() for name, metric in metrics.items()},
             "dpo/learning_rate": report.learning_rate,
             "dpo/grad_norm": report.grad_norm,
+            "dpo/skipped_steps": float(report.is_skipped),
             "dpo/pairs_per_second": num_pairs / (time.monotonic() - started),
         }
 

@@ -72,6 +72,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
                 num_prompts=step.num_prompts,
             )
             context.tracker.log("reward", number, values)
+            checkpoints.taken(values)
             progress.advance(number, values)
             if config.eval_every and number % config.eval_every == 0 and number < len(steps):
                 held_out = trainer.evaluate(data.eval).values()
@@ -198,6 +199,7 @@ class RewardTrainer:
             **{name: metric.value() for name, metric in metrics.items()},
             "reward/learning_rate": report.learning_rate,
             "reward/grad_norm": report.grad_norm,
+            "reward/skipped_steps": float(report.is_skipped),
             "reward/pairs_per_second": int(loss.count) / (time.monotonic() - started),
         }
 

@@ -52,6 +52,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
             mine = context.share(rows, [lengths[row] for row in rows], micro=trainer.plan.micro)
             values = trainer.train_step(data.train[mine])
             context.tracker.log("sft", step, values)
+            checkpoints.taken(values)
             progress.advance(step, values)
             if config.eval_every and step % config.eval_every == 0 and step < total_steps:
                 held_out = trainer.evaluate(data.eval)
@@ -126,6 +127,7 @@ class SftTrainer:
             "sft/loss": metrics["loss"].value(),
             "sft/learning_rate": report.learning_rate,
             "sft/grad_norm": report.grad_norm,
+            "sft/skipped_steps": float(report.is_skipped),
             "sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started),
         }
 

@@ -40,6 +40,12 @@ SFT = {
         "single spikes: unusual batches, which clipping handles; growing: lower `sft.lr`; 0: no "
         "token is trained",
     ),
+    "sft/skipped_steps": MetricInfo(
+        "optimizer steps",
+        "1 if the optimizer step was skipped because the gradient was not finite, else 0",
+        "0; with fp16 a few at the start, until the loss scale is found",
+        "above 0 throughout: use `hardware.dtype=bf16`, or lower `sft.lr`",
+    ),
     "sft/tokens_per_second": MetricInfo(
         "tokens/s",
         "tokens of the batch without padding, divided by the step's seconds, over all ranks",
@@ -102,6 +108,12 @@ REWARD = {
         "norm of the whole gradient before clipping",
         "large at first, since the head is new, then steady",
         "growing: lower `reward.lr`; 0: both responses of each pair are the same",
+    ),
+    "reward/skipped_steps": MetricInfo(
+        "optimizer steps",
+        "1 if the optimizer step was skipped because the gradient was not finite, else 0",
+        "0; with fp16 a few at the start, until the loss scale is found",
+        "above 0 throughout: use `hardware.dtype=bf16`, or lower `reward.lr`",
     ),
     "reward/pairs_per_second": MetricInfo(
         "pairs/s",
@@ -680,6 +692,12 @@ DPO = {
         "norm of the whole gradient before clipping",
         "steady",
         "growing: lower `dpo.lr`",
+    ),
+    "dpo/skipped_steps": MetricInfo(
+        "optimizer steps",
+        "1 if the optimizer step was skipped because the gradient was not finite, else 0",
+        "0; with fp16 a few at the start, until the loss scale is found",
+        "above 0 throughout: use `hardware.dtype=bf16`, or lower `dpo.lr`",
     ),
     "dpo/pairs_per_second": MetricInfo(
         "pairs/s",

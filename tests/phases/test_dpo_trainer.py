@@ -99,6 +99,7 @@ def test_a_step_has_the_gradient_of_the_mean_over_pairs(
         "dpo/rejected_reward": 0.5 * (rejected_B - base_rejected_B).mean().item(),
         "dpo/learning_rate": 0.5,
         "dpo/grad_norm": 2.0,
+        "dpo/skipped_steps": 0.0,
     }
     assert {n: values[n] for n in expected} == pytest.approx(expected, abs=1e-4, rel=1e-4)
 

@@ -191,3 +191,18 @@ def test_ppo_ends_when_it_has_left_its_reference(tmp_path: Path) -> None:
     assert kls[-1] > 0.001 >= max(kls[:-1])
     why = f"ppo/kl_to_reference={kls[-1]:.3g} is above ppo.stop_run_kl=0.001"
     assert f"ppo: ends after step {len(kls)}: {why}" in run.stdout
+
+
+def test_gradients_that_stay_broken_end_the_run_and_name_what_was_good(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    broken = ["sft.epochs=9", "sft.lr=1e30", "sft.warmup_steps=0", "checkpoint.every_steps=1"]
+    words = [*TINY_RUN, *broken, "checkpoint.most_skipped=3", f"run_dir={run_dir}"]
+    run = launch(*words, cwd=tmp_path)
+    assert run.returncode == 2
+    skipped = [m["sft/skipped_steps"] for m in metrics(run_dir) if "sft/skipped_steps" in m]
+    assert skipped[-3:] == [1.0, 1.0, 1.0]
+    last_good = len(skipped) - 3
+    why = f"no optimizer step could be taken in 3 steps in a row up to step {len(skipped)}"
+    assert f"error: sft: {why}, since gradients were not finite" in run.stderr
+    assert [int(path.name[5:]) for path in checkpoints(run_dir / "sft")] == [last_good]
+    assert f"python -m rlhf.export {run_dir}/sft/state/step-{last_good:08} FOLDER" in run.stderr

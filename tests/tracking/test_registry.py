@@ -12,8 +12,9 @@ from tests.runs import is_timing
 UNITS = ("tflops", "mfu")
 
 NAMES = {
-    "sft": "loss learning_rate grad_norm tokens_per_second eval_loss eval_perplexity",
+    "sft": "loss learning_rate grad_norm skipped_steps tokens_per_second eval_loss eval_perplexity",
     "reward": "loss accuracy margin chosen_score rejected_score learning_rate grad_norm "
+    "skipped_steps "
     "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score "
     "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
     "ppo": "score_mean score_average score_std reward_mean reward_std kl_to_reference "
@@ -28,6 +29,7 @@ NAMES = {
     "eval_stops",
     "rollout": "accelerated_layers",
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
+    "skipped_steps "
     "pairs_per_second eval_accuracy eval_loss",
     "time": "generate_seconds score_seconds train_seconds step_seconds",
     "speed": "tokens_per_second generate_tflops generate_mfu score_tflops score_mfu train_tflops "

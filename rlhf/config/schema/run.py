@@ -65,6 +65,8 @@ class CheckpointConfig:
     """End the phase of the metric with its best checkpoint instead of the last step."""
     patience: int | None = bounded(ABOVE_0)
     """End the phase after this many evaluations in a row without a new best; null: never."""
+    most_skipped: int | None = bounded(ABOVE_0)
+    """Steps in a row with gradients that are not finite after which the run ends; null: never."""
     grace_seconds: int = bounded(ABOVE_0)
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
 

@@ -81,6 +81,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             rollout = trainer.generate_experience(loader.batch(step - 1))
             stats = trainer.train_rlhf(rollout)
             context.tracker.log("ppo", step, stats.metrics)
+            checkpoints.taken(stats.metrics)
             progress.advance(step, stats.metrics)
             if step % config.sample_every == 0 or step == steps:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)

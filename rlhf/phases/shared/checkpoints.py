@@ -18,7 +18,7 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, RlhfError
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.types import Engine
@@ -62,6 +62,7 @@ class Checkpoints:
         self._best_step: int | None = None
         self._waits = 0  # evaluations since the best one
         self._is_over = False
+        self._skipped = 0  # steps in a row with skipped optimizer steps
         self.step = 0
         self.results: dict[str, Any] = {}
         resumed = context.resumes.get(phase)
@@ -102,6 +103,23 @@ class Checkpoints:
         self._is_over = True
         self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
 
+    def taken(self, values: Mapping[str, float]) -> None:
+        """Take the metrics of the current step: whether optimizer steps were skipped.
+
+        Raises:
+            RlhfError: if they were for checkpoint.most_skipped steps in a row.
+        """
+        self._skipped = self._skipped + 1 if values[f"{self._phase}/skipped_steps"] else 0
+        if self._skipped == self._config.most_skipped:
+            good = next(iter(checkpoints(self._dir)), None)
+            way_back = f"python -m rlhf.export {good} FOLDER saves what was good"
+            raise RlhfError(
+                f"{self._phase}: no optimizer step could be taken in {self._skipped} steps in a "
+                f"row up to step {self.step + 1}, since gradients were not finite. Start again "
+                f"with a lower learning rate, or hardware.dtype=fp32; "
+                f"{way_back if good else 'there is no checkpoint before them'}"
+            )
+
     def evaluated(self, values: Mapping[str, float]) -> None:
         """Take the held-out metrics after the current step: they may be the best so far.
 
@@ -127,7 +145,8 @@ class Checkpoints:
 
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
-        is_due = self._is_due() or requests.wants_checkpoint
+        # While steps are skipped, the checkpoint before them is kept.
+        is_due = (self._is_due() and not self._skipped) or requests.wants_checkpoint
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
         if is_due or self._best_step == self.step:
