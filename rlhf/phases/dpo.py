@@ -58,13 +58,10 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         for step in checkpoints.steps(total_steps):
             context.seed_dropout(Phase.dpo, step)
             values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
-            context.tracker.log("dpo", step, values)
             checkpoints.taken(values)
             progress.advance(step, values)
             if config.eval_every and step % config.eval_every == 0 and step < total_steps:
-                found = _printed(*trainer.evaluate(data.eval))
-                context.tracker.log("dpo", step, found)
-                checkpoints.evaluated(found)
+                checkpoints.evaluated(_printed(*trainer.evaluate(data.eval)))
 
     accuracy, eval_loss = trainer.evaluate(data.eval)
     context.tracker.log("dpo", checkpoints.step, _printed(accuracy, eval_loss))

@@ -71,13 +71,10 @@ def run_reward(context: RunContext) -> dict[str, Any]:
                 [weight for _, weight in mine],
                 num_prompts=step.num_prompts,
             )
-            context.tracker.log("reward", number, values)
             checkpoints.taken(values)
             progress.advance(number, values)
             if config.eval_every and number % config.eval_every == 0 and number < len(steps):
-                held_out = trainer.evaluate(data.eval).values()
-                context.tracker.log("reward", number, held_out)
-                checkpoints.evaluated(held_out)
+                checkpoints.evaluated(trainer.evaluate(data.eval).values())
 
     after = trainer.evaluate(data.eval)
     judged = judge_reward_model(

@@ -51,13 +51,10 @@ def run_sft(context: RunContext) -> dict[str, Any]:
             rows = shuffle.batch(step - 1, config.batch_size)
             mine = context.share(rows, [lengths[row] for row in rows], micro=trainer.plan.micro)
             values = trainer.train_step(data.train[mine])
-            context.tracker.log("sft", step, values)
             checkpoints.taken(values)
             progress.advance(step, values)
             if config.eval_every and step % config.eval_every == 0 and step < total_steps:
-                held_out = trainer.evaluate(data.eval)
-                context.tracker.log("sft", step, held_out)
-                checkpoints.evaluated(held_out)
+                checkpoints.evaluated(trainer.evaluate(data.eval))
 
     after = trainer.evaluate(data.eval)
     context.tracker.log("sft", checkpoints.step, after)

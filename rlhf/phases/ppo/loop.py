@@ -80,15 +80,12 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         for step in checkpoints.steps(steps):
             rollout = trainer.generate_experience(loader.batch(step - 1))
             stats = trainer.train_rlhf(rollout)
-            context.tracker.log("ppo", step, stats.metrics)
             checkpoints.taken(stats.metrics)
             progress.advance(step, stats.metrics)
             if step % config.sample_every == 0 or step == steps:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)
             if config.eval_every and step % config.eval_every == 0 and step < steps:
-                held_out = evaluation.metrics()
-                context.tracker.log("ppo", step, held_out)
-                checkpoints.evaluated(held_out)
+                checkpoints.evaluated(evaluation.metrics())
             if (reason := reason_to_end(config, stats.metrics)) is not None:
                 checkpoints.end(reason)
 

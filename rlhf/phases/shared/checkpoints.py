@@ -104,11 +104,12 @@ class Checkpoints:
         self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
 
     def taken(self, values: Mapping[str, float]) -> None:
-        """Take the metrics of the current step: whether optimizer steps were skipped.
+        """Log the metrics of the current step, and look whether optimizer steps were skipped.
 
         Raises:
             RlhfError: if they were for checkpoint.most_skipped steps in a row.
         """
+        self._context.tracker.log(self._phase, self.step + 1, values)
         self._skipped = self._skipped + 1 if values[f"{self._phase}/skipped_steps"] else 0
         if self._skipped == self._config.most_skipped:
             good = next(iter(checkpoints(self._dir)), None)
@@ -121,12 +122,13 @@ class Checkpoints:
             )
 
     def evaluated(self, values: Mapping[str, float]) -> None:
-        """Take the held-out metrics after the current step: they may be the best so far.
+        """Log the held-out metrics after the current step, which may be the best so far.
 
         Raises:
             ConfigError: if checkpoint.best is not one of them.
         """
         config = self._config
+        self._context.tracker.log(self._phase, self.step + 1, values)
         if config.best is None or not config.best.startswith(f"{self._phase}/"):
             return
         if config.best not in values:
