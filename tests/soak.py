@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.runs import ROOT, TINY_RUN, launch, metrics, start
 
-STEPS = ["sft.epochs=3", "reward.epochs=3", "ppo.steps=12", "ppo.eval_every=4"]
+STEPS = ["sft.epochs=9", "reward.epochs=9", "ppo.steps=40", "ppo.eval_every=4"]
 EVERY_STEP = ["checkpoint.every_steps=1", "resume=auto"]
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
@@ -75,14 +75,13 @@ def soak(
                 break
             time.sleep(0.002)
         if process.poll() is not None:
-            say(f"the run finished after {number - 1} kills")
-            break
+            raise RuntimeError(f"the run finished after {number - 1} kills: take more steps")
         is_saving = bool(list(run_dir.glob("*/state/.step-*")))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         in_saves += is_saving
         say(f"kill {number}: after {progress(run_dir)} lines{', in a save' if is_saving else ''}")
-        longest = min(8.0, longest * 1.1)
+        longest = min(3.0, longest * 1.1)
     run = launch(*map(str, words[1:]), cwd=run_dir.parent, timeout=900)
     if run.returncode:
         raise RuntimeError(run.stderr)

@@ -46,7 +46,7 @@ from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
 from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
-from rlhf.tracking.jsonl import drop_repeated
+from rlhf.tracking.jsonl import LOGS, cut, drop_phases
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.summary import show_summary
 from rlhf.tracking.trackers import build_tracker
@@ -155,9 +155,10 @@ def build_context(
     tokenizer = run_tokenizer(config, run_dir, parts)
     resumes = stopped_phases(run_dir, unfinished, ranks, console)
     if ranks.is_main:
-        last_steps = {p.value: resumes[p].step if p in resumes else -1 for p in unfinished}
-        for name in ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"):
-            drop_repeated(run_dir / name, last_steps)
+        for name in LOGS:
+            for checkpoint in resumes.values():
+                cut(run_dir / name, checkpoint.numbers["logs"].get(name, 0))
+            drop_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
     return RunContext(
         config=config,
         run_dir=run_dir,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from rlhf.atomic import replacing
 from rlhf.errors import CheckpointError
 
+LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run, appended to by rank 0
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 
@@ -55,40 +57,40 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 return
 
 
-def drop_repeated(path: Path, last_steps: Mapping[str, int]) -> None:
-    """Rewrite ``path`` without the lines after the last step of these phases, and a torn last line.
+def cut(path: Path, size: int) -> None:
+    """Shorten ``path`` to its first ``size`` bytes, which it had when a checkpoint was written."""
+    if path.exists() and path.stat().st_size > size:
+        os.truncate(path, size)
 
-    A resumed run calls this, so that a step that is taken again does not appear twice. The file is
+
+def drop_phases(path: Path, unfinished: Set[str]) -> None:
+    """Rewrite ``path`` without the lines of these phases, and without a torn last line.
+
+    A resumed run calls this, so that a phase that runs again does not appear twice. The file is
     replaced atomically: a killed process leaves the old file intact. A missing file is ignored.
 
     Raises:
-        CheckpointError: if a line other than the last is not a JSON object with phase and step.
+        CheckpointError: if a line other than the last is not a JSON object with a phase.
     """
     if not path.exists():
         return
-    kept = [
-        line
-        for line, phase, step in _lines(path)
-        if phase not in last_steps or step <= last_steps[phase]
-    ]
+    kept = [line for line, phase in _lines_and_phases(path) if phase not in unfinished]
     with replacing(path) as building:
         building.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield the lines, each with its phase and step."""
+def _lines_and_phases(path: Path) -> Iterator[tuple[str, str]]:
     # Split only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
     # A torn last line may end within a character; with that replaced, it still is not valid JSON.
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
-            content = json.loads(line)
-            phase, step = content["phase"], content["step"]
+            phase = json.loads(line)["phase"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             if number == len(lines):
                 return
             raise CheckpointError(
-                f"{path}, line {number}: not a JSON object with phase and step: {line[:60]!r}. "
+                f"{path}, line {number}: not a JSON object with a phase: {line[:60]!r}. "
                 "Remove the line, or the file, and resume again."
             ) from error
-        yield line, phase, step
+        yield line, phase

@@ -21,6 +21,7 @@ from rlhf.config.choices import Phase
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.stop_requests import StoppedError
+from rlhf.tracking.jsonl import LOGS
 from rlhf.types import Engine
 
 LOWER_IS_BETTER = ("loss", "perplexity", "kl")
@@ -173,6 +174,7 @@ class Checkpoints:
             "trainer": self._trainer.numbers if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.seconds,
+            "logs": {path.name: path.stat().st_size for path in self._logs() if path.exists()},
             "best": [self._best, self._best_step, self._waits, self._is_over],
         }
         if self._context.ranks.is_main:
@@ -185,6 +187,9 @@ class Checkpoints:
                     pass
         self._context.ranks.barrier()
         self._saved = time.monotonic()
+
+    def _logs(self) -> list[Path]:
+        return [self._context.run_dir / name for name in LOGS]
 
     def _remove_old(self) -> None:
         kept = [] if self._best_step is None else [checkpoint_folder(self._dir, self._best_step)]
