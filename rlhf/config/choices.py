@@ -47,6 +47,13 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
+class OnOom(StrEnum):
+    """What a run does if a phase runs out of memory."""
+
+    stop = "stop"
+    reduce_micro_batch = "reduce_micro_batch"
+
+
 class Source(StrEnum):
     """Sources of examples: the generated task, local files, or the Hugging Face hub."""
 

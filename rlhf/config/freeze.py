@@ -35,6 +35,8 @@ SPREAD = (
     "hardware.nodes.",
     "hardware.ranks_per_node.",
     "hardware.max_micro_batch_size.",
+    "hardware.on_oom.",
+    "rollout.max_rows.",
     "zero.",
     *(f"{key}." for key in MICRO_BATCHES),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rlhf.config.freeze import freeze
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
 from rlhf.runtime import worker
@@ -26,6 +28,7 @@ from rlhf.runtime.launch_mode import (
     rendezvous_address,
     slurm_task,
 )
+from rlhf.runtime.out_of_memory import OutOfMemoryError, with_less_memory
 from rlhf.runtime.rank import STOPPED, Failure, FailureKind, read_failure, run_rank
 from rlhf.runtime.rendezvous import (
     Rendezvous,
@@ -49,6 +52,22 @@ def start(config: RunConfig, run_dir: Path | None, script: str) -> float | None:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
     way = launch_mode(config, os.environ) if started_rank() is None else None
+    try:
+        return _start(config, run_dir, script, way)
+    except OutOfMemoryError as error:
+        less = with_less_memory(config)
+        if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
+            raise
+        said = str(error).partition(". ")[0]
+    gc.collect()  # the models of the failed attempt
+    sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
+    freeze(less, run_dir)
+    return start(less, run_dir, script)
+
+
+def _start(
+    config: RunConfig, run_dir: Path | None, script: str, way: LaunchMode | None
+) -> float | None:
     if way is LaunchMode.process:
         assert run_dir is not None
         return worker.run(run_dir)
@@ -180,6 +199,8 @@ def _explain(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | N
         RlhfError: if one line explains it: a rank's message, or the signal that ended a rank.
         RuntimeError: if the rank has printed a traceback.
     """
+    if failure is not None and failure.kind is FailureKind.out_of_memory:
+        raise OutOfMemoryError(failure.message)
     if failure is not None and failure.kind in {FailureKind.refused, FailureKind.stuck}:
         raise RlhfError(failure.message)
     signals = {rank: end.signal_name() for rank, end in ends.items() if end.exitcode < 0}

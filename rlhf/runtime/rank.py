@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rlhf.errors import RlhfError
 from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.runtime import worker
+from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
 USER_ERROR = 2
@@ -31,6 +32,8 @@ class FailureKind(StrEnum):
     """The rank cannot run the configuration; the message is for the user."""
     crashed = "crashed"
     """An exception, whose traceback the rank has printed."""
+    out_of_memory = "out_of_memory"
+    """The rank needs more memory; the message says what helps."""
     stuck = "stuck"
     """No step ends; the message says where."""
     lost = "lost"
@@ -88,7 +91,9 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
     try:
         worker.run(run_dir, meeting, end_stuck)
     except RlhfError as error:
-        tell(Failure(FailureKind.refused, str(error)))
+        lacks = isinstance(error, OutOfMemoryError)
+        kind = FailureKind.out_of_memory if lacks else FailureKind.refused
+        tell(Failure(kind, str(error)))
         meeting.fail(str(error))
         raise SystemExit(USER_ERROR) from error
     except StoppedError as error:  # all ranks stop after the same step

@@ -41,6 +41,7 @@ from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rollouts
 from rlhf.runtime.malloc import keep_freed_memory
+from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import run_phase
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
@@ -99,7 +100,8 @@ def run(
         be_ready(context, {} if meeting is None else meeting.others, on_stuck)
         try:
             for phase in unfinished:
-                run_phase(context, phase, RUNNERS[phase])
+                with explained(config, phase, run_dir):
+                    run_phase(context, phase, RUNNERS[phase])
             context.tracker.conclude(whole_result(config, run_dir, unfinished))
         except BaseException:
             if ranks.is_main:

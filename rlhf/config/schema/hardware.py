@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import Device, Dtype
+from rlhf.config.choices import Device, Dtype, OnOom
 from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, bounded
 
 
@@ -26,6 +26,8 @@ class HardwareConfig:
     """Largest micro-batch, in sequences, of a phase whose micro_batch_size is null."""
     keep_freed_memory: bool
     """Keep freed memory in the process: faster on a CPU if memory is not short."""
+    on_oom: OnOom
+    """Out of memory: stop, or reduce_micro_batch: continue with smaller micro-batches."""
     name: str
     """Name of one node in plans and tables."""
     memory_gib: float | None = bounded(ABOVE_0)

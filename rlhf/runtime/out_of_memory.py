@@ -1,0 +1,90 @@
+"""Out of memory in a phase: say what was planned and which keys help, or use smaller batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf.config.batches import phase_plans, rollout_plan
+from rlhf.config.choices import OnOom, Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import RlhfError
+from rlhf.planning.plan_tables import PLAN
+
+# Messages of torch's allocator on a CPU, which has no class of its own for them.
+CPU_MESSAGES = ("can't allocate memory", "not enough memory")
+
+
+class OutOfMemoryError(RlhfError):
+    """A phase needed more memory than there is; the message says what helps."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if ``error`` says that an allocation failed."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_MESSAGES)
+
+
+@contextmanager
+def explained(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
+    """Turn a failed allocation of the block into an error that says what helps.
+
+    Raises:
+        OutOfMemoryError: if the block ran out of memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        micro = phase_plans(config)[phase].micro
+        keys = [] if micro == 1 else [f"{phase}.micro_batch_size={smaller(config, phase)}"]
+        keys += [] if config.zero.stage == 3 else ["zero=stage3"]  # noqa: PLR2004
+        first = str(error).strip().partition("\n")[0]
+        raise OutOfMemoryError(
+            f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
+            f"{_planned(run_dir, phase)}: {first or type(error).__name__}. "
+            f"python launch.py resume={run_dir} {' '.join(keys) or 'hardware.nodes=2'} continues "
+            "with less memory; hardware.on_oom=reduce_micro_batch does so by itself"
+        ) from error
+
+
+def smaller(config: RunConfig, phase: Phase) -> int:
+    """Return the next smaller micro-batch of a phase that divides a rank's batch; at least 1."""
+    plan = phase_plans(config)[phase]
+    return next(size for size in range(plan.micro - 1, 0, -1) if not plan.per_rank % size)
+
+
+def with_less_memory(config: RunConfig) -> RunConfig | None:
+    """Return ``config`` with smaller micro-batches and fewer rows of the rollout at once.
+
+    The steps are the same up to rounding. None: hardware.on_oom=stop, or all sizes are 1.
+    """
+    if config.hardware.on_oom is not OnOom.reduce_micro_batch:
+        return None
+    plans = phase_plans(config)
+    groups: dict[str, Any] = {
+        phase.value: replace(getattr(config, phase.value), micro_batch_size=smaller(config, phase))
+        for phase in config.phase.order
+        if plans[phase].micro > 1
+    }
+    rows = config.rollout.max_rows or rollout_plan(config).per_rank
+    if Phase.ppo in config.phase.order and rows > 1:
+        groups["rollout"] = replace(config.rollout, max_rows=rows // 2)
+    return replace(config, **groups) if groups else None
+
+
+def _planned(run_dir: Path, phase: Phase) -> str:
+    """Return what the plan has for the phase, as words."""
+    if not (run_dir / PLAN).exists():
+        return ""
+    plan = json.loads((run_dir / PLAN).read_text())
+    gib = plan["phases"][phase]["memory_gib_per_rank"]
+    return f" (planned: {gib:.1f} of {plan['memory_gib_limit']:.1f} GiB per rank)"
