@@ -52,7 +52,8 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     try:
         config = OmegaConf.to_object(typed)
     except MissingMandatoryValue as error:
-        key = min(OmegaConf.missing_keys(typed))
+        plain = OmegaConf.to_container(typed, structured_config_mode=SCMode.DICT)
+        key = min(name for name, value in _flat(plain, "").items() if value == "???")
         raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
         raise _refused(error) from error

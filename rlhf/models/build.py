@@ -211,6 +211,7 @@ def _from_architecture(
     overrides: dict[str, Any],
     shard: Shard | None,
 ) -> PreTrainedModel:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
@@ -224,7 +225,7 @@ def _from_architecture(
             return auto_class.from_config(
                 config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
             )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, StrictDataclassError) as error:
         raise ConfigError(
             f"{source.key}: transformers cannot build a {auto_class.__name__} of "
             f"model_type={model_type!r} with these fields: {error}"

@@ -95,6 +95,10 @@ def check_lengths(config: RunConfig) -> None:
         name, wanted = tokens[phase]
         for key, model in _models(config, phase):
             limit = model.architecture.get("max_position_embeddings", math.inf)
+            if not isinstance(limit, int | float):
+                raise ConfigError(
+                    f"{key}.architecture.max_position_embeddings={limit}: must be a whole number"
+                )
             if model.init is ModelInit.random and wanted > limit:
                 raise ConfigError(
                     f"{name}={wanted}: the model has {limit} positions "

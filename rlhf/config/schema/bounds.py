@@ -30,6 +30,9 @@ ZERO_STAGE = Bound("0, 1, 2 or 3", lambda x: x in range(4))
 FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
 
 
+LARGEST = 2**63 - 1  # what torch's integers hold
+
+
 def bounded(bound: Bound) -> Any:
     """Return a dataclass field without default whose value must be within ``bound`` or null."""
     return field(metadata={"bound": bound})
@@ -44,6 +47,8 @@ def check_bounds(config: Any, prefix: str = "") -> None:
     for key, bound, value in _bounded_numbers(config, prefix):
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             raise ConfigError(f"{key}={value}: must be {bound.rule}")
+        if isinstance(value, int) and value > LARGEST:
+            raise ConfigError(f"{key}={value}: must be at most {LARGEST}")
 
 
 def _bounded_numbers(config: Any, prefix: str) -> Iterator[tuple[str, Bound, float | None]]:

@@ -76,6 +76,7 @@ def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
 
 def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
     """Return the policy's config; None if it cannot be loaded, which the build will explain."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
@@ -84,5 +85,5 @@ def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
         return AutoConfig.from_pretrained(
             model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
-    except (KeyError, OSError, TypeError, ValueError):
+    except (KeyError, OSError, TypeError, ValueError, StrictDataclassError):
         return None

@@ -1,0 +1,49 @@
+"""Every key with values that make no sense: accepted, or refused with one message."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import freeze, frozen_keys, to_run_config
+from rlhf.config.hydra_errors import explain
+from rlhf.config.rules.unread_keys import refuse_unread
+from rlhf.errors import RlhfError
+
+VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
+VALUES += ["99999999999999999999", "true", "🙂", "../../etc", "${oops}", "???"]
+FOUND = [  # that ended with a traceback once
+    "model.learning_rates.actor=???",
+    "model.architecture.max_position_embeddings=[1,2]",
+    "model.architecture.max_position_embeddings=null",
+    "model.vocab_size=99999999999999999999",
+]
+Compose = Callable[[list[str]], DictConfig]
+
+
+@pytest.mark.slow
+def test_no_value_of_any_key_ends_with_a_traceback(compose: Compose, tmp_path: Path) -> None:
+    freeze(to_run_config(compose([])), tmp_path)
+    # One value for each key, chosen by its name, so that all values meet all kinds of keys.
+    drawn = [f"{k}={VALUES[zlib.crc32(k.encode()) % len(VALUES)]}" for k in frozen_keys(tmp_path)]
+    assert len(drawn) > 250
+    refused = [word for word in drawn + FOUND if is_refused(word, compose)]
+    assert set(FOUND) <= set(refused)
+    assert len(refused) > 0.7 * len(drawn)
+
+
+def is_refused(word: str, compose: Compose) -> bool:
+    """Compose a configuration with this override; return whether it was refused with a message."""
+    try:
+        refuse_unread(to_run_config(compose([word])), [word])
+    except RlhfError:
+        return True
+    except Exception as error:
+        if explain(error, [word]) is None:
+            raise
+        return True
+    return False
