@@ -118,6 +118,14 @@ def checkpoints(phase_dir: Path) -> list[Path]:
     return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
 
 
+def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
+    """Remove what a killed attempt left: unfinished folders, and damaged ones of later steps."""
+    last = checkpoint_folder(phase_dir, last_step)
+    for folder in (phase_dir / STATE).glob("*step-*"):
+        if folder.name.startswith(".") or folder > last:
+            shutil.rmtree(folder)
+
+
 def latest_valid(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """Return the latest checkpoint that is intact; ``say`` prints which ones are not."""
     for folder in checkpoints(phase_dir):

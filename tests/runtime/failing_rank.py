@@ -12,7 +12,7 @@ from rlhf.runtime import launcher, worker
 from rlhf.runtime.rendezvous import Rendezvous
 
 
-def broken_run(run_dir: Path, meeting: Rendezvous) -> float:
+def broken_run(run_dir: Path, meeting: Rendezvous, on_stuck: object) -> float:
     """In the place of worker.run."""
     torch.distributed.init_process_group("gloo")
     if os.environ["RANK"] == "1":

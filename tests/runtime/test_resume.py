@@ -15,13 +15,15 @@ import pytest
 from rlhf.checkpoint.phase_state import checkpoints, latest_valid
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
+from tests.runtime.test_launcher import children
 from tests.soak import differences, soak
 
 pytestmark = pytest.mark.slow
 
 STEPS = ["sft.epochs=0.5", "reward.epochs=0.5", "ppo.steps=5", "checkpoint.every_steps=2"]
 STEPS += ["ppo.eval_every=3", "ppo.sample_every=2", f"tracking.others=[{PATH}]"]
-TWO_RANKS = ["hardware.ranks_per_node=2"]
+# Two ranks, and no reward model to train: the first case has one.
+TWO_RANKS = ["hardware.ranks_per_node=2", "phase.order=[sft,ppo]", "model@reward_model=gold"]
 # One run of each way to keep weights, masters, moments and averages; benchmarks/soak.py has all.
 CASES = {
     "torch, bf16": ["hardware.dtype=bf16", "zero=stage2", "ppo.ema_beta=0.9", "ppo.kl_target=1"],
@@ -64,6 +66,7 @@ def test_sigterm_ends_a_run_after_its_step(ranks: int, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     endless = ["phase=sft", "sft.epochs=9999", f"hardware.ranks_per_node={ranks}"]
     process = start_run(run_dir, *endless)
+    started = children(process.pid)
     process.send_signal(signal.SIGTERM)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -73,8 +76,7 @@ def test_sigterm_ends_a_run_after_its_step(ranks: int, tmp_path: Path) -> None:
     assert found is not None
     assert found.step == metrics(run_dir)[-1]["step"] > 0
     assert (run_dir / "report.html").exists()
-    left = subprocess.run(["pgrep", "-f", str(run_dir)], capture_output=True, check=False)
-    assert left.stdout == b"", "no process is left"
+    wait_for(lambda: not any(map(is_there, started)), seconds=10)
 
 
 def test_sigusr1_asks_for_a_checkpoint_only(tmp_path: Path) -> None:
@@ -117,11 +119,21 @@ def wait_for(happened: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+def is_there(pid: int) -> bool:
+    """True while a process runs; a zombie does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_other_ranks_and_stages_continue_a_run(tmp_path: Path) -> None:
     """Not bit for bit, but with the same batches: nearly the same metrics."""
-    whole = finished(tmp_path / "whole", *STEPS, "zero=stage0", PYTHONPATH=ROOT)
+    steps = [*STEPS, "phase=sft", "zero=stage0"]
+    whole = finished(tmp_path / "whole", *steps, PYTHONPATH=ROOT)
     moved = tmp_path / "moved"
-    words = [*TINY_RUN, *STEPS, "zero=stage0", f"run_dir={moved}"]
+    words = [*TINY_RUN, *steps, f"run_dir={moved}"]
     assert launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="sft:4").returncode != 0
     other = ["zero=stage3", "hardware.ranks_per_node=2"]
     run = launch(f"resume={moved}", *other, cwd=tmp_path, PYTHONPATH=ROOT)
@@ -133,7 +145,7 @@ def test_other_ranks_and_stages_continue_a_run(tmp_path: Path) -> None:
 
 
 def test_the_same_command_with_resume_auto_continues(tmp_path: Path) -> None:
-    words = [*TINY_RUN, *STEPS, "resume=auto"]
+    words = [*TINY_RUN, *STEPS, "phase.order=[sft,reward]", "resume=auto"]
     assert launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="reward:4").returncode != 0
     run = launch(*words, cwd=tmp_path, PYTHONPATH=ROOT)
     assert "reward: continues after step 2" in run.stdout
@@ -146,7 +158,7 @@ def test_the_same_command_with_resume_auto_continues(tmp_path: Path) -> None:
 
 
 def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    overrides = ["sft.epochs=1", "reward.epochs=1", "ppo.steps=5"]
+    overrides = ["sft.epochs=2", "reward.epochs=2", "ppo.steps=9"]
     whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"
     said: list[str] = []
     soak(killed, overrides, kills=10, seed=1, say=said.append)
@@ -204,5 +216,32 @@ def test_gradients_that_stay_broken_end_the_run_and_name_what_was_good(tmp_path:
     last_good = len(skipped) - 3
     why = f"no optimizer step could be taken in 3 steps in a row up to step {len(skipped)}"
     assert f"error: sft: {why}, since gradients were not finite" in run.stderr
-    assert [int(path.name[5:]) for path in checkpoints(run_dir / "sft")] == [last_good]
+    assert steps_of(run_dir) == [last_good]
     assert f"python -m rlhf.export {run_dir}/sft/state/step-{last_good:08} FOLDER" in run.stderr
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
+    overrides = ["phase=sft", "sft.epochs=0.7", "checkpoint.every_steps=1"]
+    overrides += ["checkpoint.keep=2", f"tracking.others=[{PATH}]"]
+    whole = finished(tmp_path / "whole", *overrides, PYTHONPATH=ROOT)
+    killed = tmp_path / "killed"
+    words = [*TINY_RUN, *overrides, f"run_dir={killed}"]
+    launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="sft:5")
+    assert steps_of(killed) == [4, 3]
+    weights = checkpoints(killed / "sft")[0] / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    (killed / "sft" / "state" / ".step-00000009.building").mkdir()
+    again = launch(f"resume={killed}", cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="sft:4")
+    warning = f"warning: {weights} is damaged: it is not what was written. It is not used"
+    assert warning in again.stdout
+    assert "sft: continues after step 3" in again.stdout
+    assert steps_of(killed) == [3], "nothing that a later step could be taken for"
+    assert [path.name for path in (killed / "sft" / "state").iterdir()] == ["step-00000003"]
+    assert launch(f"resume={killed}", cwd=tmp_path, PYTHONPATH=ROOT).returncode == 0
+    assert differences(killed, whole) == []
+
+
+def steps_of(run_dir: Path) -> list[int]:
+    return [int(path.name[5:]) for path in checkpoints(run_dir / "sft")]

@@ -16,7 +16,7 @@ from rlhf.phases.shared.pulse import Pulse
 from rlhf.runtime.watchdog import Process
 from tests.runs import ROOT
 from tests.runtime.test_launcher import children
-from tests.runtime.test_resume import start_run
+from tests.runtime.test_resume import is_there, start_run, wait_for
 
 
 def test_nothing_is_expected_outside_the_steps() -> None:
@@ -53,7 +53,8 @@ def test_a_stopped_rank_is_named_with_its_stack(tmp_path: Path) -> None:
     endless = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2"]
     more = [*endless, "launcher.watchdog_minutes=0.05"]
     process = start_run(run_dir, *more)
-    os.kill(children(process.pid)[-1], signal.SIGSTOP)  # the last one that was started
+    started = children(process.pid)
+    os.kill(started[-1], signal.SIGSTOP)  # the last one
     began = time.monotonic()
     _, complaint = process.communicate(timeout=60)
     assert time.monotonic() - began < 3 + 15
@@ -64,8 +65,7 @@ def test_a_stopped_rank_is_named_with_its_stack(tmp_path: Path) -> None:
     stack = complaint.partition("rank 1 was stopped; its stacks:")[2]
     assert "rlhf/phases/sft.py" in stack
     assert "rank 0 waits; its stacks:" in complaint
-    left = subprocess.run(["pgrep", "-f", str(run_dir)], capture_output=True, check=False)
-    assert left.stdout == b"", "no process is left"
+    wait_for(lambda: not any(map(is_there, started)), seconds=10)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from rlhf.checkpoint.phase_state import (
     checkpoint_folder,
     checkpoints,
     load_checkpoint,
+    remove_leavings,
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
@@ -69,6 +70,8 @@ class Checkpoints:
         resumed = context.resumes.get(phase)
         if resumed is not None:
             self._continue_from(resumed)
+        if context.ranks.is_main:
+            remove_leavings(self._dir, last_step=self.step)
 
     @property
     def is_resumed(self) -> bool:
