@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import pytest
 import torch
 
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
+from tests.runtime.test_launcher import children
+from tests.runtime.test_resume import is_there, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -142,25 +143,18 @@ def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
 
 def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, ROOT / "launch.py", *TINY_RUN, f"run_dir={run}"]
-    process = subprocess.Popen(
-        [*command, "hardware.ranks_per_node=2"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    words = [*TINY_RUN, "hardware.ranks_per_node=2", f"run_dir={run}"]
+    process = start(ROOT / "launch.py", *words, cwd=tmp_path)
     while not (run / "sft" / "result.json").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
+    started = children(process.pid)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert f"interrupted; python launch.py resume={run} continues the run" in errors
-    left = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True, check=False)
-    assert left.stdout == "", "no rank lives on"
+    wait_for(lambda: not any(map(is_there, started)), seconds=10)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS)

@@ -21,7 +21,12 @@ from tests.soak import differences, soak
 pytestmark = pytest.mark.slow
 
 STEPS = ["sft.epochs=0.5", "reward.epochs=0.5", "ppo.steps=5", "checkpoint.every_steps=2"]
-STEPS += ["ppo.eval_every=3", "ppo.sample_every=2", f"tracking.others=[{PATH}]"]
+STEPS += [
+    "ppo.eval_every=3",
+    "ppo.sample_every=2",
+    "ppo.eval_prompts=4",
+    f"tracking.others=[{PATH}]",
+]
 # Two ranks, and no reward model to train: the first case has one.
 TWO_RANKS = ["hardware.ranks_per_node=2", "phase.order=[sft,ppo]", "model@reward_model=gold"]
 # One run of each way to keep weights, masters, moments and averages; benchmarks/soak.py has all.
