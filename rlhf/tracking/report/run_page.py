@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ MOST_SAMPLES = 4000  # the latest samples that the page holds
 MOST_BARS = 100  # intervals in one chart
 MOST_TOKENS = 500  # dots in the chart of the critic
 PHASES = ("sft", "reward", "dpo", "ppo")
-
 
 Series = Mapping[str, Sequence[Point]]  # (step, value) of every metric
 
@@ -204,8 +204,7 @@ def _critic(run: RunFiles) -> Markup:
     ]
     if not any(value for value, _ in points):
         return Markup()  # there is no critic
-    values = [value for value, _ in points]
-    exact = [(at, at) for at in (min(values), max(values))]
+    exact = [(at, at) for at, _ in (min(points), max(points))]
     chart = line_chart(
         f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
         [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
@@ -277,18 +276,24 @@ def _samples(run: RunFiles) -> Markup:
 
 
 def _settings(run: RunFiles) -> Markup:
-    rows = [
-        tag("tr", tag("th", key, scope="row"), tag("td", json.dumps(value)))
+    rows = {
+        key: tag("tr", tag("th", key, scope="row"), tag("td", json.dumps(value)))
         for key, value in run.config.items()
-    ]
+    }
     versions = (run.result or {}).get("versions", {})
-    note = ", ".join(f"{name} {version}" for name, version in versions.items())
+    note = tag("p", ", ".join(f"{name} {version}" for name, version in versions.items()))
     command = run.folder / COMMAND
-    typed = tag("pre", command.read_text().strip()) if command.exists() else Markup()
-    table = scrolled("Settings", tag("table", tag("tbody", *rows)))
-    return tag(
-        "details", tag("summary", f"Settings ({len(rows)} keys)"), typed, tag("p", note), table
-    )
+    words = shlex.split(command.read_text()) if command.exists() else []
+    typed = tag("pre", shlex.join(words)) if words else Markup()
+    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    differing = [row for key, row in rows.items() if key in keys]
+    parts = {"Set by the command instead of a preset": differing, "All settings": rows.values()}
+    tables = [
+        scrolled(title, tag("table", tag("caption", title), tag("tbody", *part)))
+        for title, part in parts.items()
+        if part
+    ]
+    return tag("details", tag("summary", f"Settings ({len(rows)} keys)"), typed, note, *tables)
 
 
 def _target(alarm: Alarm) -> str:

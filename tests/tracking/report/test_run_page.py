@@ -260,3 +260,5 @@ def test_command_of_the_run_is_shown(made: Made) -> None:
     keep_command(["ppo.kl_ctl=0.1", "name=a b"], run_dir)
     text = write_report(run_dir).read_text()
     assert "<pre>python launch.py ppo.kl_ctl=0.1 'name=a b'</pre>" in text
+    differing = text.partition("<caption>Set by the command")[2].partition("All settings")[0]
+    assert re.findall(r'<th scope="row">([^<]*)', differing) == ["name", "ppo.kl_ctl"]
