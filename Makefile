@@ -29,9 +29,10 @@ types: $(STAMP)
 every-test: $(STAMP)
 	$(PYTEST)
 
-# A hundred SIGKILLs at random moments of one pipeline: about ten minutes.
+# A hundred SIGKILLs at random moments of one pipeline, and every kind of run stopped in every phase.
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.soak_matrix
 
 # Back to a fresh clone, except for runs/.
 clean:

@@ -1,4 +1,8 @@
-"""Trackers that disturb a run: the first kills it when KILL_AT=PHASE:STEP is logged."""
+"""Trackers that disturb a run: ``Killer`` kills it at KILL_AT, ``Sleeper`` makes a step hang.
+
+KILL_AT is PHASE:STEP, before the metrics of the step are on the drive; PHASE:STEP:update, inside
+the updates of a rollout; or PHASE:STEP:save, when half of the checkpoint of the step is written.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,66 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NoReturn
 
+from rlhf.phases.ppo import loop
+from rlhf.phases.shared import checkpoints
 from rlhf.tracking.tracker import Tracker
 
 PATH = "tests.killer:Killer"
 
 
 class Killer(Tracker):
-    """Kills its process before the metrics of a step are on the drive."""
+    """Kills its process at the moment that KILL_AT names."""
 
     def __init__(self, *_: object) -> None:
-        self._phase, _, self._step = os.environ.get("KILL_AT", "").partition(":")
+        self._phase, step, self._moment = (os.environ.get("KILL_AT", "") + "::").split(":")[:3]
+        self._step = int(step or 0)
+        self._updates = 0  # of the step in progress
+        # Processes are forked for each run: nothing outlives it.
+        if self._moment == "update":
+            loop.step_together = self._step_together(loop.step_together)
+        if self._moment == "save":
+            checkpoints.write_checkpoint = self._write_checkpoint(checkpoints.write_checkpoint)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        if phase == self._phase and step == int(self._step):
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._updates = 0
+        self._logged = (phase, step)
+        if not self._moment and (phase, step) == (self._phase, self._step):
+            kill()
+
+    def _step_together(self, original: Any) -> Any:
+        def step_together(*args: Any, **how: Any) -> Any:
+            self._updates += 1
+            if self._updates == 2 and self._logged == (self._phase, self._step - 1):
+                kill()
+            return original(*args, **how)
+
+        return step_together
+
+    def _write_checkpoint(self, original: Any) -> Any:
+        def write_checkpoint(
+            phase_dir: Path, step: int, streams: Mapping[str, Any], *args: Any, **how: Any
+        ) -> None:
+            if (phase_dir.name, step) == (self._phase, self._step):
+                streams = {name: cut_off(stream) for name, stream in streams.items()}
+            original(phase_dir, step, streams, *args, **how)
+
+        return write_checkpoint
+
+
+def kill() -> NoReturn:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def cut_off(stream: Any) -> Any:
+    """Yield the first tensors of a checkpoint, then kill the process."""
+    for number, tensor in enumerate(stream):
+        if number == 3:
+            kill()
+        yield tensor
 
 
 class Sleeper(Tracker):

@@ -65,7 +65,7 @@ class DeepSpeedEngine(BaseEngine):
         )
         self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
-        self._state = DeepSpeedState(self._deepspeed, settings.zero, ranks, stage=stage)
+        self._state = DeepSpeedState(self._deepspeed, ranks, stage=stage)
         if optimizer is not None and optimizer.ema_beta:
             masters = masters_of(self._deepspeed, stage=stage)
             on_host = settings.zero.offload_ema

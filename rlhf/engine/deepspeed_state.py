@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.masters import Masters, masters_of
 from rlhf.engine.training_state import (
     ParameterPlace,
@@ -19,31 +18,19 @@ from rlhf.engine.training_state import (
     adamw_steps,
     set_adamw_steps,
 )
-from rlhf.errors import CapabilityError
 from rlhf.types import Ranks
 
 
 class DeepSpeedState:
     """What training changes in a DeepSpeed engine."""
 
-    def __init__(self, engine: Any, zero: ZeroConfig, ranks: Ranks, *, stage: int) -> None:
+    def __init__(self, engine: Any, ranks: Ranks, *, stage: int) -> None:
         self._engine = engine
-        self._zero = zero
         self._stage = stage
         self._ranks = ranks
 
     def tensors(self, average: Sequence[Tensor] | None) -> TrainingState:
-        """Return the tensors; ``average`` is this rank's moving average, shard by shard.
-
-        Raises:
-            CapabilityError: if they are on NVMe, where DeepSpeed swaps them in and out.
-        """
-        if self._zero.nvme_path is not None:
-            raise CapabilityError(
-                f"checkpoint: zero.nvme_path={self._zero.nvme_path} keeps the optimizer on a "
-                "drive, which checkpoints inside a phase cannot read; set "
-                "checkpoint.every_minutes=null, or use zero=stage3_offload"
-            )
+        """Return the tensors; ``average`` is this rank's moving average, shard by shard."""
         places = _places(self._engine, self._ranks, stage=self._stage)
         masters, shards = self._masters(), self._shards()
         moments = [adamw_moments(self._adamw, shard) for shard in shards]

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def run_phase(
             if (entry := store.find(key, phase)) is not None:
                 take_phase(context, phase, entry)
                 return
-        result = runner(context)
+        result = runner(replace(context, phase_started=time.monotonic()))
         result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:
             write_json(phase_result_path(run_dir, phase), result)

@@ -29,7 +29,7 @@ STEPS += [
 ]
 # Two ranks, and no reward model to train: the first case has one.
 TWO_RANKS = ["hardware.ranks_per_node=2", "phase.order=[sft,ppo]", "model@reward_model=gold"]
-# One run of each way to keep weights, masters, moments and averages; benchmarks/soak.py has all.
+# One run of each way to keep weights, masters, moments and averages; tests/soak_matrix.py has all.
 CASES = {
     "torch, bf16": ["hardware.dtype=bf16", "zero=stage2", "ppo.ema_beta=0.9", "ppo.kl_target=1"],
     "torch, fp32 and all options": [

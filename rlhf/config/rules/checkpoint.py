@@ -7,9 +7,24 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 
 
+def check_readable(config: RunConfig) -> None:
+    """Check that no checkpoint inside a phase is due if the optimizer is on NVMe."""
+    if config.zero.nvme_path is None:
+        return
+    for key in ("every_minutes", "every_steps", "best"):
+        if (value := getattr(config.checkpoint, key)) is not None:
+            raise ConfigError(
+                f"checkpoint.{key}={value} with zero.nvme_path={config.zero.nvme_path}: a "
+                "checkpoint inside a phase cannot read an optimizer that is on a drive; add "
+                f"checkpoint.{key}=null, so that a stopped run repeats its phase, or use "
+                "zero=stage3_offload"
+            )
+
+
 def check_checkpoint(config: RunConfig) -> None:
-    """Check that a metric decides what is best, and that it is measured between steps."""
+    """Check that all states can be read, and that the metric of the best is measured in time."""
     checkpoint = config.checkpoint
+    check_readable(config)
     if checkpoint.best is None:
         for key in ("load_best", "patience"):
             if value := getattr(checkpoint, key):

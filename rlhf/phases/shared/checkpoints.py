@@ -59,7 +59,7 @@ class Checkpoints:
         self._engines = engines
         self._trainer = trainer
         self._seconds = 0.0  # of the attempts before this one
-        self._started = self._saved = time.monotonic()
+        self._saved = time.monotonic()
         self._best: float | None = None
         self._best_step: int | None = None
         self._waits = 0  # evaluations since the best one
@@ -81,7 +81,7 @@ class Checkpoints:
     @property
     def seconds(self) -> float:
         """Return the seconds that the phase has taken, in all its attempts."""
-        return self._seconds + time.monotonic() - self._started
+        return self._seconds + time.monotonic() - self._context.phase_started
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the steps to take; between them, write checkpoints that are due.
@@ -152,7 +152,8 @@ class Checkpoints:
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
         # While steps are skipped, the checkpoint before them is kept.
-        is_due = (self._is_due() and not self._skipped) or requests.wants_checkpoint
+        is_asked = requests.wants_checkpoint and context.config.zero.nvme_path is None
+        is_due = (self._is_due() and not self._skipped) or is_asked
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
         if is_due or self._best_step == self.step:

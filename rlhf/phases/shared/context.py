@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -54,6 +55,7 @@ class RunContext:
     resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # phases that were stopped
     requests: StopRequests = field(default_factory=StopRequests)
     pulse: Pulse = field(default_factory=Pulse)
+    phase_started: float = field(default_factory=time.monotonic)  # seconds of time.monotonic()
 
     def seed(self, *names: str | int) -> int:
         """Return the seed of the random stream ``names`` of this run."""
