@@ -162,6 +162,21 @@ class Plan:
                     total += model.weights * size * (2 if model.has_ema else 1)
         return total
 
+    @property
+    def checkpoint_disk(self) -> int:
+        """Return the most bytes of checkpoints inside a phase: those kept, and one being written.
+
+        A checkpoint has fp32 weights, two moments and the moving average of what is trained.
+        """
+        config = self.asked.checkpoint
+        if not (config.every_minutes or config.every_steps or config.best):
+            return 0
+        count = config.keep + (config.best is not None) + 1
+        return count * max(
+            sum(4 * model.trained * (4 if model.has_ema else 3) for model in models)
+            for models in self.models.values()
+        )
+
 
 def plan_run(
     config: RunConfig,

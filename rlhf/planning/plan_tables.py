@@ -50,6 +50,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "memory_gib_limit": plan.limit / GIB,
         "host_memory_gib_per_node": _host(plan) / GIB,
         "disk_gb": plan.disk / GB,
+        "checkpoints_gb": plan.checkpoint_disk / GB,
         "phases": {phase.phase.value: _phase_json(phase) for phase in plan.phases},
     }
 
@@ -140,7 +141,8 @@ def tables(plan: Plan) -> list[RenderableType]:
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
     if plan.fits:
-        answer = f"fits: {_setting(plan)}; models on disk: {plan.disk / GB:.1f} GB"
+        disk = f"{plan.disk / GB:.1f} GB, checkpoints up to {plan.checkpoint_disk / GB:.1f} GB"
+        answer = f"fits: {_setting(plan)}; models on disk: {disk}"
         return [table, answer, *notes]
     ways = (f"what fits: {way}" for way in plan.ways)
     return [table, f"does not fit: {plan.reason}", *ways, *notes]

@@ -245,6 +245,10 @@ def test_time_price_and_disk(compose: Compose) -> None:
     # Kept are SFT model, actor with its average, reward model and critic, in 2 bytes a number.
     policy, scorer = 1315758080, 1315760128
     assert plan.disk == 2 * (3 * policy + 2 * scorer)
+    # fp32 weights, two moments, the actor's average: one checkpoint, and the next being written.
+    assert plan.checkpoint_disk == 2 * 4 * (4 * policy + 3 * scorer)
+    never = plan_run(changed(config, checkpoint={"every_minutes": None}))
+    assert never.checkpoint_disk == 0
     unknown = plan_run(changed(config, data={"size": 0, "path": None}))
     assert unknown.hours is None
     assert unknown.price is None

@@ -51,6 +51,7 @@ def test_keys_of_plan_json(compose: Compose) -> None:
         "memory_gib_limit",
         "host_memory_gib_per_node",
         "disk_gb",
+        "checkpoints_gb",
         "phases",
     }
     assert found["fits"] is True
@@ -199,7 +200,7 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     text = " ".join(printed(fitting(compose)).split())
     setting, _, counts = summary(fitting(compose)).partition(" for ")
-    assert f"fits: {setting}; models on disk: 10.5 GB" in text
+    assert f"fits: {setting}; models on disk: 10.5 GB, checkpoints up to 63.2 GB" in text
     assert text.endswith(f"the time is for {counts}")
     no = refused(compose)
     text = " ".join(printed(no).split())

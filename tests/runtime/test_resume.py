@@ -181,6 +181,9 @@ def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path
     assert len(scores) == min(step + 2, 8), "two evaluations without a new best"
     state = run_dir / "ppo" / "state" / f"step-{step:08}"
     assert state in checkpoints(run_dir / "ppo")
+    size = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
+    planned = json.loads((run_dir / "plan.json").read_text())["checkpoints_gb"]
+    assert 3 * size / 1e9 == pytest.approx(planned, rel=0.1), "latest, best, and the next"
     run = python("-m", "rlhf.export", state, folder, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     weights = "model.safetensors"
