@@ -26,6 +26,7 @@ from common import BENCHMARKS, ROOT, finish, parser, table
 from rlhf.tracking.tracker import Tracker
 
 LONG = ["experiment=smoke", "ppo.steps=5000", "checkpoint.every_minutes=1", "plan=off"]
+LONG += ["rollout.max_response_tokens=8", "ppo.sample_every=1000", "ppo.eval_prompts=4"]
 FIGURES = "LONG_RUN_FIGURES"  # the variable that names the tracker's file
 MIB = 1 << 20
 WARM = 500  # steps in which caches and the heap may still grow
@@ -62,12 +63,14 @@ class Meter(Tracker):
 
         return timed
 
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Note the resident memory after a PPO step."""
         if "ppo/kl_ctl" in values:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             self._memory_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / MIB)
 
     def finish(self) -> None:
+        """Write what was noted, with the CPU time of the watchdog's thread."""
         (watchdog,) = (each for each in threading.enumerate() if each.name == "watchdog")
         fields = Path(f"/proc/self/task/{watchdog.native_id}/stat").read_text().rpartition(")")[2]
         ticks = sum(map(int, fields.split()[11:13]))  # user and system time

@@ -57,7 +57,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     with engine.averaged() if average else nullcontext():
         export = exported(engine, as_=context.config.lora.export, source=source)
         what = f"The {phase} model after step {found.step}."
-        context.save(export, folder, what=what)
+        context.save(export, folder, what=what, answers=phase is not Phase.reward)
 
 
 def _context(run_dir: Path) -> RunContext:

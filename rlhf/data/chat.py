@@ -8,9 +8,10 @@ response ends with the tokenizer's end token; text that the template writes afte
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.data.layouts import SPEAKERS
+from rlhf.data.layouts import ASSISTANT_TURN, SPEAKERS
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:
@@ -41,6 +42,30 @@ def conversation(prompt: str) -> Conversation:
     begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
     messages = [{"role": role, "content": t.strip()} for role, t in spoken if t.strip()]
     return Conversation(messages, begun)
+
+
+def plain_template(opening: str) -> str:
+    """Return the Jinja template that renders messages as data.template=plain does.
+
+    ``opening`` is the text of the tokens that the tokenizer puts in front of a prompt. An answer at
+    the end gets the end token, as in training.
+    """
+    names = "{" + ", ".join(f"{role!r}: {name!r}" for role, name in SPEAKERS.items()) + "}"
+    return (
+        f"{{{{- {opening!r} }}}}"
+        f"{{%- set names = {names} %}}"
+        "{%- for message in messages %}"
+        "{{- '\n\n' + names[message['role']] + ': ' + message['content'] }}"
+        "{%- if loop.last and message['role'] == 'assistant' %}{{- eos_token }}{%- endif %}"
+        "{%- endfor %}"
+        f"{{%- if add_generation_prompt %}}{{{{- {ASSISTANT_TURN!r} }}}}{{%- endif %}}"
+    )
+
+
+def are_turns(prompts: Iterable[str]) -> bool:
+    """Return True if there are prompts, and all of them ask for the assistant's turn."""
+    found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
+    return bool(found) and all(found)
 
 
 class ChatTemplate:

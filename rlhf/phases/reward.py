@@ -87,6 +87,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "reward" / "model",
         what="A reward model: one label, read at the end token.",
+        answers=False,
     )
     trainer.engine.close()
     accuracy = after.accuracy

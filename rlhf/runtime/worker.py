@@ -23,13 +23,15 @@ from rlhf.checkpoint.phase_state import (
     read_checkpoint,
 )
 from rlhf.checkpoint.results import phase_result, write_json
-from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source
+from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import reward_model_base
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.chat import are_turns, plain_template
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.data.tokens import Encoder
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels
@@ -228,6 +230,10 @@ def run_tokenizer(
                 tokenizer = tokenizer_for(owner, key=key, texts=texts)
             else:
                 tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key="from_run")
+            if config.data.template is Template.plain and config.from_run is None:
+                prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
+                opening = tokenizer.decode(Encoder(tokenizer).opening())
+                tokenizer.chat_template = plain_template(opening) if are_turns(prompts) else None
             with whole_folder(folder) as building:
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key="run tokenizer")

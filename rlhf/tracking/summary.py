@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from rlhf.tracking.alarms import alarms_of
 from rlhf.tracking.jsonl import read_jsonl
+from rlhf.tracking.next_commands import short, what_to_type_next
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -158,39 +156,11 @@ def _rows_of_run(
 def where_it_lies(run_dir: Path) -> list[str]:
     """Return a line for each file or folder of ``ARTIFACTS`` that exists."""
     lines = [
-        f"  {name:<16} {_short(run_dir / path)}"
+        f"  {name:<16} {short(run_dir / path)}"
         for name, path in ARTIFACTS.items()
         if (run_dir / path).exists()
     ]
     return ["Files of this run", *lines]
-
-
-def what_to_type_next(run_dir: Path) -> list[str]:
-    """Return commands to copy: use the model, resume, change a number, train on your own data."""
-    run = shlex.quote(str(_short(run_dir)))
-    folders = ("ppo/actor", "dpo/actor", "sft/model")
-    models = [run_dir / path for path in folders if (run_dir / path).exists()]
-    lines = ["What to type next"]
-    if models:
-        lines += [
-            "  # use the model, in Python",
-            "  from transformers import pipeline",
-            f'  pipeline("text-generation", "{_short(models[0])}")("Your prompt")',
-        ]
-    if any(run_dir.glob("wandb/offline-run-*")):
-        lines += ["  # upload the metrics", f"  wandb sync {run}/wandb/offline-run-*"]
-    lines += ["  # resume this run, if it was stopped", f"  python launch.py resume={run}"]
-    if (run_dir / "ppo/actor").exists():
-        kl_ctl = OmegaConf.load(run_dir / "config.yaml").ppo.kl_ctl
-        lines += [
-            "  # hold the policy closer to the reference",
-            f"  python launch.py ppo.kl_ctl={2 * kl_ctl or 0.1:g}",
-        ]
-    return [
-        *lines,
-        "  # learn from your own examples",
-        "  python launch.py data=local data.path=FILE",
-    ]
 
 
 def _sft_rows(sft: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -269,9 +239,3 @@ def _duration(hours: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.3f}"
-
-
-def _short(path: Path) -> Path:
-    """Return ``path`` relative to the current folder if it is inside it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

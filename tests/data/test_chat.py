@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from rlhf.config.choices import Phase, Template
-from rlhf.data.chat import ChatTemplate, conversation
+from rlhf.data.chat import ChatTemplate, are_turns, conversation, plain_template
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise
@@ -220,6 +221,26 @@ def test_all_phases_see_the_template(tmp_path) -> None:
     assert sft["ids"][1] == reward["chosen_ids"][0] == dpo["chosen_ids"][0]
     assert tokenizer.decode(ppo["ids"][0]).endswith("and fig<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(reward["rejected_ids"][0]).endswith("assistant\nfig<|im_end|>")
+
+
+@pytest.mark.parametrize("opening", ["", "<s>"])
+@pytest.mark.parametrize("prompt", [ONE, MANY])
+def test_the_plain_template_renders_what_plain_training_sees(prompt: str, opening: str) -> None:
+    tokenizer = with_template(plain_template(opening))
+    if opening:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+        )
+    plain, chat = Encoder(tokenizer), Encoder(tokenizer, Template.chat)
+    assert plain.opening() == [tokenizer.bos_token_id] * bool(opening)
+    assert chat.prompts([prompt]) == plain.prompts([prompt])
+    assert chat.responses([prompt], [" kiwi"]) == plain.responses([prompt], [" kiwi"])
+
+
+def test_prompts_without_turns_have_no_template() -> None:
+    assert are_turns([ONE, MANY])
+    assert not are_turns([ONE, "The film was"])
+    assert not are_turns([])
 
 
 def test_the_template_is_part_of_the_cache_key() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.tracking.next_commands import what_to_type_next
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
 from tests.runtime.test_resume import is_there, wait_for
@@ -95,6 +97,26 @@ def test_plain_transformers_loads_the_models(run_dir: Path) -> None:
         model = AutoModelForSequenceClassification.from_pretrained(run_dir / name)
         assert model(ids).logits.shape == (1, 1)
     assert not [p for p in run_dir.rglob("*") if p.suffix in {".bin", ".pt", ".pkl", ".building"}]
+
+
+def test_the_calls_that_are_printed_and_on_the_model_card_work(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = what_to_type_next(run_dir)
+    start = lines.index("  # use the model, in Python") + 1
+    card = (run_dir / "ppo" / "actor" / "README.md").read_text()
+    (on_card,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(run_dir)  # the card names the folder in the run
+    for call in ("\n".join(line.strip() for line in lines[start : start + 3]), on_card):
+        assert '{"role": "user", "content": "' in call
+        exec(call, {})
+        assert capsys.readouterr().out.endswith("\n")
+    tokenizer = load_tokenizer(run_dir / "ppo" / "actor", key="actor")
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Repeat: fig."}], tokenize=False, add_generation_prompt=True
+    )
+    assert asked == "\n\nHuman: Repeat: fig.\n\nAssistant:"
+    assert "```" not in (run_dir / "ppo" / "critic" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module", params=["fast", "hf"])

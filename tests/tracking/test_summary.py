@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rlhf.tracking.console import Console
+from rlhf.tracking.next_commands import what_to_type_next
 from rlhf.tracking.summary import (
     answers_side_by_side,
     show_summary,
     summary_parts,
-    what_to_type_next,
     where_it_lies,
 )
 
@@ -219,11 +219,30 @@ def test_only_what_is_there_is_listed_as_one_would_type_it(run_dir: Path) -> Non
 
 def test_the_next_commands_name_this_run(run_dir: Path) -> None:
     lines = [line.strip() for line in what_to_type_next(run_dir)]
-    assert 'pipeline("text-generation", "runs/mine/ppo/actor")("Your prompt")' in lines
-    assert "python launch.py resume=runs/mine" in lines
+    assert 'model = pipeline("text-generation", "runs/mine/ppo/actor")' in lines
+    assert 'print(model("Your prompt")[0]["generated_text"])' in lines
     assert "python launch.py ppo.kl_ctl=0.6" in lines
     assert "python launch.py data=local data.path=FILE" in lines
     assert not any("wandb" in line for line in lines)
+
+
+def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
+    typed = "experiment=smoke data=hh data.size=9 'ppo.kl_ctl=0.3' 'name=my run' run_dir=runs/mine"
+    (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
+    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    same = "python launch.py experiment=smoke"
+    assert f"{same} data=hh data.size=9 'name=my run' ppo.kl_ctl=0.6" in lines
+    assert f"{same} ppo.kl_ctl=0.3 'name=my run' data=local data.path=FILE" in lines
+
+
+def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
+    prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
+    samples = [json.dumps({"prompt": prompt}) for prompt in prompts]
+    (run_dir / "samples.jsonl").write_text("\n".join(samples) + "\n")
+    (run_dir / "ppo/actor/chat_template.jinja").touch()
+    asked = '[{"role": "user", "content": "two words"}]'
+    call = f'  print(model({asked})[0]["generated_text"][-1]["content"])'
+    assert call in what_to_type_next(run_dir)
 
 
 def test_without_an_actor_the_sft_model_is_offered_and_without_both_none(run_dir: Path) -> None:
@@ -245,16 +264,11 @@ def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:
     assert "  wandb sync runs/mine/wandb/offline-run-*" in what_to_type_next(run_dir)
 
 
-def test_a_directory_elsewhere_is_named_in_full_and_quoted(tmp_path: Path) -> None:
-    lines = what_to_type_next(tmp_path / "my run")
-    assert f"  python launch.py resume='{tmp_path}/my run'" in lines
-
-
 def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
     deep = run_dir / ("x" * 100)
     (deep / "ppo/actor").mkdir(parents=True)
     (deep / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
-    command = f'pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")("Your prompt")'
+    command = f'model = pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")'
     assert command in printed(RESULT, deep)
 
 

@@ -115,4 +115,5 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
         critic = exported(engine.critic, as_=export, source=engine.critic_source)
     else:
         return
-    context.save(critic, folder / "critic", what="PPO's critic: one label, read at every position.")
+    what = "PPO's critic: one label, read at every position."
+    context.save(critic, folder / "critic", what=what, answers=False)

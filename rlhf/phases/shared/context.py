@@ -25,6 +25,7 @@ from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tok
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
+from rlhf.model_call import model_call
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.pulse import Pulse
 from rlhf.phases.shared.stop_requests import StopRequests
@@ -133,22 +134,27 @@ class RunContext:
         places = deal(lengths, ranks=self.ranks.size, micro=micro)[self.ranks.rank]
         return [items[place] for place in places]
 
-    def save(self, export: Export, folder: Path, *, what: str) -> None:
+    def save(self, export: Export, folder: Path, *, what: str, answers: bool = True) -> None:
         """Write a model as a Hugging Face folder; every rank must call it.
 
-        ``what`` describes the model on its model card.
+        ``what`` describes the model on its model card, which shows how it ``answers``, if it does.
         """
         if not self.ranks.is_main:
             export.write(None)
         else:
             command = f"Made by `rlhf` {version('rlhf')}, run `{self.config.name}`"
             settings = f"seed {self.config.seed}; its config.yaml holds every setting"
-            save_model(
-                folder,
-                export.write,
-                self.tokenizer,
-                description=f"{what} {command}, {settings}.",
-            )
+            description = f"{what} {command}, {settings}."
+            if answers:
+                records = next(iter(self.parts.values())).eval if self.parts else []
+                has_template = self.tokenizer.chat_template is not None
+                name, prompts = (
+                    f"{folder.parent.name}/{folder.name}",
+                    [r.prompt or "" for r in records],
+                )
+                call = model_call(name, prompts, has_chat_template=has_template)
+                description += "\n\n```python\n" + "\n".join(call) + "\n```"
+            save_model(folder, export.write, self.tokenizer, description=description)
         self.ranks.barrier()
 
 

@@ -1,0 +1,33 @@
+"""The lines of Python that get an answer of a saved policy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+LONGEST = 100  # characters of a question on one line
+QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
+
+
+def model_call(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
+    """Return the lines; they ask the shortest question among ``prompts``.
+
+    With a chat template the question is a message; without, it is the prompt itself.
+    """
+    if has_chat_template:
+        found = [match[1] for prompt in prompts if (match := QUESTION.search(prompt))]
+        question = _shortest(found, "Your question")
+        argument, answer = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
+    else:
+        argument, answer = _shortest(prompts, "Your prompt"), ""
+    return [
+        "from transformers import pipeline",
+        f'model = pipeline("text-generation", {json.dumps(folder)})',
+        f'print(model({argument})[0]["generated_text"]{answer})',
+    ]
+
+
+def _shortest(texts: Iterable[str], otherwise: str) -> str:
+    short = min((text for text in texts if len(text) <= LONGEST), key=len, default=otherwise)
+    return json.dumps(short, ensure_ascii=False)

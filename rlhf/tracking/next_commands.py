@@ -1,0 +1,73 @@
+"""The commands at the end of a run that continue from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from rlhf.config.freeze import COMMAND
+from rlhf.model_call import model_call
+from rlhf.tracking.jsonl import read_jsonl
+
+POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
+PLACES = ("run_dir", "resume")
+
+
+def what_to_type_next(run_dir: Path) -> list[str]:
+    """Return commands to copy: use the model, repeat this run with a change, use your own data."""
+    folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
+    lines = ["What to type next"]
+    if folders:
+        prompts = [sample["prompt"] for sample in read_jsonl(run_dir / "samples.jsonl")]
+        has_template = (folders[0] / "chat_template.jinja").exists()
+        lines += [
+            "  # use the model, in Python",
+            *model_call(str(short(folders[0])), prompts, has_chat_template=has_template),
+        ]
+    if any(run_dir.glob("wandb/offline-run-*")):
+        sync = f"wandb sync {shlex.quote(str(short(run_dir)))}/wandb/offline-run-*"
+        lines += ["  # upload the metrics", sync]
+    typed = _typed(run_dir)
+    if (run_dir / "ppo/actor").exists():
+        kl_ctl = OmegaConf.load(run_dir / "config.yaml").ppo.kl_ctl
+        lines += [
+            "  # the same run, held closer to the reference",
+            _command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
+        ]
+    lines += [
+        "  # learn from your own examples",
+        _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
+    ]
+    return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
+
+
+def short(path: Path) -> Path:
+    """Return ``path`` relative to the current folder if it is inside it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _typed(run_dir: Path) -> list[str]:
+    """Return the overrides of the command that started the run, without the run's own place."""
+    command = run_dir / COMMAND
+    words = shlex.split(command.read_text(encoding="utf-8"))[2:] if command.exists() else []
+    return [word for word in words if _key(word) not in PLACES]
+
+
+def _without_data(words: Iterable[str]) -> list[str]:
+    return [
+        word for word in words if _key(word) not in ("data", "from_run") and "data." not in word
+    ]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _command(words: Iterable[str], changes: dict[str, str]) -> str:
+    """Return the command with ``changes`` instead of the words that set the same keys."""
+    kept = [word for word in words if _key(word) not in changes]
+    return shlex.join(["python", "launch.py", *kept, *(f"{k}={v}" for k, v in changes.items())])
