@@ -71,7 +71,8 @@ def freeze(config: RunConfig, run_dir: Path) -> None:
 def keep_command(overrides: Sequence[str], run_dir: Path) -> None:
     """Write the command that started a run: its overrides are what differs from the presets."""
     command = shlex.join(["python", "launch.py", *overrides])
-    (run_dir / COMMAND).write_text(command + "\n", encoding="utf-8")
+    with replacing(run_dir / COMMAND) as building:
+        building.write_text(command + "\n", encoding="utf-8")
 
 
 def load_frozen(run_dir: Path) -> RunConfig:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from rlhf.atomic import replacing
 from rlhf.config.freeze import FROZEN, load_frozen
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
+from rlhf.errors import CheckpointError, ConfigError
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
@@ -68,6 +69,20 @@ def claim(path: Path) -> Path:
             f"the run directory {path} is not writable: choose another folder with run_dir=FOLDER"
         )
     return path
+
+
+def refuse_links(run_dir: Path, names: Iterable[str]) -> None:
+    """Check that what a run is going to write in ``run_dir`` is not linked to another place.
+
+    Raises:
+        CheckpointError: naming the link.
+    """
+    for path in (run_dir / name for name in names):
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{path} is a link to {path.readlink()}: a run writes in its own directory only; "
+                "put the file or folder itself there"
+            )
 
 
 def _make_unique(path: Path, number: int = 1) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
@@ -259,7 +260,7 @@ def _from_pretrained(
                 attn_implementation=own_attention(source.attention),
                 **overrides,
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise explain_load_failure(path, key=source.key, what="a model", error=error) from error
 
 
@@ -268,7 +269,8 @@ def _over_its_base(
 ) -> PreTrainedModel:
     place = adapter.base_model_name_or_path
     key = f"{source.key}={path}, base_model_name_or_path"
-    base_source = replace(source, key=key, revision=adapter.revision)
+    # The adapter's file names the base, not the user, who may have allowed code of the adapter.
+    base_source = replace(source, key=key, revision=adapter.revision, trust_remote_code=False)
     # Load the base whole and in fp32: merging in half precision would round the adapter.
     base = _from_pretrained(auto_class, base_source, place, overrides, mapped=False)
     try:

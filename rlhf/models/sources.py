@@ -12,6 +12,12 @@ def explain_load_failure(
 ) -> CheckpointError:
     """Return the error to raise if ``place``, the value of ``key``, does not hold ``what``."""
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in first_line:
+        group = key.rpartition(".")[0] or key
+        return CheckpointError(
+            f"{key}={place} contains code of its own, which does not run unless you trust it: read "
+            f"it, then set {group}.trust_remote_code=true"
+        )
     folder = Path(place)
     if folder.is_dir():
         found = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"

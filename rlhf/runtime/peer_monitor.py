@@ -22,6 +22,7 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 # Seconds before this rank follows a lost one: a signal may end both, or news may name the cause.
 GRACE_S = 1.0
 CONNECT_S = 60.0
+LOOPBACK = "127.0.0.1"
 LONGEST = 1 << 20  # maximum size of a message, bytes
 
 
@@ -43,7 +44,13 @@ class PeerMonitor:
     """
 
     def __init__(
-        self, store: Store, rank: int, *, master: tuple[str, int], on_loss: Callable[[str], None]
+        self,
+        store: Store,
+        rank: int,
+        *,
+        master: tuple[str, int],
+        on_loss: Callable[[str], None],
+        is_one_machine: bool = False,
     ) -> None:
         self._name = f"rank {rank} on {socket.gethostname()}"
         self._on_loss = on_loss
@@ -52,7 +59,7 @@ class PeerMonitor:
         self._is_over = threading.Event()
         self._lock = threading.RLock()
         if rank == 0:
-            self._listen(store, master)
+            self._listen(store, master, is_one_machine=is_one_machine)
         else:
             self._connect(store, master[0])
         if {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"} & os.environ.keys():  # torchrun, DeepSpeed
@@ -66,15 +73,17 @@ class PeerMonitor:
         """Notify the other ranks that this rank has finished."""
         self._end(done=True)
 
-    def _listen(self, store: Store, master: tuple[str, int]) -> None:
-        """Accept the other ranks, on the address by which this machine reaches ``master``."""
-        dual = socket.has_dualstack_ipv6()
+    def _listen(self, store: Store, master: tuple[str, int], *, is_one_machine: bool) -> None:
+        """Accept the other ranks: of this machine, or those that ``master`` is reachable for."""
+        dual = socket.has_dualstack_ipv6() and not is_one_machine
         family = socket.AF_INET6 if dual else socket.AF_INET
+        interface = LOOPBACK if is_one_machine else ""
         self._server = socket.create_server(
-            ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
+            (interface, 0), family=family, backlog=1024, dualstack_ipv6=dual
         )
         token, port = secrets.token_hex(), self._server.getsockname()[1]
-        host = "" if _is_here(master) else _route_to(master)  # empty: the rendezvous address
+        # Empty: the rendezvous address.
+        host = interface or ("" if _is_here(master) else _route_to(master))
         _start(self._accept, token)
         store.set(ADDRESS_KEY, json.dumps({"host": host, "port": port, "token": token}))
 

@@ -160,7 +160,11 @@ class Rendezvous:
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
             master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
             self._monitor = PeerMonitor(
-                self._store, self._rank, master=master, on_loss=self._on_loss
+                self._store,
+                self._rank,
+                master=master,
+                on_loss=self._on_loss,
+                is_one_machine=os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"],
             )
         except (DistError, OSError) as error:
             raise RlhfError(

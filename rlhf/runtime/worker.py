@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import (
+    STATE,
     Checkpoint,
     checkpoint_folder,
     latest_valid,
@@ -26,6 +27,7 @@ from rlhf.checkpoint.results import phase_result, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import reward_model_base
+from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import are_turns, plain_template
 from rlhf.data.reading import describe, load_datasets
@@ -157,6 +159,8 @@ def build_context(
         console.say(describe_kernels())
     parts = load_parts(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
+    written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
+    refuse_links(run_dir, [*LOGS, *written])
     resumes = stopped_phases(run_dir, unfinished, ranks, console)
     if ranks.is_main:
         for name in LOGS:

@@ -129,11 +129,17 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
         return []
     lines = ["Answers before and after training (samples.jsonl)"]
     for prompt in both:
-        lines.append(f"  {' '.join(prompt.split())}")
+        lines.append(f"  {_one_line(prompt)}")
         for when, answer in (("before", first[prompt]), ("after", last[prompt])):
             end = "" if answer["ended"] else " (never ended)"
-            lines.append(f"    {when:<7}{' '.join(answer['response'].split())}{end}")
+            lines.append(f"    {when:<7}{_one_line(answer['response'])}{end}")
     return lines
+
+
+def _one_line(text: str) -> str:
+    """Return ``text`` without line breaks, and without characters that control a terminal."""
+    line = " ".join(text.split())
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
 
 
 def _titled(title: str, lines: list[str]) -> list[str]:

@@ -56,6 +56,15 @@ class Ranks:
         until(lambda: not any(monitor._peers for monitor in self.monitors))
 
 
+def test_on_one_machine_only_its_own_ranks_can_connect() -> None:
+    store = Store()
+    monitor = PeerMonitor(store, 0, master=MASTER, on_loss=lambda _: None, is_one_machine=True)
+    address = json.loads(store.get(ADDRESS_KEY))
+    assert address["host"] == "127.0.0.1"
+    assert monitor._server.getsockname()[0] == "127.0.0.1"
+    monitor._server.shutdown(socket.SHUT_RDWR)
+
+
 def until(holds: Callable[[], bool], seconds: float = 10) -> None:
     patience = time.monotonic() + seconds
     while not holds():

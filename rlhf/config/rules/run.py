@@ -14,6 +14,7 @@ from rlhf.config.rules.lora import check_lora
 from rlhf.config.rules.model import check_lengths, check_models
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rollout import check_rollout
+from rlhf.config.rules.secrets import check_secrets
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.bounds import check_bounds
 from rlhf.config.schema.run import RunConfig
@@ -22,6 +23,7 @@ from rlhf.errors import ConfigError
 
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
+    check_secrets(config)
     check_bounds(config)
     check_name(config.name)
     check_order(config.phase.order)

@@ -1,0 +1,128 @@
+"""What SECURITY.md promises and no other test checks, and that every test which it names exists."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import keep_command, to_run_config
+from rlhf.config.rules.secrets import SECRETS
+from rlhf.config.run_dir import refuse_links
+from rlhf.errors import CheckpointError, ConfigError
+from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.tracking.summary import answers_side_by_side
+
+ROOT = Path(__file__).parents[1]
+NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_named_test_exists(path: str, name: str) -> None:
+    tree = ast.parse((ROOT / "tests" / path).read_text())
+    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+class Payload:
+    """A file that runs code when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self._mark,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors", "model.pt"])
+def test_a_model_that_must_be_unpickled_is_refused(name: str, tmp_path: Path) -> None:
+    folder, mark = tmp_path / "model", tmp_path / "was unpickled"
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 300}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / name).write_bytes(pickle.dumps(Payload(mark)))
+    tokenizer = train_tokenizer(["text"], vocab_size=300)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        build_actor(ModelSource(key="model.path", path=str(folder)), tokenizer, seed=1)
+    assert not mark.exists()
+    pickle.loads((folder / name).read_bytes())
+    assert mark.exists(), "the file is dangerous"
+
+
+def test_code_of_a_model_folder_does_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "own.py").write_text(f"open({str(mark)!r}, 'w')")
+    config = {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.A", "AutoModelForCausalLM": "own.B"},
+    }
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    tokenizer = train_tokenizer(["text"], vocab_size=300)
+    with pytest.raises(CheckpointError, match="model.trust_remote_code=true"):
+        build_actor(ModelSource(key="model.path", path=str(tmp_path / "model")), tokenizer, seed=1)
+    assert not mark.exists()
+
+
+EXAMPLES = {
+    "a Hugging Face token": f"hf_{'a' * 34}",
+    "an API key": f"sk-proj-{'a1' * 12}",
+    "a W&B key": "0123456789abcdef" * 2 + "01234567",
+    "a GitHub token": f"ghp_{'a' * 36}",
+    "an AWS key": f"AKIA{'A' * 16}",
+    "a password in an address": "https://me:secret@example.org/data.jsonl",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_in_the_command_is_refused_and_not_repeated(
+    name: str, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    value = EXAMPLES[name]
+    with pytest.raises(ConfigError) as caught:
+        to_run_config(compose([f"model.tokenizer='{value}'"]))
+    assert str(caught.value).startswith(f"model.tokenizer: the value looks like {name}.")
+    assert value not in str(caught.value)
+
+
+def test_commits_and_folders_are_not_secrets(compose: Callable[[list[str]], DictConfig]) -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
+    hub = ["model=opt_125m", f"model.revision={commit}", f"model.path=/hub/snapshots/{commit}"]
+    to_run_config(compose(hub))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ppo", "ppo/state"])
+def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (run_dir / name).parent.mkdir(parents=True)
+    refuse_links(run_dir, [name])
+    (run_dir / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"{name} is a link to {tmp_path}/elsewhere: a run"):
+        refuse_links(run_dir, [name])
+
+
+def test_a_link_in_a_new_run_directory_is_replaced(tmp_path: Path) -> None:
+    other = tmp_path / "precious"
+    other.write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "command.txt").symlink_to(other)
+    keep_command(["seed=1"], tmp_path / "run")
+    assert other.read_text() == "kept"
+    assert (tmp_path / "run" / "command.txt").read_text() == "python launch.py seed=1\n"
+
+
+def test_answers_cannot_control_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2Jfine\u202e"
+    samples = [{"step": s, "prompt": "a\x1b[2J", "response": evil, "ended": True} for s in (0, 1)]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(s) + os.linesep for s in samples))
+    text = "".join(answers_side_by_side(tmp_path))
+    assert "fine" in text
+    assert text.isprintable()
