@@ -47,6 +47,8 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists: choose another folder")
+    if not checkpoint.is_dir():
+        raise ConfigError(f"{checkpoint} is no checkpoint: it must be RUN_DIR/PHASE/state/step-N")
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
     context = _context(run_dir)

@@ -67,7 +67,7 @@ def test_code_of_a_model_folder_does_not_run(tmp_path: Path) -> None:
     }
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     tokenizer = train_tokenizer(["text"], vocab_size=300)
-    with pytest.raises(CheckpointError, match="model.trust_remote_code=true"):
+    with pytest.raises(CheckpointError, match=r"model\.trust_remote_code"):
         build_actor(ModelSource(key="model.path", path=str(tmp_path / "model")), tokenizer, seed=1)
     assert not mark.exists()
 

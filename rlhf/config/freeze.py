@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from omegaconf.errors import (
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
+from yaml import YAMLError
 
 from rlhf.atomic import replacing
 from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, unknown_key
@@ -81,15 +83,11 @@ def load_frozen(run_dir: Path) -> RunConfig:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    path = _frozen_file(run_dir)
+    cfg = _frozen(run_dir)
     try:
-        return to_run_config(DictConfig(OmegaConf.load(path)))
+        return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(
-            f"{path} cannot be read: {reason}. "
-            "If another version of this program wrote the file, resume the run with that version."
-        ) from error
+        raise _unreadable(run_dir / FROZEN, error) from error
 
 
 def frozen_keys(run_dir: Path) -> dict[str, Any]:
@@ -98,16 +96,30 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     Runs of other versions of this program can be read too: nothing is checked.
 
     Raises:
-        CheckpointError: if ``run_dir`` has no configuration.
+        CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    return _leaves(DictConfig(OmegaConf.load(_frozen_file(run_dir))))
+    return _leaves(_frozen(run_dir))
 
 
-def _frozen_file(run_dir: Path) -> Path:
+def _frozen(run_dir: Path) -> DictConfig:
     path = run_dir / FROZEN
     if not path.is_file():
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
-    return path
+    try:
+        cfg = OmegaConf.load(path)
+        if "seed" not in cfg:
+            raise ValueError("it has no keys of a run")
+        return DictConfig(cfg)
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = str(error).partition("\n")[0]
+    return CheckpointError(
+        f"{path} cannot be read: {reason}. "
+        "If another version of this program wrote the file, resume the run with that version."
+    )
 
 
 def load_run(run_dir: str | Path) -> RunConfig:
@@ -177,9 +189,22 @@ def _below(override: Override, leaves: Iterable[str]) -> list[str]:
     return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_node(override)}.")]
 
 
+@cache
+def _switches() -> list[str]:
+    """Return the keys whose values are true or false."""
+    return [key for key, kind in schema_types().items() if kind is bool]
+
+
 def _typed(cfg: DictConfig) -> DictConfig:
-    """Return ``cfg`` merged into the schema; values may still be missing."""
+    """Return ``cfg`` merged into the schema; values may still be missing.
+
+    Raises:
+        ConfigError: if a value has the wrong type. OmegaConf takes any number for true or false.
+    """
     try:
+        for key in _switches():
+            if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
+                raise ConfigError(f"{key}={value}: expected true or false")
         typed = OmegaConf.merge(OmegaConf.structured(RunConfig), cfg)
     except OmegaConfBaseException as error:
         raise _refused(error) from error

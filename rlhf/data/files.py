@@ -10,6 +10,8 @@ from pathlib import Path
 from rlhf.data.layouts import KNOWN_COLUMNS
 from rlhf.errors import DataError
 
+TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
+
 
 def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
     with file.open(encoding="utf-8-sig") as lines:
@@ -24,6 +26,8 @@ def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object
             except json.JSONDecodeError as error:
                 at = f"{error.msg} at character {error.colno}"
                 raise DataError(f"{file}, row {number}: not JSON: {at}.") from error
+            except RecursionError as error:
+                raise DataError(f"{file}, row {number}: {TOO_DEEP}") from error
 
 
 def _read_json(file: Path) -> Iterator[tuple[int, object]]:
@@ -35,6 +39,8 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
     except json.JSONDecodeError as error:
         at = f"{error.msg} at line {error.lineno}, character {error.colno}"
         raise DataError(f"{file}: not JSON: {at}.") from error
+    except RecursionError as error:
+        raise DataError(f"{file}: {TOO_DEEP}") from error
     if end < len(text):
         yield from _parse_lines(text.split("\n"), file)
     else:

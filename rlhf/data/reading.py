@@ -230,6 +230,8 @@ def _is_held_out(name: str) -> bool:
 def _files(place: Path) -> dict[str, _Table]:
     if not place.exists():
         raise DataError(f"{place}: no such file or folder. (A data set of the hub needs data=hub.)")
+    if not (place.is_file() or place.is_dir()):
+        raise DataError(f"{place}: must be a file or a folder.")
     candidates = [place] if place.is_file() else sorted(place.iterdir())
     files = [file for file in candidates if file.suffix.lower() in READERS]
     if not files:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
@@ -16,7 +15,7 @@ from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
 from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
-from rlhf.models.sources import explain_load_failure
+from rlhf.models.sources import UNREADABLE, explain_load_failure
 from rlhf.models.train_settings import checkpoint_gradients, set_dropout
 from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters, stored_dtype
 
@@ -229,7 +228,7 @@ def _from_architecture(
     except (KeyError, TypeError, ValueError, OverflowError, StrictDataclassError) as error:
         raise ConfigError(
             f"{source.key}: transformers cannot build a {auto_class.__name__} of "
-            f"model_type={model_type!r} with these fields: {error}"
+            f"model_type={model_type!r} with these fields: {' '.join(str(error).split())}"
         ) from error
 
 
@@ -260,7 +259,7 @@ def _from_pretrained(
                 attn_implementation=own_attention(source.attention),
                 **overrides,
             )
-    except (OSError, ValueError, SafetensorError) as error:
+    except UNREADABLE as error:
         raise explain_load_failure(path, key=source.key, what="a model", error=error) from error
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from rlhf.errors import CheckpointError
+
+# What transformers raises for folders that it cannot read: some of its code takes the content of
+# their JSON files for granted.
+UNREADABLE = (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError)
 
 
 def explain_load_failure(
@@ -16,7 +22,7 @@ def explain_load_failure(
         group = key.rpartition(".")[0] or key
         return CheckpointError(
             f"{key}={place} contains code of its own, which does not run unless you trust it: read "
-            f"it, then set {group}.trust_remote_code=true"
+            f"it, then switch on {group}.trust_remote_code"
         )
     folder = Path(place)
     if folder.is_dir():

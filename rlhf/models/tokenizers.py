@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.sources import explain_load_failure
+from rlhf.models.sources import UNREADABLE, explain_load_failure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -117,7 +117,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise explain_load_failure(place, key=key, what="a tokenizer", error=error) from error
     if end_token is not None:
         tokenizer.add_special_tokens({"eos_token": end_token})

@@ -134,13 +134,33 @@ def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:
         return None
-    return SlurmTask(
-        int(environment["SLURM_PROCID"]), int(environment["SLURM_NTASKS"]), hosts_of(nodes)
-    )
+    number, size = (whole_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
+    return SlurmTask(number, size, hosts_of(nodes))
+
+
+def whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
+    """Return the value of an environment variable that a launcher sets.
+
+    Raises:
+        ConfigError: if it is not a whole number, or below ``least``.
+    """
+    value = environment[name]
+    if not value.isdecimal() or int(value) < least:
+        raise ConfigError(
+            f"the environment variable {name}={value}: must be a whole number of {least} or more; "
+            "unset it, or start the ranks with torchrun, deepspeed or srun, which set it"
+        )
+    return int(value)
 
 
 def hosts_of(nodes: str) -> list[str]:
-    """Return the names in a SLURM node list: ``a[01-02,7],b`` is a01, a02, a7 and b."""
+    """Return the names in a SLURM node list: ``a[01-02,7],b`` is a01, a02, a7 and b.
+
+    Raises:
+        ConfigError: if the list does not follow this form.
+    """
+    if not re.fullmatch(r"([^,\[\]]|\[\d+(-\d+)?(,\d+(-\d+)?)*\]|,(?!,))+", nodes):
+        raise ConfigError(f"the list of nodes of SLURM {nodes}: must be like a[01-02,7],b")
     names = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)
     return [host for name in names for host in _expanded(name)]
 
@@ -164,7 +184,8 @@ def _range(text: str) -> list[str]:
 def _check_task(task: SlurmTask, config: RunConfig, environment: Mapping[str, str]) -> None:
     """Check that the job has one task for each node of the run."""
     nodes = config.hardware.nodes
-    on_nodes = int(environment.get("SLURM_NNODES", task.size))
+    given = "SLURM_NNODES" in environment
+    on_nodes = whole_number(environment, "SLURM_NNODES") if given else task.size
     if not task.size == on_nodes == nodes:
         raise ConfigError(
             f"SLURM_NTASKS={task.size} on SLURM_NNODES={on_nodes} with hardware.nodes={nodes}: "

@@ -20,7 +20,7 @@ from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cores
 from rlhf.errors import ConfigError, RlhfError
-from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task
+from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task, whole_number
 from rlhf.runtime.watchdog import Process
 
 RUN_DIR_KEY = "rlhf/run_dir"
@@ -38,7 +38,10 @@ def started_rank() -> int | None:
     """Return the rank of a process that torchrun or the DeepSpeed launcher started, else None."""
     if not OF_A_RANK.issubset(os.environ):
         return None
-    return int(os.environ["RANK"])
+    rank = whole_number(os.environ, "RANK")
+    if rank >= whole_number(os.environ, "WORLD_SIZE", least=1):
+        raise ConfigError(f"RANK={rank}: must be below WORLD_SIZE={os.environ['WORLD_SIZE']}")
+    return rank
 
 
 def drop_pod_variables() -> str | None:
@@ -68,8 +71,9 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     if started_rank() is None:
         check_started(config)
         return config
-    world = int(os.environ["WORLD_SIZE"])
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world)
+    sizes = [n for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE") if os.environ.get(n)]
+    world = whole_number(os.environ, "WORLD_SIZE", least=1)
+    per_node = whole_number(os.environ, sizes[0], least=1)
     if world % per_node:
         raise ConfigError(f"WORLD_SIZE={world} is not a multiple of the {per_node} ranks per node")
     hardware = replace(config.hardware, nodes=world // per_node, ranks_per_node=per_node)
@@ -158,7 +162,8 @@ class Rendezvous:
                 refusal = self._store.get(REFUSAL_KEY).decode()
                 self._store.add(f"{REFUSAL_KEY}/heard", 1)
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
-            master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            port = whole_number(os.environ, "MASTER_PORT")
+            master = (os.environ["MASTER_ADDR"], port)
             self._monitor = PeerMonitor(
                 self._store,
                 self._rank,

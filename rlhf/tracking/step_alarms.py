@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -184,6 +185,7 @@ RULES: Mapping[AlarmName, Rule] = {
         "ppo.kl_ctl, take fewer ppo.steps or train a better reward model.",
     ),
 }
+READ = {rule.metric for rule in RULES.values()} | {"ppo/eval_score"}
 NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use hardware.dtype=fp32."
 
 
@@ -192,7 +194,8 @@ class AlarmRules:
 
     def __init__(self, muted: Collection[AlarmName] = ()) -> None:
         self._muted = muted
-        self._series: dict[str, list[float]] = {}
+        # Eight bytes per step and metric, of the metrics that rules read: runs are long.
+        self._series = {name: array("d") for name in READ}
         self._held: dict[AlarmName, int] = {}
         self._raised: set[AlarmName] = set()
 
@@ -200,7 +203,8 @@ class AlarmRules:
         """Add the metrics of a step; return the alarms that it raises."""
         found = []
         for name, value in values.items():
-            self._series.setdefault(name, []).append(value)
+            if name in self._series:
+                self._series[name].append(value)
             if not math.isfinite(value) and name.startswith(phase):
                 alarm = Alarm(phase, step, AlarmName.not_finite, name, value, NOT_FINITE_ADVICE)
                 found += self._raise(alarm)

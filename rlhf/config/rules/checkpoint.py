@@ -8,16 +8,18 @@ from rlhf.errors import ConfigError
 
 
 def check_readable(config: RunConfig) -> None:
-    """Check that no checkpoint inside a phase is due if the optimizer is on NVMe."""
+    """Check that no checkpoint inside a phase is asked for if the optimizer is on NVMe.
+
+    The default, every_minutes, is no such wish: the run says that it writes none.
+    """
     if config.zero.nvme_path is None:
         return
-    for key in ("every_minutes", "every_steps", "best"):
+    for key in ("every_steps", "best"):
         if (value := getattr(config.checkpoint, key)) is not None:
             raise ConfigError(
                 f"checkpoint.{key}={value} with zero.nvme_path={config.zero.nvme_path}: a "
-                "checkpoint inside a phase cannot read an optimizer that is on a drive; add "
-                f"checkpoint.{key}=null, so that a stopped run repeats its phase, or use "
-                "zero=stage3_offload"
+                "checkpoint inside a phase cannot read an optimizer that is on a drive; remove "
+                f"checkpoint.{key}, or use zero=stage3_offload"
             )
 
 

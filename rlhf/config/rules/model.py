@@ -13,6 +13,10 @@ from rlhf.errors import ConfigError
 RESPONSE_TOKENS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
 
 
+# How the names of sizes begin in transformers' configurations.
+COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
+
+
 def check_models(config: RunConfig) -> None:
     """Check that each phase can get its models, and that PPO and DPO start from trained ones."""
     order, model, reward_model = config.phase.order, config.model, config.reward_model
@@ -72,6 +76,12 @@ def check_model(key: str, model: ModelConfig) -> None:
             f"the architecture; choose an option of the group {key} with a "
             "model_type, see python launch.py --help"
         )
+    for name, value in model.architecture.items():
+        is_number = isinstance(value, int | float)
+        if is_number and name.startswith(COUNTS) and (value < 1 or value != int(value)):
+            raise ConfigError(
+                f"{key}.architecture.{name}={value}: must be a whole number of 1 or more"
+            )
     if model.init is ModelInit.random and not model.tokenizer and not model.vocab_size:
         raise ConfigError(
             f"{key}.vocab_size=0: must be above 0 to train a tokenizer; "

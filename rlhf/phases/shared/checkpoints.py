@@ -67,6 +67,12 @@ class Checkpoints:
         self._skipped = 0  # steps in a row with skipped optimizer steps
         self.step = 0
         self.results: dict[str, Any] = {}
+        self._can_write = context.config.zero.nvme_path is None
+        if not self._can_write:
+            context.console.say(
+                f"{phase}: no checkpoints inside the phase, since zero.nvme_path keeps the "
+                "optimizer on a drive; a stopped run repeats the phase"
+            )
         resumed = context.resumes.get(phase)
         if resumed is not None:
             self._continue_from(resumed)
@@ -152,8 +158,8 @@ class Checkpoints:
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
         # While steps are skipped, the checkpoint before them is kept.
-        is_asked = requests.wants_checkpoint and context.config.zero.nvme_path is None
-        is_due = (self._is_due() and not self._skipped) or is_asked
+        is_due = (self._is_due() and not self._skipped) or requests.wants_checkpoint
+        is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
         if is_due or self._best_step == self.step:
