@@ -28,6 +28,7 @@ from rlhf.tracking.tracker import Tracker
 LONG = ["experiment=smoke", "ppo.steps=5000", "checkpoint.every_minutes=1", "plan=off"]
 LONG += ["rollout.max_response_tokens=8", "ppo.sample_every=1000", "ppo.eval_prompts=4"]
 FIGURES = "LONG_RUN_FIGURES"  # the variable that names the tracker's file
+NORMS = "gradient norms, which find NaN and clip"
 MIB = 1 << 20
 WARM = 500  # steps in which caches and the heap may still grow
 
@@ -37,6 +38,7 @@ class Meter(Tracker):
 
     def __init__(self, *_: object) -> None:
         from rlhf.engine.split_adamw import SplitAdamW
+        from rlhf.engine.torch_engine import WholeAdamW
         from rlhf.phases.shared.checkpoints import Checkpoints
         from rlhf.phases.shared.pulse import Pulse
 
@@ -48,7 +50,8 @@ class Meter(Tracker):
             ("checkpoints", Checkpoints, "_save"),
             ("signals and due checkpoints, with checkpoints", Checkpoints, "_after_step"),
             ("watchdog: signs of life", Pulse, "start"),
-            ("gradient norms, which find NaN and clip", SplitAdamW, "grad_norm"),
+            (NORMS, SplitAdamW, "grad_norm"),
+            (NORMS, WholeAdamW, "grad_norm"),
         ):
             setattr(owner, method, self._timed(part, getattr(owner, method)))
 
@@ -67,7 +70,7 @@ class Meter(Tracker):
         """Note the resident memory after a PPO step."""
         if "ppo/kl_ctl" in values:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self._memory_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / MIB)
+            self._memory_mib.append(round(pages * os.sysconf("SC_PAGE_SIZE") / MIB, 1))
 
     def finish(self) -> None:
         """Write what was noted, with the CPU time of the watchdog's thread."""

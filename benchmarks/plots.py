@@ -1,6 +1,6 @@
 """Draw the measurements: parts of an iteration, tokens per second, cost against the work.
 
-    python benchmarks/plots.py [FIGURES.json ...] [--folder docs/images]
+    PYTHONPATH=. python benchmarks/plots.py [FIGURES.json ...] [--folder docs/images]
 
 Reads what the other benchmarks wrote (default: all of benchmarks/results) and draws one picture for
 each file of ``ppo_step.py``, ``rollout.py`` and ``scaling.py``; without files the planner's figure
@@ -120,6 +120,16 @@ def scaling(found: dict[str, Any], pyplot: Any) -> Any:
     return figure
 
 
+def resident(found: dict[str, Any], pyplot: Any) -> Any:
+    """Resident memory over the PPO steps of a long run."""
+    figure, axis = pyplot.subplots(figsize=(8, 2.8), layout="constrained")
+    memory = found["memory_mib"]
+    axis.plot(range(1, len(memory) + 1), memory, color=OWN)
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.set(xlabel="PPO step", ylabel="MiB", title="Resident memory", ylim=(0, None))
+    return figure
+
+
 def planned(found: dict[str, Any], pyplot: Any) -> Any:
     """Hours on more and more GPUs, and what they would be in proportion."""
     models = list(dict.fromkeys(row["model"] for row in found["rows"]))
@@ -143,6 +153,7 @@ PICTURES: dict[str, Callable[[dict[str, Any], Any], Any]] = {
     "ppo_step": iteration,
     "rollout": generation,
     "scaling": scaling,
+    "long_run": resident,
 }
 
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from rlhf.types import PromptBatch, Responses
-from tests.runs import python
+from tests.runs import TINY_RUN, python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TRL_PYTHON = os.environ.get("TRL_PYTHON")
@@ -29,10 +30,10 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def run(script: str, *arguments: str, figures: Path) -> dict[str, Any]:
-    """Figures of a benchmark that ran as its user starts it."""
+def run(script: str, *arguments: str, figures: Path, **how: Any) -> dict[str, Any]:
+    """Figures of a benchmark that ran as its user starts it; ``python`` says how."""
     common = ("--shape", "micro", "--rounds", "1", "--json", str(figures))
-    done = python(BENCHMARKS / script, *common, *arguments)
+    done = python(BENCHMARKS / script, *common, *arguments, **how)
     assert done.returncode == 0, done.stderr
     assert "| --- |" in done.stdout
     assert str(figures) in done.stdout
@@ -62,6 +63,25 @@ def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--tokens", "4", "--ways", "rollout=hybrid_engine bf16"]
     found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
     assert "rollout.backend=hybrid_engine with hardware.device=cpu" in found["rows"][-1]["error"]
+
+
+@pytest.mark.slow
+def test_long_run(tmp_path: Path) -> None:
+    words = [*TINY_RUN, "checkpoint.every_steps=1"]
+    figures = tmp_path / "long_run.json"
+    # A forked process would not look for the tracker's module among the benchmarks.
+    found = run("long_run.py", "--overrides", *words, figures=figures, popen=subprocess.Popen)
+    assert len(found["memory_mib"]) == 2
+    assert found["calls"]["gradient norms, which find NaN and clip"] > 4
+    assert found["calls"]["checkpoints"] >= 2
+    assert 0 < found["seconds"]["checkpoints"] < found["run_seconds"]
+
+
+def test_growth_is_the_slope_after_the_warm_steps(load: Any) -> None:
+    warm = [100.0 + 3 * step for step in range(500)]
+    assert load("long_run").growth([*warm, *(1600 + step / 500 for step in range(1500))]) == (
+        pytest.approx(2)
+    )
 
 
 @pytest.mark.slow

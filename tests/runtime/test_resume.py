@@ -42,7 +42,10 @@ CASES = {
     ],
     "trunk": ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.9"],
     "DeepSpeed, stage 0": ["zero=stage0", *TWO_RANKS],
-    "DeepSpeed, stage 2, bf16": ["zero=stage2", *TWO_RANKS, "hardware.dtype=bf16"],
+    "DeepSpeed, stage 2, bf16": [
+        *("zero=stage2", "zero.engine=deepspeed", "hardware.dtype=bf16"),
+        *TWO_RANKS[1:],
+    ],
     "DeepSpeed, stage 3, averages": ["zero=stage3", *TWO_RANKS, "ppo.ema_beta=0.9"],
     "LoRA and DPO": ["lora=default", "phase=pipeline_dpo"],
 }
