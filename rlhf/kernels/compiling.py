@@ -7,9 +7,11 @@ computes instead.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -87,6 +89,8 @@ def _load(source: Path, isa: Isa) -> ctypes.CDLL:
             library.parent.mkdir(parents=True, exist_ok=True)
             with replacing(library, shared=True) as made:  # other ranks may do the same
                 _compile(source, made, options)
+        if not _is_trusted(library):
+            raise OSError(errno.EPERM, f"another user can write {library.name}")
         return ctypes.CDLL(str(library))
     except OSError as error:
         unusable = f"{library.parent} cannot hold compiled code ({_reason(error)})"
@@ -100,6 +104,12 @@ def _load(source: Path, isa: Isa) -> ctypes.CDLL:
             f"{unusable}, and neither can the temporary folder ({_reason(error)}); set "
             "RLHF_CACHE to a folder that can be written and is not mounted noexec"
         ) from error
+
+
+def _is_trusted(library: Path) -> bool:
+    """Return True if only this user, root or their group can have written the file."""
+    found = library.stat()
+    return found.st_uid in {0, os.getuid()} and not found.st_mode & stat.S_IWOTH
 
 
 def _reason(error: OSError) -> str:

@@ -66,6 +66,19 @@ def test_a_kept_library_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_gcc
+def test_a_library_that_another_user_could_write_is_not_loaded(tmp_path: Path) -> None:
+    own = compiled("adamw")
+    (library,) = (tmp_path / "cache").iterdir()
+    assert own is not None
+    assert own._name == str(library)
+    library.chmod(0o777)
+    kernel.cache_clear()
+    again = compiled("adamw")
+    assert again is not None
+    assert again._name != str(library), "compiled again, for this process only"
+
+
+@needs_gcc
 def test_cpus_that_share_a_home_keep_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
