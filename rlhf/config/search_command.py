@@ -24,7 +24,13 @@ from omegaconf.errors import OmegaConfBaseException
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.sweep_command import MULTIRUN, SWEEPS, as_word, read_definition
+from rlhf.config.sweep_command import (
+    MULTIRUN,
+    SWEEPS,
+    as_word,
+    read_definition,
+    refuse_ways_out,
+)
 from rlhf.errors import ConfigError
 
 STUDY = "study"
@@ -124,6 +130,7 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
         overrides = OverridesParser.create().parse_overrides([*defined, *own])
     except HydraException as error:
         raise ConfigError(f"sweep={names[0]}: {error}") from error
+    refuse_ways_out(overrides)
     space = [_dimension(each) for each in overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
     if not space:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -67,6 +68,7 @@ def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
     ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     overrides = OverridesParser.create().parse_overrides(ours)
+    refuse_ways_out(overrides)
     fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     if len(fixed) == len(overrides):
         return list(words)
@@ -79,6 +81,22 @@ def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
     )
+
+
+def refuse_ways_out(overrides: Sequence[Override]) -> None:
+    """Check that no value to try has ``..`` in it: the values name the folders of the jobs.
+
+    Raises:
+        ConfigError: if one has.
+    """
+    for each in overrides:
+        if isinstance(each.value(), ChoiceSweep):
+            for value in map(str, each.sweep_string_iterator()):
+                if ".." in value.split("/"):
+                    raise ConfigError(
+                        f"{each.key_or_group}={value} in a sweep: values name the folders of the "
+                        "jobs, and .. leads out of the sweep's folder; give an absolute path"
+                    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
+from rlhf.config.search_command import search_of
 from rlhf.config.sweep_command import expanded, placed, without_leavings
 from rlhf.errors import ConfigError
 from rlhf.tracking.metric_table import METRICS
@@ -121,3 +122,13 @@ def test_sweep_of_weights_and_biases_starts_runs_that_compose(
     metric = sweep["metric"]["name"].removesuffix(".max")
     assert metric in METRICS
     assert "max" in SUMMARIES[metric]
+
+
+def test_jobs_stay_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("study: {trials: 1, minimize: [sft.loss]}\n")
+    value = "data.path=../../../../a/b,c"
+    with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
+        placed(["-m", value], ["-m", value])
+    with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
+        search_of(["-m", "sweep=s", value], tmp_path)
+    assert placed(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1] == "data.path=/a/b,c..d"
