@@ -27,6 +27,7 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.from_run import take_over
 from rlhf.config.hydra_errors import explain, opened
+from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
@@ -38,8 +39,8 @@ from rlhf.config.sweep_command import (
     placed,
     without_leavings,
 )
-from rlhf.cpu import cap_libraries
-from rlhf.errors import CapabilityError, ConfigError, RlhfError
+from rlhf.cpu import cap_libraries, require_linux
+from rlhf.errors import ConfigError, RlhfError
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
@@ -57,6 +58,7 @@ from rlhf.runtime.rendezvous import (
 )
 from rlhf.runtime.search import run_search
 from rlhf.runtime.sweep_jobs import end_with_parent, run_job
+from rlhf.safe_text import for_terminal, print_traceback
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
 
@@ -233,7 +235,7 @@ def show_commands(config: RunConfig) -> None:
 
 def complain(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {for_terminal(str(error))}", file=sys.stderr)
     if started_rank() == 0:
         from rlhf.runtime import launcher
 
@@ -251,6 +253,7 @@ def conclude(words: Sequence[str]) -> None:
 
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
+    sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
     # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
     # an idle machine, and much slower beside other busy programs.
@@ -261,11 +264,8 @@ def launch() -> int:
     if (advice := drop_pod_variables()) is not None:
         print(advice, file=sys.stderr)
     try:
-        if sys.platform != "linux":
-            raise CapabilityError(
-                f"this program runs on Linux only, and this system is {sys.platform}; "
-                "use a Linux machine, a container or WSL 2"
-            )
+        require_linux()
+        refuse_secrets(asked, os.environ)
         cap_libraries()
         if (search := search_of(asked, ROOT / "sweeps")) is not None:
             try:

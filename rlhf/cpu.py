@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.errors import ConfigError
+from rlhf.errors import CapabilityError, ConfigError
 
 CPUINFO = Path("/proc/cpuinfo")
 MAX_ISA = "RLHF_MAX_CPU_ISA"
@@ -98,6 +99,19 @@ def usable_isa(cpu: Cpu | None = None) -> Isa:
     if cap and cap not in Isa.__members__:
         raise ConfigError(f"{MAX_ISA}={cap}: must be one of {', '.join(Isa.__members__)}, or unset")
     return min((cpu or read_cpu()).isa, Isa[cap] if cap else max(Isa))
+
+
+def require_linux() -> None:
+    """Check that this system is Linux.
+
+    Raises:
+        CapabilityError: if it is not.
+    """
+    if sys.platform != "linux":
+        raise CapabilityError(
+            f"this program runs on Linux only, and this system is {sys.platform}; "
+            "use a Linux machine, a container or WSL 2"
+        )
 
 
 def cap_libraries() -> None:

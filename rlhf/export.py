@@ -31,6 +31,7 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import exported
 from rlhf.phases.shared.model_sources import policy_source
+from rlhf.safe_text import for_terminal
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         export_checkpoint(options.checkpoint, options.folder, average=options.average)
     except RlhfError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return 2
     return 0
 

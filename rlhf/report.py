@@ -12,6 +12,7 @@ from rlhf.atomic import replacing
 from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.errors import RlhfError
+from rlhf.safe_text import for_terminal
 from rlhf.tracking.comparison import (
     comparison_json,
     comparison_table,
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             compare(paths)
     except RlhfError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return 2
     return 0
 

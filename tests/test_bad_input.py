@@ -195,3 +195,19 @@ def test_nothing_is_left_of_a_refused_command(answer, tmp_path: Path) -> None:
     answer("zero=stage9")
     answer("sft.batch_size=0")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]])
+def test_a_secret_in_the_command_is_written_nowhere(
+    answer, tmp_path: Path, words: list[str]
+) -> None:
+    secret = "+hydra.job.env_set.HF_TOKEN=abcdef"
+    wrong = "ppo.steps=x"  # refused only after Hydra has written multirun.yaml
+    refused(answer(*TINY_RUN, *words, wrong, secret), "HF_TOKEN=[redacted]: looks like a key")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_cannot_command_the_terminal(answer, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("\x1b[2J,\x1b[2J\na,b\n")
+    code, message = answer(*TINY_RUN, "data=local", "data.path=x.csv")
+    assert (code, message.count("\x1b"), message.count("\ufffd[2J")) == (2, 0, 2), message

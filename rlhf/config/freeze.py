@@ -109,6 +109,8 @@ def _frozen(run_dir: Path) -> DictConfig:
         cfg = OmegaConf.load(path)
         if "seed" not in cfg:
             raise ValueError("it has no keys of a run")
+        if "${" in path.read_text(encoding="utf-8"):  # it could read the environment
+            raise ValueError("it has an interpolation (${...}), and a run's own file has none")
         return DictConfig(cfg)
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise _unreadable(path, error) from error

@@ -36,6 +36,7 @@ from rlhf.runtime.rendezvous import (
     ignores_job_signals,
     started_rank,
 )
+from rlhf.safe_text import for_terminal
 from rlhf.tracking.console import build_console
 
 JOIN_MINUTES = 15  # time limit for the nodes of a SLURM job to connect
@@ -107,7 +108,7 @@ def stderr_reporter() -> Callable[[Failure], None]:
 
     def complain(failure: Failure) -> None:
         if failure.kind is not FailureKind.crashed:
-            os.write(terminal, f"error: {failure.message}\n".encode())
+            os.write(terminal, f"error: {for_terminal(failure.message)}\n".encode())
 
     return complain
 

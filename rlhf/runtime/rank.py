@@ -19,6 +19,7 @@ from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
+from rlhf.safe_text import print_traceback
 
 USER_ERROR = 2
 STOPPED = 130  # as after Ctrl-C
@@ -101,7 +102,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
         raise SystemExit(STOPPED) from error
     except Exception as error:
         meeting.await_cause()
-        traceback.print_exc()
+        print_traceback(type(error), error, error.__traceback__)
         what = traceback.format_exception_only(error)[-1].strip()
         tell(Failure(FailureKind.crashed, what))
         meeting.fail(what)

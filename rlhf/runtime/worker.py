@@ -160,7 +160,7 @@ def build_context(
     parts = load_parts(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
     written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
-    refuse_links(run_dir, [*LOGS, *written])
+    refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
     resumes = stopped_phases(run_dir, unfinished, ranks, console)
     if ranks.is_main:
         for name in LOGS:

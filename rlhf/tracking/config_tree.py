@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlhf.safe_text import for_terminal
 from rlhf.tracking.comparison import shown
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     for key, value in values.items():
         if key not in groups:
-            tree.add(Text(f"{key}: {shown(value)}"))
+            tree.add(Text(for_terminal(f"{key}: {shown(value)}")))
     for key, value in groups.items():
         tree.add(config_tree(key, value))
     return tree

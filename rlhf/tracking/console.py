@@ -10,6 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
+from rlhf.safe_text import for_terminal
+
 if TYPE_CHECKING:
     from rich import progress
     from rich.console import Console as RichConsole
@@ -243,7 +245,7 @@ def _cell(value: object) -> str:
 
 
 def _plain(text: str) -> Text:
-    """Return ``text`` to be shown literally: no rich markup, and no control characters."""
+    """Return ``text`` to be shown literally: no rich markup, control characters or secrets."""
     from rich.text import Text
 
-    return Text("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text))
+    return Text(for_terminal(text))

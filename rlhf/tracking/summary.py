@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.safe_text import printable
 from rlhf.tracking.alarms import alarms_of
 from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.next_commands import short, what_to_type_next
@@ -138,8 +139,7 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
 
 def _one_line(text: str) -> str:
     """Return ``text`` without line breaks, and without characters that control a terminal."""
-    line = " ".join(text.split())
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
+    return printable(" ".join(text.split()))
 
 
 def _titled(title: str, lines: list[str]) -> list[str]:

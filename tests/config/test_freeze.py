@@ -14,6 +14,7 @@ from rlhf.config.choices import Dtype, KlEstimator, Phase
 from rlhf.config.freeze import (
     FROZEN,
     freeze,
+    frozen_keys,
     load_frozen,
     load_run,
     refuse_changes,
@@ -199,3 +200,12 @@ def test_resume_refuses_a_change_by_name(change: str, kept: str, compose: Compos
     message = re.escape(f"{change}: the run was started with {kept}, which resume cannot change")
     with pytest.raises(ConfigError, match=message):
         refuse_changes(frozen, compose(overrides), overrides)
+
+
+def test_a_config_of_others_cannot_read_the_environment(compose: Compose, tmp_path: Path) -> None:
+    freeze(to_run_config(compose([])), tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_text(path.read_text().replace("name: default", "name: ${oc.env:HOME}"))
+    for read in (load_frozen, frozen_keys):
+        with pytest.raises(CheckpointError, match=r"config\.yaml .* it has an interpolation"):
+            read(tmp_path)

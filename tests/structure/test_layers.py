@@ -15,7 +15,7 @@ FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py
 
 # What each part of rlhf may import of the others. Adapters do not import one another.
 BASE = {"atomic", "decoder_parts", "errors", "intervals", "metrics", "random_streams", "types"}
-BASE |= {"cpu", "config", "model_call"}
+BASE |= {"cpu", "config", "model_call", "safe_text"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
@@ -26,8 +26,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model_call": set(),
     "random_streams": set(),
     "types": {"errors", "metrics"},
+    "safe_text": set(),
     "cpu": {"errors"},
-    "config": {"atomic", "errors", "cpu"},  # not types, which imports torch
+    "config": {"atomic", "errors", "cpu", "safe_text"},  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
     "kernels": {"atomic", "cpu"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),

@@ -1,0 +1,58 @@
+"""Make text safe to print or store: secrets are replaced, and control characters removed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from types import TracebackType
+
+REDACTED = "[redacted]"
+# Names of values that are secret. Lower-case words that merely end in token, such as our key
+# model.end_token, are not among them.
+SECRET_NAME = (
+    r"[A-Z0-9_]*(?:_KEY|_TOKEN|_SECRET|PASSWORD)|"
+    r"\w*(?:(?:api|access|auth|hf|wandb|secret)_?(?:key|token)|secret|password|passwd)"
+)
+NAMED_VALUE = rf"""\b((?:{SECRET_NAME})(?:=|["']:\s?))["']?(?!\[redacted)[^\s"',&]+["']?"""
+# The form of each secret; what precedes it, if that is part of the form, is group 1.
+FORMS: Mapping[str, str] = {
+    "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
+    "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
+    # The older keys look like commits: revisions, and folders of the hub's cache, are not keys.
+    "a W&B key": r"()\bwandb_v1_\w{20,}|(?<![\w/@])(?<!revision=)[0-9a-f]{40}(?![\w/])",
+    "a GitHub token": r"\b()(?:gh[pousr]_|github_pat_)\w{20,}",
+    "an AWS key": r"\b()AKIA[A-Z0-9]{16}\b",
+    "a password in an address": r"(://)[^/\s:@]+:[^/\s@]+(?=@)",
+}
+SHORTEST = 8  # characters of a secret in the environment: shorter ones are ordinary words
+
+
+def redact(text: str, environment: Mapping[str, str]) -> str:
+    """Return ``text`` without what looks like a key or a password, or is one in ``environment``."""
+    for name, value in environment.items():
+        is_path = value.startswith(("/", "~", "."))
+        if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):
+            text = text.replace(value, REDACTED)
+    for form in (*FORMS.values(), NAMED_VALUE):
+        text = re.sub(form, rf"\1{REDACTED}", text)
+    return text
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without control characters, which could command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def for_terminal(text: str) -> str:
+    """Return ``text`` as it may be printed by this process."""
+    return printable(redact(text, os.environ))
+
+
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception as Python does, but safely: a value for ``sys.excepthook``."""
+    sys.stderr.write(for_terminal("".join(traceback.format_exception(kind, error, trace))))

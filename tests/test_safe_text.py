@@ -1,0 +1,69 @@
+"""Secrets and control characters do not reach terminals and files."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from rlhf.safe_text import print_traceback, printable, redact
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("data.path=https://me:pw@host/x.jsonl", "data.path=https://[redacted]@host/x.jsonl"),
+        ("HF_TOKEN=abc python launch.py", "HF_TOKEN=[redacted] python launch.py"),
+        ("hydra.job.env_set.WANDB_API_KEY=abc", "hydra.job.env_set.WANDB_API_KEY=[redacted]"),
+        ("{'AWS_SECRET': 'a b', 'x': 1}", "{'AWS_SECRET': [redacted] b', 'x': 1}"),
+        ("db_password=abc, then", "db_password=[redacted], then"),
+        ("ppo.api_key=abc", "ppo.api_key=[redacted]"),
+        (f"the token hf_{'aB3' * 10} is invalid", "the token [redacted] is invalid"),
+        (f"sk-{'aB3' * 8}", "[redacted]"),
+        (f"sk-proj-{'a_B-3' * 8}", "[redacted]"),
+        (f"ghp_{'aB3' * 12}", "[redacted]"),
+        (f"tracking.entity={SHA}", "tracking.entity=[redacted]"),
+    ],
+)
+def test_what_looks_like_a_secret_is_redacted(text: str, shown: str) -> None:
+    assert redact(text, {}) == shown == redact(shown, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.end_token=<|end|> model.vocab_size=300 ppo.policy_loss=token_mean",
+        f"model.revision={SHA}",
+        f"~/.cache/hub/snapshots/{SHA}/config.json",
+        "Type `wandb login`, set WANDB_API_KEY, or use tracking=wandb_offline.",
+        "launcher.master_addr=host:29500 data.path=/data/sk-learn/ask-me-anything-dataset",
+        "http://127.0.0.1:9 is not reachable; mail me@host",
+    ],
+)
+def test_ordinary_text_is_unchanged(text: str) -> None:
+    assert redact(text, {"HOME": "ordinary text", "SSH_KEY": "/data", "A_KEY": "ppo"}) == text
+
+
+def test_secrets_of_the_environment_are_known_by_value() -> None:
+    environment = {"MY_TOKEN": "correct horse", "USER": "somebody else"}
+    text = redact("401 for correct horse of somebody else", environment)
+    assert text == "401 for [redacted] of somebody else"
+
+
+def test_terminals_get_no_commands() -> None:
+    assert printable("a\x1b]0;title\x07\x1b[2Jb\r\u202ec\n\t語") == "a�]0;title��[2Jb��c\n\t語"
+
+
+def test_a_traceback_shows_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "correct horse")
+    try:
+        raise ValueError("\x1b[31mhttps://me:pw@host and correct horse")
+    except ValueError:
+        print_traceback(*sys.exc_info())
+    text = capsys.readouterr().err
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("ValueError: �[31mhttps://[redacted]@host and [redacted]\n")
