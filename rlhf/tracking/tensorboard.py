@@ -11,7 +11,10 @@ from rlhf.tracking.tracker import Sample, Tracker
 
 
 class TensorBoardTracker(Tracker):
-    """A tracker that writes scalars, samples as text, and the hyper-parameters with the result."""
+    """A tracker that writes scalars, samples as text, and the hyper-parameters with the result.
+
+    A resumed run repeats steps after its checkpoint; those in the event files are not added again.
+    """
 
     def __init__(self, folder: Path, run_config: Mapping[str, Any]) -> None:
         """Open the event file.
@@ -26,16 +29,20 @@ class TensorBoardTracker(Tracker):
                 "tracking.tensorboard=true: the package tensorboard is not installed; "
                 "pip install 'rlhf[tensorboard]', or use tracking=local"
             ) from error
+        self._written = _last_steps(folder)
         self._writer = SummaryWriter(str(folder))
         self._config = run_config
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - names begin with it
         """Write the metrics of one step."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            if step > self._written.get(name, -1):
+                self._writer.add_scalar(name, value, step)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
         """Write responses as one text."""
+        if step <= self._written.get(f"{phase}/samples/text_summary", -1):
+            return
         text = "\n\n".join(
             f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
             f"{_verbatim(each.prompt + each.response)}"
@@ -54,6 +61,21 @@ class TensorBoardTracker(Tracker):
     def finish(self) -> None:
         """Flush and close the file."""
         self._writer.close()
+
+
+def _last_steps(folder: Path) -> dict[str, int]:
+    """Return the last step of every tag in the event files of a folder."""
+    if not folder.is_dir():
+        return {}
+    from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
+        event_accumulator,
+    )
+
+    sizes = {"scalars": 1, "tensors": 1}  # the last one is always kept
+    events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
+    tags = events.Tags()
+    last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
+    return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
 
 
 def _verbatim(text: str) -> str:

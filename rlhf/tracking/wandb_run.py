@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import CapabilityError
+from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.step_alarms import Alarm
 from rlhf.tracking.tracker import Sample, Tracker
 from rlhf.tracking.wandb_file import history
@@ -80,7 +81,12 @@ class WandbTracker(Tracker):
             ) from error
         self._sent = self._sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
         self._tables: dict[str, wandb.Table] = {}
-        self._first: dict[str, str] = {}  # prompts and their responses before training
+        # Prompts and their responses before training; a resumed run finds them in its file.
+        self._first: dict[str, str] = {
+            line["prompt"]: line["response"]
+            for line in read_jsonl(run_dir / "samples.jsonl")
+            if line["step"] == 0
+        }
         self._increment = -1
         for phase, prefixes in PREFIXES.items():
             self._run.define_metric(f"{phase}/step")

@@ -66,6 +66,21 @@ def test_samples_are_text_and_the_result_comes_with_the_hyper_parameters(tmp_pat
     assert [event.value for event in events.Scalars("objective")] == [0.75]
 
 
+def test_steps_that_are_repeated_after_resume_are_written_once(tmp_path: Path) -> None:
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):  # killed after step 4, resumed after step 2
+        tracker = TensorBoardTracker(tmp_path, {})
+        tracker.log("sft", 9, {"sft/loss": 2.5})
+        for step in steps:
+            tracker.log("ppo", step, {"ppo/clipfrac": step / 8})
+        tracker.samples("ppo", steps[-1] - 1, [Sample("p", "r", True, 0.5, 0.25, [])], steps=8)
+        tracker.samples("ppo", 4, [Sample("p", "r", True, 0.5, 0.25, [])], steps=8)
+        tracker.finish()
+    expected = [(step, step / 8) for step in (1, 2, 3, 4, 5)]
+    assert scalars(tmp_path) == {"sft/loss": [(9, 2.5)], "ppo/clipfrac": expected}
+    texts = read(tmp_path).Tensors("ppo/samples/text_summary")
+    assert [text.step for text in texts] == [3, 4]
+
+
 def test_the_main_rank_writes_into_the_run_directory(tmp_path: Path) -> None:
     config = run_config(WandbMode.disabled, tensorboard=True)
     tracker = build_tracker(config, tmp_path, is_main=True, say=[].append)

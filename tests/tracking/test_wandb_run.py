@@ -19,6 +19,7 @@ from wandb.errors import CommError
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.tracking.tracker import Sample, Token
+from rlhf.tracking.trackers import FileTracker
 from rlhf.tracking.wandb_file import history, records
 from rlhf.tracking.wandb_run import MOST_INCREMENTS, WandbTracker
 from tests.runs import ROOT, TINY_RUN, launch, start
@@ -253,6 +254,22 @@ def test_samples_come_beside_the_response_before_training(
     names = "step,model,prompt,response,response before,score,gold,exact,KL,tokens,ended"
     assert table.columns == names.split(",")
     assert table.data[-1] == [10, "actor", "p", "new", "old", 1.5, 0.5, 1.0, 0.25, 3, True]
+
+
+def test_a_resumed_run_knows_the_response_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    files = FileTracker(tmp_path, [].append)
+    for step, response in ((0, "old"), (5, "later")):
+        files.samples("ppo", step, [Sample("p", response, True, 1.5, 0.25, [])], steps=10)
+    files.finish()
+    tracker = fake_tracker(tmp_path)
+    tracker.samples("ppo", 10, [Sample("p", "new", True, 1.5, 0.25, [])], steps=10)
+    table = run.logged[-1]["ppo/samples"]
+    assert isinstance(table, wandb.Table)
+    assert table.data[-1][3:5] == ["new", "old"]
 
 
 def test_long_phases_stay_below_a_hundred_increments(
