@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rlhf import atomic
 from rlhf.atomic import replacing
 
 
@@ -66,3 +69,24 @@ def test_writers_at_the_same_time_have_files_of_their_own(tmp_path: Path) -> Non
         assert not building.name.endswith(".building")
         building.write_text("mine")
     assert path.read_text() == "mine"
+
+
+def test_what_a_network_drive_refuses_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, waits, errors = os.fsync, list[float](), [errno.EIO, errno.ESTALE]
+
+    def flaky(descriptor: int) -> None:
+        if errors:
+            raise OSError(errors.pop(), "hiccup")
+        fsync(descriptor)
+
+    monkeypatch.setattr(atomic.time, "sleep", waits.append)
+    monkeypatch.setattr(os, "fsync", flaky)
+    with replacing(tmp_path / "x") as building:
+        building.write_text("new")
+    assert ((tmp_path / "x").read_text(), waits) == ("new", [0.5, 2.0])
+    errors += [errno.ENOSPC]
+    with pytest.raises(OSError, match="hiccup"), replacing(tmp_path / "x") as building:
+        building.write_text("newer")
+    assert ((tmp_path / "x").read_text(), waits) == ("new", [0.5, 2.0]), "a full drive stays full"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.atomic import replacing
+from rlhf.atomic import is_transient, replacing, retrying
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.errors import CheckpointError
 
@@ -29,6 +29,10 @@ STATE, NUMBERS, MANIFEST = "state", "state.json", "manifest.json"
 BLOCK = 1 << 22  # bytes hashed at once
 GIB = 1 << 30
 Stream = Iterable[tuple[str, Tensor]]
+
+
+class SkippedError(CheckpointError):
+    """A checkpoint that a network drive refused several times; the next one may succeed."""
 
 
 class Checkpoint(NamedTuple):
@@ -77,14 +81,15 @@ def write_checkpoint(
     """Write the checkpoint after ``step``; ``streams`` yield the flat tensors of each engine.
 
     Raises:
-        CheckpointError: if the drive has no room; earlier checkpoints stay.
+        SkippedError: if an error that may pass has not passed; ``streams`` may be continued.
+        CheckpointError: if the drive has no room or is read-only; earlier checkpoints stay.
     """
     from safetensors import SafetensorError
 
     folder = checkpoint_folder(phase_dir, step)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free
+        retrying(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
+        free = retrying(lambda: shutil.disk_usage(folder.parent)).free
         if free < wanted_bytes:
             raise CheckpointError(
                 f"{folder}: a checkpoint needs {wanted_bytes / GIB:.3g} GiB, and "
@@ -95,22 +100,32 @@ def write_checkpoint(
             for engine, stream in streams.items():
                 (building / engine).mkdir(parents=True)
                 write_shards(building / engine, stream, SHARD_BYTES)
-            content = {"step": step, **numbers}
-            (building / NUMBERS).write_text(json.dumps(content), encoding="utf-8")
-            files = {
-                path.relative_to(building).as_posix(): _identity(path, flush=True)
-                for path in sorted(building.rglob("*"))
-                if path.is_file()
-            }
-            (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
-            _identity(building / MANIFEST, flush=True)
-        _flush_folder(folder.parent)
+            retrying(lambda: _complete(building, {"step": step, **numbers}))
+        retrying(lambda: _flush_folder(folder.parent))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
+        if is_transient(error):
+            raise SkippedError(
+                f"{folder}: the checkpoint is skipped, since the drive refused it several times "
+                f"({reason}). Earlier checkpoints are intact"
+            ) from error
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written ({reason}). Earlier "
             "checkpoints are intact; make room, or the folder writable, and resume the run"
         ) from error
+
+
+def _complete(building: Path, numbers: Mapping[str, Any]) -> None:
+    """Write the numbers and the manifest beside the tensors, and flush all files to the drive."""
+    (building / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed
+    (building / NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
+    files = {
+        path.relative_to(building).as_posix(): _identity(path, flush=True)
+        for path in sorted(building.rglob("*"))
+        if path.is_file()
+    }
+    (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+    _identity(building / MANIFEST, flush=True)
 
 
 def checkpoints(phase_dir: Path) -> list[Path]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from rlhf.atomic import retrying
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -64,7 +66,8 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
     sizes = {"total_size": 0, "total_parameters": 0}
 
     def write() -> None:
-        save_file(held, folder / f"{len(shards)}.part", metadata={"format": "pt"})
+        file = folder / f"{len(shards)}.part"
+        retrying(lambda: save_file(held, file, metadata={"format": "pt"}))
         shards.append(list(held))
         held.clear()
 

@@ -6,10 +6,12 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from rlhf.atomic import replacing
+from rlhf.atomic import is_transient, replacing, retrying
 from rlhf.errors import CheckpointError
 
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run, appended to by rank 0
@@ -18,20 +20,62 @@ ENCODING_ERRORS = "backslashreplace"
 
 
 class JsonlWriter:
-    """A writer that appends records to a file and flushes after each of them."""
+    """A writer that appends records to a file, each of them at once.
+
+    Records that a network drive refuses several times are held, and written with the next record.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", errors=ENCODING_ERRORS)
+        self._path = path
+        self._file = retrying(self._open)
+        self._size = self._file.tell()  # bytes that were written completely
+        self._held = b""
+        self.is_late = False
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Append one line; a number that is not finite becomes null, since JSON has no NaN."""
-        finite = _finite(record)
-        self._file.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        """Append one line; a number that is not finite becomes null, since JSON has no NaN.
+
+        Raises:
+            CheckpointError: if the drive is full, or cannot be written.
+        """
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        self._held += text.encode("utf-8", errors=ENCODING_ERRORS)
+        try:
+            self._append() if self.is_late else retrying(self._append)
+            self.is_late = False
+        except OSError as error:
+            self.is_late = is_transient(error)
+            if not self.is_late:
+                raise CheckpointError(
+                    f"{self._path} cannot be written ({error.strerror}). What it has is intact; "
+                    "make room, or the folder writable, and resume the run"
+                ) from error
+
+    def _open(self) -> FileIO:
+        return self._path.open("ab", buffering=0)
+
+    def _append(self) -> None:
+        """Write what is held; after an error first remove the part of it that was written."""
+        if self._file.closed:
+            self._file = self._open()
+            self._file.truncate(self._size)
+        try:
+            rest = memoryview(self._held)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.close()
+            raise
+        self._size += len(self._held)
+        self._held = b""
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what is held, if that is possible now, and close the file."""
+        with suppress(OSError):
+            if self._held:
+                self._append()
         self._file.close()
 
 

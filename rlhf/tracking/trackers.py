@@ -79,8 +79,9 @@ class Trackers(Tracker):
 class FileTracker(Tracker):
     """A tracker that writes metrics.jsonl, samples.jsonl and alarms.jsonl in a run directory."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
         self._run_dir = run_dir
+        self._say = say
         self._writers: dict[str, JsonlWriter] = {}
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
@@ -114,7 +115,14 @@ class FileTracker(Tracker):
     def _write(self, name: str, line: Mapping[str, Any]) -> None:
         if name not in self._writers:
             self._writers[name] = JsonlWriter(self._run_dir / name)
-        self._writers[name].write(line)
+        writer = self._writers[name]
+        was_late = writer.is_late
+        writer.write(line)
+        if writer.is_late and not was_late:
+            self._say(
+                f"warning: the drive refused {self._run_dir / name} several times. The run "
+                "continues; the lines are written when the drive takes them"
+            )
 
 
 class AlarmLines(Tracker):
@@ -205,7 +213,7 @@ def build_tracker(
         others[path] = _imported(path)(config, run_dir)
     guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
     # Files come last: metrics.jsonl has no step that another tracker lacks.
-    trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir)], config.alarms)
+    trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir, say)], config.alarms)
     trackers.remember(read_jsonl(run_dir / "metrics.jsonl"))
     return trackers
 

@@ -8,12 +8,17 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
+from rlhf import atomic
 from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import (
+    SkippedError,
     checkpoint_folder,
     checkpoints,
     latest_valid,
@@ -145,3 +150,39 @@ def test_a_read_only_folder_is_named(small_drive: Path) -> None:
 def test_state_of_the_phase_is_plain_json(tmp_path: Path) -> None:
     state = json.loads((write(tmp_path, 3) / "state.json").read_text())
     assert state == {"step": 3, "results": {"before": 0.5}}
+
+
+def flaky(monkeypatch: pytest.MonkeyPatch, errors: list[str]) -> list[float]:
+    """Let safetensors fail with each of ``errors``; return the seconds that are waited."""
+    save_file, waits = safetensors.torch.save_file, list[float]()
+
+    def save(*arguments: Any, **options: Any) -> None:
+        if errors:
+            raise SafetensorError(f"Error while serializing: I/O error: {errors.pop()}")
+        save_file(*arguments, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
+    monkeypatch.setattr(atomic.time, "sleep", waits.append)
+    return waits
+
+
+def test_a_hiccup_of_the_drive_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = flaky(monkeypatch, ["Stale file handle (os error 116)"] * 3)
+    assert load_checkpoint(write(tmp_path, 1)).step == 1
+    assert waits == [0.5, 2.0, 8.0]
+
+
+def test_a_long_hiccup_skips_the_checkpoint_and_a_full_drive_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = write(tmp_path, 1)
+    flaky(monkeypatch, ["Input/output error (os error 5)"] * 4)
+    with pytest.raises(SkippedError, match=r"step-00000002: the checkpoint is skipped, .*error 5"):
+        write(tmp_path, 2)
+    assert list(earlier.parent.iterdir()) == [earlier]
+    waits = flaky(monkeypatch, ["No space left on device (os error 28)"])
+    with pytest.raises(CheckpointError, match="cannot be written") as ended:
+        write(tmp_path, 3)
+    assert (type(ended.value), waits) == (CheckpointError, [])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf import atomic
 from rlhf.errors import CheckpointError
 from rlhf.tracking.jsonl import JsonlWriter, cut, drop_phases, read_jsonl
+from rlhf.tracking.trackers import FileTracker
 
 
 def read(path: Path) -> list[Any]:
@@ -115,3 +120,78 @@ def test_a_file_is_cut_to_what_it_was(tmp_path: Path) -> None:
     cut(path, size + 1)
     cut(tmp_path / "none.jsonl", 0)
     assert read(path) == [{"step": 1}, {"step": 2}]
+
+
+class Drive:
+    """A network drive that refuses to open or write files while ``error`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: int | None = None
+        self.passes = False  # while one waits
+        self.waits: list[float] = []
+
+        class File(FileIO):
+            """A file on the drive, which writes half of what it refuses."""
+
+            def write(file, data: Any) -> int:
+                if self.error is not None:
+                    FileIO.write(file, data[: len(data) // 2])
+                self.refuse()
+                return FileIO.write(file, data)
+
+        open_ = Path.open
+
+        def open_here(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            if mode != "ab":
+                return open_(path, mode, *arguments, **options)
+            self.refuse()
+            return File(path, "ab")
+
+        monkeypatch.setattr(Path, "open", open_here)
+        monkeypatch.setattr(atomic.time, "sleep", self.wait)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        if self.passes:
+            self.error = None
+
+    def refuse(self) -> None:
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+
+
+@pytest.fixture
+def drive(monkeypatch: pytest.MonkeyPatch) -> Drive:
+    return Drive(monkeypatch)
+
+
+def test_a_hiccup_is_waited_for(drive: Drive, tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "m.jsonl")
+    writer.write({"step": 1})
+    drive.error = errno.EIO
+    drive.passes = True
+    writer.write({"step": 2})
+    assert not writer.is_late
+    writer.close()
+    assert (tmp_path / "m.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_lines_that_a_drive_refuses_come_late(drive: Drive, tmp_path: Path) -> None:
+    said: list[str] = []
+    tracker = FileTracker(tmp_path, said.append)
+    for step in range(1, 5):
+        drive.error = errno.ESTALE if step in {2, 3} else None
+        tracker.log("sft", step, {"sft/loss": 1.0})
+    assert drive.waits == [0.5, 2.0, 8.0], "the second line that comes late does not wait"
+    (warning,) = said
+    assert warning.startswith(f"warning: the drive refused {tmp_path}/metrics.jsonl several times")
+    tracker.finish()
+    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_full_drive_ends_the_run_with_the_reason(drive: Drive, tmp_path: Path) -> None:
+    writer = JsonlWriter(tmp_path / "m.jsonl")
+    drive.error = errno.ENOSPC
+    with pytest.raises(CheckpointError, match=r"m\.jsonl cannot be written \(No space left on"):
+        writer.write({"step": 1})
+    assert drive.waits == []

@@ -99,7 +99,7 @@ class Listener(Tracker):
 def trackers(folder: Path, *stop: AlarmName) -> tuple[Trackers, list[Alarm]]:
     listener = Listener()
     config = AlarmsConfig(stop=list(stop), mute=[])
-    return Trackers([listener, FileTracker(folder)], config), listener.heard
+    return Trackers([listener, FileTracker(folder, [].append)], config), listener.heard
 
 
 def test_alarm_is_written_and_heard_once(tmp_path: Path) -> None:

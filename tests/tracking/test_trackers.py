@@ -74,7 +74,7 @@ def test_an_undocumented_metric_reaches_nobody() -> None:
 
 
 def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
-    tracker = FileTracker(tmp_path)
+    tracker = FileTracker(tmp_path, [].append)
     tracker.log("ppo", 12, {"ppo/clipfrac": 0.03})
     tracker.finish()
     expected = '{"phase": "ppo", "step": 12, "ppo/clipfrac": 0.03}\n'
@@ -82,7 +82,7 @@ def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
 
 
 def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
-    tracker = FileTracker(tmp_path)
+    tracker = FileTracker(tmp_path, [].append)
     parts = {"gold": 0.0, "exact": 0.0, "polite": 0.5}
     tracker.samples("ppo", 1, [SAMPLE, SAMPLE._replace(gold_parts=parts)], steps=5)
     tracker.finish()

@@ -12,6 +12,7 @@ import torch
 
 from rlhf.checkpoint.phase_state import (
     Checkpoint,
+    SkippedError,
     checkpoint_folder,
     checkpoints,
     load_checkpoint,
@@ -189,12 +190,16 @@ class Checkpoints:
         }
         if self._context.ranks.is_main:
             wanted = sum(state.bytes for state in states.values())
-            write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
-            self._remove_old()
-        else:
-            for stream in streams.values():
-                for _ in stream:
-                    pass
+            try:
+                write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
+                self._remove_old()
+            except SkippedError as error:
+                if self._best_step == self.step:
+                    raise  # checkpoint.best promises to keep it
+                self._context.console.say(f"warning: {error}")
+        for stream in streams.values():  # to the end, since every rank takes part in it
+            for _ in stream:
+                pass
         self._context.ranks.barrier()
         self._saved = time.monotonic()
 
