@@ -5,6 +5,11 @@ STAMP := .venv/.installed
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
+# Bytecode is kept beside the environment, even where the user's shell forbids __pycache__: without
+# it each new interpreter compiles torch and deepspeed again, for three seconds.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test check lint style types every-test soak clean
 
 run: $(STAMP)

@@ -44,6 +44,7 @@ MODULES = [
     "rlhf.runtime.rank",
     "datasets",
     "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # by its engine; it imports torch's compiler
     "peft",
     "hydra._internal.hydra",
     "hydra._internal.core_plugins.basic_launcher",

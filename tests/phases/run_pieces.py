@@ -81,7 +81,7 @@ def run_context(
         monkeypatch.setattr(module, "build_engine", PlannedEngine)
     notes = Notes()
 
-    def save(_: RunContext, export: Any, place: Path, *, what: str) -> None:
+    def save(_: RunContext, export: Any, place: Path, **card: object) -> None:
         notes.saved[str(place.relative_to(folder))] = export
 
     monkeypatch.setattr(RunContext, "save", save)
