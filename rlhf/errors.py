@@ -20,5 +20,9 @@ class CapabilityError(RlhfError):
     """A requested feature that this machine, version or build does not support."""
 
 
+class RewardError(RlhfError):
+    """A part of the score that failed to score responses."""
+
+
 class CheckpointError(RlhfError):
     """A folder that should contain a model or a run but does not."""

@@ -87,7 +87,7 @@ class PreferenceBatch(NamedTuple):
 
 
 class PromptBatch(NamedTuple):
-    """Prompts to answer: left-padded ids and the text they came from.
+    """Prompts to answer: left-padded ids, the text they came from, and columns beside it.
 
     ``draws_BT`` holds one uniform number per response token to be sampled, so that a response
     depends only on its own row, not on its neighbours or on the number of ranks.
@@ -97,6 +97,7 @@ class PromptBatch(NamedTuple):
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
+    columns: list[Mapping[str, Any]] | None = None  # of the data, for rewards; None: none wanted
 
 
 class Responses(NamedTuple):
@@ -106,6 +107,13 @@ class Responses(NamedTuple):
     keep_BT: Tensor
     ended_B: Tensor
     logprobs_BT: Tensor | None = None  # measured while sampling; None if the backend cannot
+
+
+class PartScores(NamedTuple):
+    """Scores of the K parts of ``rewards``, before normalisation and weighting."""
+
+    scores_BK: Tensor
+    failed_BK: Tensor  # bool: the fallback replaces a score that the part failed to give
 
 
 class Rollout(NamedTuple):
@@ -118,6 +126,7 @@ class Rollout(NamedTuple):
     values_BT: Tensor
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
+    parts: PartScores | None = None  # what scores_B is the weighted sum of; None: of no parts
 
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])

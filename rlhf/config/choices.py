@@ -31,6 +31,21 @@ class ModelInit(StrEnum):
         return self in (ModelInit.sft, ModelInit.gold)
 
 
+class RewardKind(StrEnum):
+    """Kinds of parts of the score; the rules come last."""
+
+    model = "model"
+    gold = "gold"
+    function = "function"
+    http = "http"
+    length = "length"
+    stop = "stop"
+    pattern = "pattern"
+    exact = "exact"
+    number = "number"
+    json = "json"
+
+
 class Device(StrEnum):
     """Devices of the ranks."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rlhf.config.choices import Dtype, TrainingEngine
+from rlhf.config.choices import Dtype, ModelInit, RewardKind, TrainingEngine
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
@@ -56,12 +56,24 @@ def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
     return dtype in (Dtype.fp16, Dtype.bf16) and _stage_of_family(role, zero) > 0
 
 
+def has_reward_model(config: RunConfig) -> bool:
+    """Return True if a reward model scores, alone or as a part of ``rewards``."""
+    if config.rewards:
+        return any(part.kind is RewardKind.model for part in config.rewards.values())
+    return config.reward_model.init is not ModelInit.gold
+
+
+def reward_columns(config: RunConfig) -> list[str]:
+    """Return the columns of the data that the parts of the score read."""
+    return sorted({column for part in config.rewards.values() for column in part.columns})
+
+
 def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     """Return key and value of the config group from which reward model and critic start.
 
-    It is ``model`` if they start from the SFT model (``reward_model.init`` sft or gold).
+    It is ``model`` if they start from the SFT model, as the critic does without a reward model.
     """
-    if config.reward_model.init.is_of_sft:
+    if config.reward_model.init.is_of_sft or not has_reward_model(config):
         return "model", config.model
     return "reward_model", config.reward_model
 

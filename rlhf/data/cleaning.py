@@ -36,7 +36,9 @@ def clean(dataset: RawDataset) -> RawDataset:
 def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record]:
     kept = []
     for record in records:
-        cleaned = Record(*(None if part is None else clean_text(part) for part in record))
+        texts = [None if part is None else clean_text(part) for part in record.texts]
+        prompt, chosen, rejected, text = texts
+        cleaned = Record(prompt, chosen, rejected, text, record.columns)
         reason = _flaw(cleaned)
         if reason:
             left_out[f"{reason} after cleaning"] += 1
@@ -46,7 +48,7 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
 
 
 def _flaw(record: Record) -> str | None:
-    for name, part in zip(Record._fields, record, strict=True):
+    for name, part in zip(Record._fields, record.texts, strict=False):
         if part is not None and not part.strip():
             return f"{name} is empty"
     if record.rejected is not None and record.chosen == record.rejected:
@@ -83,7 +85,7 @@ def _without_repeated(
 def _first_ones(records: list[Record], seen: set[bytes]) -> list[Record]:
     kept = []
     for record in records:
-        mark = fingerprint(*record)
+        mark = fingerprint(*record.texts)
         if mark not in seen:
             seen.add(mark)
             kept.append(record)

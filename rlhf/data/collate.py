@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,11 +69,11 @@ def collate_prompts(
     *,
     pad_id: int,
     device: torch.device,
+    columns: list[Mapping[str, Any]] | None = None,
 ) -> PromptBatch:
     """Return left-padded prompts (B, P), so that every response starts after the last column."""
     reversed_rows = [row[::-1] for row in ids]
     width = max(len(row) for row in ids)
     ids_BP, attend_BP = _pad_right(reversed_rows, width=width, pad_id=pad_id)
-    return PromptBatch(
-        ids_BP.flip(1).to(device), attend_BP.flip(1).to(device), draws_BT.to(device), texts
-    )
+    ids_BP, attend_BP = ids_BP.flip(1).to(device), attend_BP.flip(1).to(device)
+    return PromptBatch(ids_BP, attend_BP, draws_BT.to(device), texts, columns)

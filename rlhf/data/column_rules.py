@@ -15,7 +15,7 @@ from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
 
-from rlhf.data.detect import Converted, to_records
+from rlhf.data.detect import Converted, kept, to_records
 from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
 from rlhf.errors import ConfigError, DataError
 
@@ -89,8 +89,10 @@ class ColumnRules(NamedTuple):
     expressions: Mapping[str, ParsedResult]
     layout: Layout
 
-    def convert(self, rows: Sequence[Row], *, source: str) -> Converted:
+    def convert(self, rows: Sequence[Row], *, source: str, keep: Sequence[str] = ()) -> Converted:
         """Convert ``rows`` to records; drop and count rows that cannot be used.
+
+        The records keep the columns ``keep`` of the rows.
 
         Raises:
             DataError: if an expression reads a column that no row has, is null in every row, does
@@ -101,7 +103,7 @@ class ColumnRules(NamedTuple):
         for row in rows:
             try:
                 values = {column: self._value(row, column) for column in self.expressions}
-                made.append(row._replace(values=values))
+                made.append(row._replace(values=kept(row, keep) | values))
             except UnusableRowError as reason:
                 unusable.append(str(reason))
         for column, expression in self.expressions.items():
@@ -109,7 +111,7 @@ class ColumnRules(NamedTuple):
                 raise DataError(
                     f"{source}: {self.key}.{column}={expression.expression} is null in every row."
                 )
-        converted = to_records(made, source=source, layout=self.layout)
+        converted = to_records(made, source=source, layout=self.layout, keep=keep)
         converted.left_out.update(unusable)
         return converted
 

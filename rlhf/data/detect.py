@@ -42,10 +42,12 @@ def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
     raise DataError(_no_layout(source, ", ".join(found)))
 
 
-def to_records(rows: Sequence[Row], *, source: str, layout: Layout | None = None) -> Converted:
+def to_records(
+    rows: Sequence[Row], *, source: str, layout: Layout | None = None, keep: Sequence[str] = ()
+) -> Converted:
     """Convert ``rows`` to records; drop and count rows that cannot be used.
 
-    If ``layout`` is None, it is detected from the columns.
+    If ``layout`` is None, it is detected from the columns. The records keep the columns ``keep``.
 
     Raises:
         DataError: if no layout fits (names ``source``), or a value has the wrong type (names file,
@@ -56,10 +58,26 @@ def to_records(rows: Sequence[Row], *, source: str, layout: Layout | None = None
     left_out: Counter[str] = Counter()
     for row in rows:
         try:
-            records += layout.convert(row, layout.columns)
+            found = layout.convert(row, layout.columns)
+            records += [each._replace(columns=kept(row, keep)) for each in found] if keep else found
         except UnusableRowError as reason:
             left_out[str(reason)] += 1
     return Converted(records, layout.name, left_out)
+
+
+def kept(row: Row, names: Sequence[str]) -> dict[str, object]:
+    """Return the columns ``names`` of a row.
+
+    Raises:
+        DataError: if one is missing.
+    """
+    for name in names:
+        if name not in row.values:
+            raise row.error(
+                f"column '{name}' is missing, which rewards read (rewards.NAME.columns). The row "
+                f"has {', '.join(map(repr, row.values))}."
+            )
+    return {name: row.values[name] for name in names}
 
 
 def _kind(rows: Sequence[Row], column: str) -> ColumnKind | None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.config.choices import Source
+from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.cleaning import clean, leave_out_repeated
 from rlhf.data.column_rules import ColumnRules, parse_columns
@@ -27,7 +27,7 @@ from rlhf.data.detect import Converted, to_records
 from rlhf.data.files import READERS
 from rlhf.data.layouts import Row
 from rlhf.data.records import RawDataset
-from rlhf.data.synthetic_pairs import generate_records
+from rlhf.data.synthetic_pairs import generate_records, with_answers
 from rlhf.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,25 +37,29 @@ SAMPLES = Path(__file__).parent / "samples"
 SAMPLE = "samples:"
 
 
-def load_datasets(config: DataConfig, *, seed: int) -> list[RawDataset]:
+def load_datasets(config: DataConfig, *, seed: int, keep: Sequence[str] = ()) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
+
+    The records of PPO's datasets keep the columns ``keep``, which rewards read.
 
     Raises:
         DataError: if data is missing, unreadable, malformed or without a usable row.
         ConfigError: if the columns of an entry in data.sets are described wrongly.
     """
-    datasets = _read(config, seed=seed)
+    datasets = _read(config, seed=seed, keep=keep)
     if config.clean:
         datasets = [clean(dataset) for dataset in datasets]
     return leave_out_repeated(datasets) if config.deduplicate else datasets
 
 
-def _read(config: DataConfig, *, seed: int) -> list[RawDataset]:
+def _read(config: DataConfig, *, seed: int, keep: Sequence[str]) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = generate_records(config.size, seed=seed)
+        if keep:
+            records = with_answers(records, keep)
         return [_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
     if config.sets:
-        return _read_sets(config)
+        return _read_sets(config, keep)
     paths = _entries(config.path, key="data.path")
     eval_paths: list[str] | list[None] = [None] * len(paths)
     if config.eval_path is not None:
@@ -67,10 +71,10 @@ def _read(config: DataConfig, *, seed: int) -> list[RawDataset]:
             "out a share of each data set."
         )
     pairs = zip(paths, eval_paths, strict=True)
-    return [_load(path, eval_path, config) for path, eval_path in pairs]
+    return [_load(path, eval_path, config, keep) for path, eval_path in pairs]
 
 
-def _read_sets(config: DataConfig) -> list[RawDataset]:
+def _read_sets(config: DataConfig, keep: Sequence[str]) -> list[RawDataset]:
     for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
         if value is not None:
             raise DataError(
@@ -85,8 +89,9 @@ def _read_sets(config: DataConfig) -> list[RawDataset]:
     read = []
     for name, dataset in config.sets.items():
         tables = _find(dataset, config.source)
-        held_out = _convert(tables.eval, rules.get(name)) if tables.eval else None
-        raw = _raw_dataset(name, _convert(tables.train, rules.get(name)), held_out)
+        wanted = keep if Phase.ppo in (dataset.phases or Phase) else ()
+        held_out = _convert(tables.eval, rules.get(name), wanted) if tables.eval else None
+        raw = _raw_dataset(name, _convert(tables.train, rules.get(name), wanted), held_out)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
@@ -132,7 +137,7 @@ class _Tables(NamedTuple):
     eval: list[_Table]
 
 
-def _load(path: str, eval_path: str | None, config: DataConfig) -> RawDataset:
+def _load(path: str, eval_path: str | None, config: DataConfig, keep: Sequence[str]) -> RawDataset:
     given = DatasetConfig(
         path=path,
         subset=config.subset,
@@ -150,13 +155,15 @@ def _load(path: str, eval_path: str | None, config: DataConfig) -> RawDataset:
         given.path = eval_path
         others = _find(given, config.source)
         tables = _Tables(tables.train, others.eval or others.train)
-    held_out = _convert(tables.eval) if tables.eval else None
-    return _raw_dataset(path, _convert(tables.train), held_out)
+    held_out = _convert(tables.eval, keep=keep) if tables.eval else None
+    return _raw_dataset(path, _convert(tables.train, keep=keep), held_out)
 
 
-def _convert(tables: list[_Table], rules: ColumnRules | None = None) -> Converted:
+def _convert(
+    tables: list[_Table], rules: ColumnRules | None = None, keep: Sequence[str] = ()
+) -> Converted:
     convert = to_records if rules is None else rules.convert
-    parts = [convert(_rows(table), source=table.place) for table in tables]
+    parts = [convert(_rows(table), source=table.place, keep=keep) for table in tables]
     records = [record for part in parts for record in part.records]
     left_out = sum((part.left_out for part in parts), Counter[str]())
     if not records:

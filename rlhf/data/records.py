@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rlhf.config.choices import Phase
 
@@ -20,6 +20,13 @@ class Record(NamedTuple):
     chosen: str | None = None
     rejected: str | None = None
     text: str | None = None
+    columns: Mapping[str, Any] | None = None
+    """Other columns of its row, which rewards read; None: no reward reads any."""
+
+    @property
+    def texts(self) -> tuple[str | None, ...]:
+        """Return the parts that are text."""
+        return (self.prompt, self.chosen, self.rejected, self.text)
 
 
 class RawDataset(NamedTuple):

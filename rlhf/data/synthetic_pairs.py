@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlhf.data.records import Record
@@ -27,6 +27,7 @@ from rlhf.data.synthetic import (
     right_answer,
     skill_of,
 )
+from rlhf.errors import ConfigError
 
 TEMPERATURE = 0.07
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
@@ -181,6 +182,22 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
     prompts, and the other skills share the rest.
     """
     return [_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
+
+
+def with_answers(records: Sequence[Record], columns: Sequence[str]) -> list[Record]:
+    """Return the records with the column ``answer``: the items of the right answer.
+
+    Raises:
+        ConfigError: if other ``columns`` are wanted.
+    """
+    if others := [name for name in columns if name != "answer"]:
+        raise ConfigError(
+            f"rewards.NAME.columns: data=synthetic has no column {', '.join(others)}; it has answer"
+        )
+    return [
+        each._replace(columns={"answer": " ".join(right_answer(each.prompt or ""))})
+        for each in records
+    ]
 
 
 def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Random]]:

@@ -277,7 +277,7 @@ def cache_key(
     for records in (part.train, part.eval):
         digest.update(b"\x00side")
         for record in records:
-            digest.update(json.dumps(record).encode())
+            digest.update(json.dumps(record.texts).encode())
     return digest.hexdigest()[:32]
 
 

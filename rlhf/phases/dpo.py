@@ -36,7 +36,12 @@ from rlhf.phases.shared.exporting import exported
 from rlhf.phases.shared.model_sources import policy_source
 from rlhf.phases.shared.policies import AdapterOff, build_policy, build_reference, rollout_backend
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
-from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences, response_logprobs
+from rlhf.phases.shared.scoring import (
+    ModelOutputs,
+    Rewards,
+    WholeSequences,
+    response_logprobs,
+)
 from rlhf.random_streams import Shuffle
 from rlhf.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositions
 
@@ -223,6 +228,8 @@ class DpoTrainer:
             label_smoothing=config.label_smoothing,
             loss=config.loss.value,
         )
+
+    rewards: Rewards | None = None
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
         """Run policy and reference; DPO has no critic and no reward model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
-from rlhf.config.roles import Role, reward_model_base
+from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning.shapes import ModelShape, config_fields, shape_of
@@ -115,7 +115,7 @@ def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
 
 def _reward(config: RunConfig, scorer: tuple[str, ModelConfig]) -> tuple[ModelUse, ...]:
     """Return the frozen reward model; empty if a judge scores the responses."""
-    if config.reward_model.init is ModelInit.gold:
+    if not has_reward_model(config):
         return ()
     return (_use(config, scorer, Role.reward, None),)
 

@@ -136,4 +136,4 @@ def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:
 
 def _texts(parts: Iterable[Part]) -> Iterable[str]:
     records: Iterable[Record] = (r for part in parts for r in islice(part.train, ENCODED))
-    return (text for record in records for text in record if text)
+    return (text for record in records for text in record.texts if text)

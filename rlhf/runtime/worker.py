@@ -26,7 +26,7 @@ from rlhf.checkpoint.phase_state import (
 from rlhf.checkpoint.results import phase_result, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run
-from rlhf.config.roles import reward_model_base
+from rlhf.config.roles import reward_columns, reward_model_base
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import are_turns, plain_template
@@ -43,7 +43,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.phases.shared.preflight import require_rewards, require_rollouts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import run_phase
@@ -150,6 +150,7 @@ def build_context(
     after them is dropped, because these steps are taken again.
     """
     require_rollouts(config)
+    require_rewards(config)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
     console.say(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
@@ -198,7 +199,7 @@ def stopped_phases(
 def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
     """Load the records of each phase, blended from all data sets."""
     data = config.data
-    datasets = load_datasets(data, seed=config.seed)
+    datasets = load_datasets(data, seed=config.seed, keep=reward_columns(config))
     for dataset in datasets:
         console.say(describe(dataset))
     divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
@@ -229,7 +230,9 @@ def run_tokenizer(
         key, owner = reward_model_base(config)
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
-            texts = (text for part in parts.values() for r in part.train for text in r if text)
+            texts = (
+                text for part in parts.values() for r in part.train for text in r.texts if text
+            )
             if config.from_run is None:
                 tokenizer = tokenizer_for(owner, key=key, texts=texts)
             else:

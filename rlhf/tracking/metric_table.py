@@ -423,6 +423,18 @@ ROLLOUT = {
         "rises: the policy gives the same answer to everything; raise `ppo.kl_ctl` or "
         "`ppo.entropy_coef`",
     ),
+    "ppo/parts/NAME": MetricInfo(
+        "as scored",
+        "mean score of the part NAME of `rewards`, before normalisation and weighting",
+        "rises with ppo/score_mean",
+        "falls while ppo/score_mean rises: another part outweighs it, change the weights",
+    ),
+    "ppo/fallback_share": MetricInfo(
+        "share",
+        "share of the responses for which a part of `rewards` failed, and its fallback was used",
+        "0",
+        "above 0: the function or endpoint fails; the warnings on the terminal say why",
+    ),
     "ppo/actor_learning_rate": MetricInfo(
         "1",
         "the actor's learning rate in the last optimizer step",
@@ -486,6 +498,12 @@ PPO_OPTIONS = {
         "mean length of the held-out responses",
         "follows ppo/response_tokens",
         "see ppo/response_tokens",
+    ),
+    "ppo/eval_parts/NAME": MetricInfo(
+        "as scored",
+        "mean score of the part NAME of `rewards` on the held-out responses",
+        "rises with ppo/eval_score",
+        "see ppo/parts/NAME",
     ),
     "ppo/eval_exact": MetricInfo(
         "share",
@@ -731,3 +749,9 @@ GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     "DPO": DPO,
 }
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
+
+
+def entry_of(name: str) -> str:
+    """Return the name of a metric in ``METRICS``, where NAME stands for names that users choose."""
+    group, _, last = name.rpartition("/")
+    return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name

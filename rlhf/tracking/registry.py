@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.metric_table import METRICS, entry_of
 
 
 def check_name(name: str) -> None:
@@ -13,7 +13,7 @@ def check_name(name: str) -> None:
     Raises:
         KeyError: if no table contains ``name``; the message gives the nearest name.
     """
-    if name in METRICS:
+    if entry_of(name) in METRICS:
         return
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
     raise KeyError(

@@ -110,7 +110,7 @@ def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
     names = {
         "sft": "minus the held-out perplexity after SFT",
         "reward": "held-out accuracy of the reward model",
-        "ppo": "held-out score after PPO, by the reward model that it was trained against",
+        "ppo": "held-out score after PPO, by the reward that it was trained against",
         "dpo": "held-out accuracy of DPO's implicit reward",
     }
     return names[last]
@@ -193,6 +193,7 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
     yield SummaryRow("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
     yield from _gain_rows(ppo, "score")
+    yield from _part_rows(ppo, "score")
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -218,11 +219,15 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
         yield from _gain_rows(measures, key)
         if f"{key}_after_ema" in measures:
             yield SummaryRow("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
-        for part, before in measures.get(f"{key}_parts_before", {}).items():
-            yield SummaryRow(
-                f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part])
-            )
+        yield from _part_rows(measures, key)
     yield SummaryRow("KL to reference, nats", after=_number(measures["kl_to_reference"]))
+
+
+def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
+    for part, before in measures.get(f"{key}_parts_before", {}).items():
+        yield SummaryRow(
+            f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part])
+        )
 
 
 def _gain_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:

@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "cpu",
         "config",
     },  # not types and algorithms, which import torch
-    "phases": BASE | {"algorithms"} | ADAPTERS,
+    "rewards": {"errors", "config"},  # not torch: each part of a score starts a process
+    "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
     "export": BASE | {"algorithms"} | ADAPTERS | {"phases"},
@@ -57,7 +58,7 @@ ONLY_IN = {
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
 NEVER_IN = {
-    "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/"),
+    "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/"),
     "transformers": ("rlhf/algorithms/",),
 }
 INSIDE_FUNCTIONS = {"deepspeed", "wandb", "transformers"}

@@ -26,7 +26,7 @@ NAMES = {
     "critic_learning_rate actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold "
     "eval_kl ptx_loss kl_loss dual_clipfrac lr_scale updates actor_overflows critic_overflows "
     "eval_ended_share eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite "
-    "eval_stops",
+    "eval_stops fallback_share parts/NAME eval_parts/NAME",
     "rollout": "accelerated_layers",
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
     "skipped_steps "

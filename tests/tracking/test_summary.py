@@ -140,7 +140,7 @@ def test_any_phase_may_be_missing(run_dir: Path, missing: tuple[str, ...]) -> No
         (
             "ppo",
             {"gold_before": None, "gold_after": None},
-            "held-out score after PPO, by the reward model",
+            "held-out score after PPO, by the reward",
         ),
     ],
 )

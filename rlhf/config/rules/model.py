@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlhf.config.choices import ModelInit, Phase, Source
-from rlhf.config.roles import reward_model_base
+from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
@@ -31,9 +31,9 @@ def check_models(config: RunConfig) -> None:
                 f"model.init={model.init}: {phase.upper()} starts from an SFT model; "
                 "add model.init=pretrained model.path=FOLDER, or run the sft phase too"
             )
-    if reward_model.init is ModelInit.gold:
+    if reward_model.init is ModelInit.gold and not config.rewards:
         check_gold(config)
-    elif (
+    elif has_reward_model(config) and (
         Phase.ppo in order
         and Phase.reward not in order
         and reward_model.init is not ModelInit.pretrained
@@ -41,7 +41,7 @@ def check_models(config: RunConfig) -> None:
         raise ConfigError(
             f"reward_model.init={reward_model.init}: PPO needs a trained reward model; "
             "add reward_model.init=pretrained reward_model.path=FOLDER, run the reward phase too, "
-            "or use model@reward_model=gold, the judge of data=synthetic"
+            "use model@reward_model=gold, the judge of data=synthetic, or rewards (docs/rewards.md)"
         )
     for phase in order:
         for key, used in _models(config, phase):

@@ -13,6 +13,7 @@ from rlhf.config.rules.launcher import check_launcher
 from rlhf.config.rules.lora import check_lora
 from rlhf.config.rules.model import check_lengths, check_models
 from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets
 from rlhf.config.rules.zero import check_engine, check_zero
@@ -27,6 +28,7 @@ def validate(config: RunConfig) -> None:
     check_bounds(config)
     check_name(config.name)
     check_order(config.phase.order)
+    check_rewards(config)
     check_models(config)
     check_lengths(config)
     check_data(config)

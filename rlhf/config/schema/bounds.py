@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from rlhf.errors import ConfigError
@@ -33,9 +33,9 @@ FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
 LARGEST = 2**63 - 1  # what torch's integers hold
 
 
-def bounded(bound: Bound) -> Any:
-    """Return a dataclass field without default whose value must be within ``bound`` or null."""
-    return field(metadata={"bound": bound})
+def bounded(bound: Bound, *, default: Any = MISSING) -> Any:
+    """Return a dataclass field whose value must be within ``bound`` or null."""
+    return field(default=default, metadata={"bound": bound})
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:
@@ -59,3 +59,7 @@ def _bounded_numbers(config: Any, prefix: str) -> Iterator[tuple[str, Bound, flo
             yield key, each.metadata["bound"], value
         elif is_dataclass(value):
             yield from _bounded_numbers(value, f"{key}.")
+        elif isinstance(value, dict):
+            for name, one in value.items():
+                if is_dataclass(one):
+                    yield from _bounded_numbers(one, f"{key}.{name}.")

@@ -23,6 +23,7 @@ from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.reward import RewardConfig
+from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.sft import SftConfig
 from rlhf.config.schema.tracking import TrackingConfig
@@ -114,5 +115,7 @@ class RunConfig:
     dpo: DpoConfig
     ppo: PpoConfig
     rollout: RolloutConfig
+    rewards: dict[str, RewardPart]
+    """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig
     tracking: TrackingConfig

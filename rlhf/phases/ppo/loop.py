@@ -136,7 +136,7 @@ class PPOTrainer:
         self.corpus = corpus if config.ptx_coef else None
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
-        self._targets = TargetMaker(config, engine.ranks)
+        self._targets = TargetMaker(config, engine.ranks, engine.config.rewards)
         self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
         self._updates_done = 0
         self._score_average: float | None = None
@@ -169,7 +169,9 @@ class PPOTrainer:
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
         kl_ctl = self.kl.coefficient
         targets = self._targets(rollout, kl_ctl=kl_ctl)
-        metrics = rollout_metrics(rollout, targets, has_critic=setup.has_critic)
+        metrics = rollout_metrics(
+            rollout, targets, setup.config.rewards, has_critic=setup.has_critic
+        )
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
         updates: list[dict[Role, StepReport]] = []

@@ -17,6 +17,7 @@ from rlhf.models.trunk import TrunkOutput
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
     ResponseLogprobs,
+    Rewards,
     Scores,
     ScoringModels,
     WholeSequences,
@@ -110,6 +111,7 @@ class SeparateModels:
         reference: TokenModel,
         critic: ValueEngine | None,
         scores: Scores,
+        rewards: Rewards | None = None,
         *,
         temperature: float,
         align_overflow: bool = True,
@@ -119,6 +121,7 @@ class SeparateModels:
         self.reference = reference
         self.critic = critic
         self.scores = scores
+        self.rewards = rewards
         self._align_overflow = align_overflow
         self._scoring = LogprobOptions(temperature, with_entropy=False)
         self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
@@ -192,12 +195,14 @@ class TrunkModels:
         self,
         trunk: TrunkEngine,
         scores: Scores,
+        rewards: Rewards | None = None,
         *,
         temperature: float,
         entropy_gradient: bool = False,
     ) -> None:
         self.actor = trunk
         self.scores = scores
+        self.rewards = rewards
         self._scoring = LogprobOptions(temperature, with_entropy=False)
         self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
 

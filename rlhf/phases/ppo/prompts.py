@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,9 +32,11 @@ class PromptLoader:
         context, ppo = self._context, self._context.config.ppo
         rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
         chosen = self._examples[rows]
+        records = [self._records[row] for row in chosen["row"]]
         return prompt_batch(
             chosen["ids"],
-            [self._records[row].prompt or "" for row in chosen["row"]],
+            [each.prompt or "" for each in records],
+            [each.columns or {} for each in records],
             step=step,
             config=context.config,
             ranks=context.ranks,
@@ -44,6 +47,7 @@ class PromptLoader:
 def prompt_batch(
     ids: list[list[int]],
     texts: list[str],
+    columns: list[Mapping[str, Any]],
     *,
     step: int,
     config: RunConfig,
@@ -51,6 +55,8 @@ def prompt_batch(
     pad_id: int,
 ) -> PromptBatch:
     """Return this rank's share of the prompts of one step, given the prompts of all ranks.
+
+    ``columns`` has the columns of each prompt's row that rewards read.
 
     Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. Random numbers are drawn
     for all ranks before they are divided, so that a response does not depend on the number of
@@ -67,6 +73,7 @@ def prompt_batch(
         [ids[row] for row in mine],
         [texts[row] for row in mine],
         draws_BT[rows_of_rank(range(len(rows)), ranks)],
+        columns=[columns[row] for row in mine],
         pad_id=pad_id,
         device=ranks.device,
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
-from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, ModelInit, Phase
-from rlhf.config.roles import Role
+from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase
+from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
@@ -38,7 +39,8 @@ from rlhf.phases.shared.policies import (
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_rollouts
-from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores
+from rlhf.phases.shared.reward_mix import RewardMix
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
 from rlhf.random_streams import seed_for
 from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
 from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
@@ -53,7 +55,7 @@ class RLHFEngine:
 
     Actor and reference start from the SFT model, critic and reward model from the reward model.
     Both are read from ``config.run_dir`` if the run trains them, otherwise from the places that
-    ``config`` names. If a judge replaces the reward model, the critic starts from the SFT model.
+    ``config`` names. Without a reward model the critic starts from the SFT model.
     With adapters the reference is the actor without them; with a shared trunk actor, reference and
     critic are branches of one model. ``ppo.steps`` must be set: the schedules end there.
 
@@ -83,6 +85,8 @@ class RLHFEngine:
             end_token=config.model.end_token,
         )
         self.scores = self._scores()
+        parts, judge = config.rewards, GoldJudge()
+        self.rewards = RewardMix(parts, self.tokenizer, judge) if parts else None
         self.models: PpoModels = (
             self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
         )
@@ -122,15 +126,23 @@ class RLHFEngine:
             self.plan.micro,
         )
 
-    def prompts(self, texts: list[str], *, step: int = 0) -> PromptBatch:
+    def prompts(
+        self,
+        texts: list[str],
+        columns: list[Mapping[str, Any]] | None = None,
+        *,
+        step: int = 0,
+    ) -> PromptBatch:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 
-        Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. The responses are
+        ``columns`` has, for each prompt, the columns that rewards read. Each prompt is repeated
+        ``ppo.responses_per_prompt`` times in a row. The responses are
         sampled with the random numbers that a run uses in its step ``step``.
         """
         return prompt_batch(
             Encoder(self.tokenizer, self.config.data.template).prompts(texts),
             texts,
+            columns or [{}] * len(texts),
             step=step,
             config=self.config,
             ranks=self.ranks,
@@ -138,7 +150,9 @@ class RLHFEngine:
         )
 
     def close(self) -> None:
-        """Close the engines and free their memory."""
+        """Close the engines and free their memory, and end the processes that score."""
+        if self.rewards is not None:
+            self.rewards.close()
         for engine in self._engines:
             engine.close()
 
@@ -161,6 +175,7 @@ class RLHFEngine:
             reference,
             self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
             self.scores,
+            self.rewards,
             temperature=config.rollout.temperature,
             align_overflow=config.ppo.align_overflow and self.settings.dtype is Dtype.fp16,
             entropy_gradient=config.ppo.entropy_coef > 0,
@@ -179,14 +194,15 @@ class RLHFEngine:
         return TrunkModels(
             self._trained(trunk, Role.actor),
             self.scores,
+            self.rewards,
             temperature=config.rollout.temperature,
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
     def _scores(self) -> Scores:
-        """Return what scores responses: the reward model, or the judge instead of it."""
-        if self.config.reward_model.init is ModelInit.gold:
-            return JudgeScores(GoldJudge(), self.tokenizer)
+        """Return what scores sequences: the reward model, or the judge instead of it."""
+        if not has_reward_model(self.config):
+            return no_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._scorer()
         self._require_positions(scorer.pretrained, key="reward_model")
         return ModelScores(self._engine(scorer, Role.reward))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from rlhf.phases.shared.scoring import ResponseLogprobs, kl_per_sequence
 from rlhf.types import PromptBatch, Responses, Rollout, StepReport
 
 
-def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> Metrics:
+def rollout_metrics(
+    rollout: Rollout, targets: Targets, part_names: Iterable[str] = (), *, has_critic: bool
+) -> Metrics:
     """Return metrics of a rollout of B responses of T tokens, before any update.
 
     If the log-probabilities were recomputed, they are compared with the rollout backend's own
@@ -48,6 +50,10 @@ def rollout_metrics(rollout: Rollout, targets: Targets, *, has_critic: bool) -> 
         metrics["ppo/values_min"] = Minimum.of(rollout.values_BT, keep_BT)
         metrics["ppo/values_max"] = Maximum.of(rollout.values_BT, keep_BT)
         metrics["value_errors"] = Moments.of(errors_BT, keep_BT)
+    if rollout.parts is not None:
+        for name, scores_B in zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True):
+            metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
+        metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     measured_BT = rollout.responses.logprobs_BT
     if measured_BT is not None and measured_BT is not rollout.logprobs_BT:
         metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)

@@ -5,8 +5,8 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import whiten
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, ScaleReward
 from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.rewards import RewardPart
 from rlhf.metrics import Moments
+from rlhf.phases.shared.reward_mix import weighted
 from rlhf.types import Ranks, Rollout
 
 
@@ -43,30 +45,44 @@ class TargetMaker:
     It stores the moments that scores are scaled by: of all rollouts so far, or of the reference.
     """
 
-    def __init__(self, config: PpoConfig, ranks: Ranks) -> None:
+    def __init__(
+        self, config: PpoConfig, ranks: Ranks, parts: Mapping[str, RewardPart] | None = None
+    ) -> None:
         self._config = config
         self._ranks = ranks
+        self._parts = parts or {}
         self._moments: Moments | None = None
+        self._part_moments: dict[str, Moments] = {}  # of the parts to normalise
 
     def __call__(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the current KL coefficient ``kl_ctl``."""
+        for number, (name, part) in enumerate(self._parts.items()):
+            if part.normalise:
+                now = self._moments_of(_part(rollout, number))
+                so_far = self._part_moments.get(name)
+                self._part_moments[name] = now if so_far is None else so_far + now
         if self._config.scale_reward is not ScaleReward.none:
-            self._moments = self._moments_with(rollout.scores_B)
+            self._moments = self._moments_with(self._scores(rollout))
         return self._targets(rollout, kl_ctl=kl_ctl)
 
     @property
-    def numbers(self) -> list[float] | None:
-        """Return the moments that scores are scaled by, as JSON values."""
-        moments = self._moments
-        if moments is None:
-            return None
-        return [float(each) for each in (moments.total, moments.square_total, moments.count)]
+    def numbers(self) -> dict[str, Any]:
+        """Return the moments that scores and their parts are scaled by, as JSON values."""
+        of_scores = None if self._moments is None else _as_json(self._moments)
+        return {"scores": of_scores} | {
+            f"parts/{name}": _as_json(moments) for name, moments in self._part_moments.items()
+        }
 
-    def load_numbers(self, numbers: Sequence[float] | None) -> None:
+    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from the ``numbers`` of a checkpoint."""
-        if numbers is not None:
-            device = self._ranks.device
-            self._moments = Moments(*torch.tensor(numbers, dtype=torch.float64, device=device))
+        device = self._ranks.device
+        moments = {
+            name: Moments(*torch.tensor(each, dtype=torch.float64, device=device))
+            for name, each in numbers.items()
+            if each is not None
+        }
+        self._moments = moments.pop("scores", None)
+        self._part_moments = {name.removeprefix("parts/"): each for name, each in moments.items()}
 
     def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
         """Return the advantages (B, T) of answers that are not learned from, before whitening.
@@ -80,7 +96,7 @@ class TargetMaker:
 
     def _targets(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         config, keep_BT = self._config, rollout.responses.keep_BT
-        scores_B = rollout.scores_B
+        scores_B = self._scores(rollout)
         if self._moments is not None:
             scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
         scores_B = clip_scores(
@@ -107,6 +123,17 @@ class TargetMaker:
             used = raw._replace(advantages_BT=whitened_BT)
         return Targets(used, shaped_BT, raw)
 
+    def _scores(self, rollout: Rollout) -> Tensor:
+        """Return the scores (B,), with the parts that are to be normalised on one scale."""
+        if not self._part_moments:
+            return rollout.scores_B
+        scores_BK = [_part(rollout, number) for number in range(len(self._parts))]
+        for number, name in enumerate(self._parts):
+            if name in self._part_moments:
+                moments = self._part_moments[name]
+                scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
+        return weighted(self._parts, torch.stack(scores_BK, dim=1))
+
     def _advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         config, keep_BT = self._config, rollout.responses.keep_BT
         group = config.responses_per_prompt
@@ -123,7 +150,7 @@ class TargetMaker:
 
     def _moments_with(self, scores_B: Tensor) -> Moments:
         """Return the moments that the scores of a rollout are scaled by."""
-        now = self._global_moments(scores_B, torch.ones_like(scores_B, dtype=torch.bool))
+        now = self._moments_of(scores_B)
         if self._moments is None:
             return self._reference(now)
         is_running = self._config.scale_reward is ScaleReward.running
@@ -144,7 +171,19 @@ class TargetMaker:
         moments = self._global_moments(x_BT, keep_BT)
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
+    def _moments_of(self, scores_B: Tensor) -> Moments:
+        return self._global_moments(scores_B, torch.ones_like(scores_B, dtype=torch.bool))
+
     def _global_moments(self, x: Tensor, keep: Tensor) -> Moments:
         moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments
+
+
+def _part(rollout: Rollout, number: int) -> Tensor:
+    assert rollout.parts is not None, "the rollout was scored without parts"
+    return rollout.parts.scores_BK[:, number]
+
+
+def _as_json(moments: Moments) -> list[float]:
+    return [float(each) for each in (moments.total, moments.square_total, moments.count)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf.config.choices import ModelInit, Phase
-from rlhf.config.roles import reward_model_base
+from rlhf.config.choices import Phase
+from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.models.build import ModelSource, require_trained_head
@@ -19,14 +19,14 @@ def policy_source(config: RunConfig) -> ModelSource:
 
 
 def critic_source(config: RunConfig) -> ModelSource:
-    """Return the source that the critic starts from: the reward model, or SFT's if a judge scores.
+    """Return the source that the critic starts from: the reward model, or SFT's without one.
 
     The reward model is this run's own, or the model that ``reward_model`` names.
 
     Raises:
         CheckpointError: if the folder's model has no trained one-label head.
     """
-    if config.reward_model.init is ModelInit.gold:
+    if not has_reward_model(config):
         return policy_source(config)
     if Phase.reward in config.phase.order:
         _, base = reward_model_base(config)

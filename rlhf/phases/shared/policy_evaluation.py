@@ -56,6 +56,7 @@ class PolicyEvaluation(NamedTuple):
     response_tokens: float
     gold_parts: dict[str, float]  # "gold", "exact" and parts of the gold score; empty: no judge
     exact_greedy: float | None  # share of exactly right greedy answers; None: no judge
+    score_parts: dict[str, float]  # scores of the parts of ``rewards``; empty: no parts
     by_prompt: dict[str, list[float]]  # score, kl, tokens and gold parts of each prompt's answer
 
     @property
@@ -71,6 +72,8 @@ class PolicyEvaluation(NamedTuple):
             f"ended_share_{when}": self.ended_share,
             f"response_tokens_{when}": self.response_tokens,
         }
+        if self.score_parts:
+            values[f"score_parts_{when}"] = self.score_parts
         if not self.gold_parts:
             return values
         parts = dict(self.gold_parts)
@@ -92,6 +95,7 @@ class PolicyEvaluation(NamedTuple):
         values |= {f"eval_{name}": value for name, value in self.gold_parts.items()}
         if self.exact_greedy is not None:
             values["eval_exact_greedy"] = self.exact_greedy
+        values |= {f"eval_parts/{name}": value for name, value in self.score_parts.items()}
         return {f"ppo/{name}": value for name, value in values.items()}
 
 
@@ -113,6 +117,10 @@ def evaluate_policy(
             "ended": responses.ended_B,
             "tokens": responses.keep_BT.sum(dim=1),
         } | _gold(context, rollout.prompts, responses)
+        if rollout.parts is not None:
+            scores_KB = rollout.parts.scores_BK.unbind(1)
+            names = context.config.rewards
+            values |= {f"parts/{n}": each for n, each in zip(names, scores_KB, strict=True)}
         _scatter(values, batch, into=values_by_name, total=total)
     if context.judge is not None:
         for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
@@ -127,14 +135,15 @@ def evaluate_policy(
         kl_to_reference=means["kl"],
         ended_share=means["ended"],
         response_tokens=means["tokens"],
-        gold_parts={
-            name.removeprefix("gold/"): value
-            for name, value in means.items()
-            if name.startswith("gold/")
-        },
+        gold_parts=_below("gold/", means),
         exact_greedy=means.get("greedy"),
+        score_parts=_below("parts/", means),
         by_prompt=by_prompt,
     )
+
+
+def _below(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
+    return {n.removeprefix(prefix): mean for n, mean in means.items() if n.startswith(prefix)}
 
 
 def _scatter(
@@ -241,10 +250,12 @@ def _prompts(
     context: RunContext, held_out: HeldOutPrompts, batch: EvalRows, draws_NT: Tensor
 ) -> PromptBatch:
     chosen = held_out.examples[batch.rows]
+    records = [held_out.records[row] for row in chosen["row"]]
     return collate_prompts(
         chosen["ids"],
-        [held_out.records[row].prompt or "" for row in chosen["row"]],
+        [each.prompt or "" for each in records],
         draws_NT[batch.rows],
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,
+        columns=[each.columns or {} for each in records],
     )

@@ -17,6 +17,7 @@ from rlhf.data.batching import padded_width
 from rlhf.types import (
     Judge,
     LogprobOptions,
+    PartScores,
     PromptBatch,
     Responses,
     Rollout,
@@ -89,6 +90,15 @@ class Scores(Protocol):
         """Return scores (B,)."""
 
 
+class Rewards(Protocol):
+    """The parts of a score, some of which read text: they score a whole rollout at once."""
+
+    def __call__(
+        self, prompts: PromptBatch, responses: Responses, model_scores_B: Tensor
+    ) -> tuple[Tensor, PartScores]:
+        """Return the sums (B,) of all parts, and the parts."""
+
+
 class ModelScores(NamedTuple):
     """Scores of a reward model."""
 
@@ -99,6 +109,11 @@ class ModelScores(NamedTuple):
         with self.model.evaluating():
             values_BS = self.model(sequences.ids_BS)
             return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
+
+
+def no_scores(sequences: WholeSequences) -> Tensor:
+    """Return zeros (B,): no model scores, but parts of the score that read text."""
+    return torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device)
 
 
 class JudgeScores(NamedTuple):
@@ -142,6 +157,10 @@ class ModelOutputs(NamedTuple):
 class ScoringModels(Protocol):
     """The models of a run, as scoring needs them."""
 
+    @property
+    def rewards(self) -> Rewards | None:
+        """Return what makes scores from parts; None: the model's score is the score."""
+
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
         """Run every model on ``sequences`` without gradients and dropout."""
 
@@ -160,7 +179,7 @@ def score_responses(
     log-probabilities that the rollout backend measured while it sampled.
     """
     order = rows_by_length(prompts, responses, list(range(len(prompts.texts))))
-    parts = [
+    outputs = [
         models.score(
             WholeSequences(take_rows(prompts, rows), take_rows(responses, rows)),
             with_policy=with_policy,
@@ -168,11 +187,15 @@ def score_responses(
         for rows in split_rows(order, micro_batch_size)
     ]
     place = sorted(range(len(order)), key=order.__getitem__)
-    policy, *others = zip(*parts, strict=True)
+    policy, *others = zip(*outputs, strict=True)
     logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
     assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"
     reference_BT, values_BT, scores_B = (torch.cat(each)[place] for each in others)
-    return Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
+    parts = None
+    if models.rewards is not None:
+        scores_B, parts = models.rewards(prompts, responses, scores_B)
+    rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
+    return rollout._replace(parts=parts)
 
 
 def rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -88,3 +88,17 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Gradient norm", ("sft/grad_norm",)),
     ),
 }
+
+
+def panels_of(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
+    """Return the panels of a run with the metrics ``names``: parts of rewards get a panel too."""
+    panels = dict(PANELS)
+    for prefix, title in (
+        ("ppo/parts/", "Parts of the score"),
+        ("ppo/eval_parts/", "Parts, held-out"),
+    ):
+        parts = tuple(name for name in names if name.startswith(prefix))
+        if parts:
+            panel = Panel(title, parts, tuple(name.removeprefix(prefix) for name in parts))
+            panels["PPO: reward"] = (*panels["PPO: reward"], panel)
+    return panels

@@ -17,11 +17,11 @@ from rlhf.atomic import replacing
 from rlhf.config.freeze import COMMAND, frozen_keys
 from rlhf.tracking.alarms import alarms_of
 from rlhf.tracking.jsonl import read_jsonl
-from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
 from rlhf.tracking.report.markup import Markup, joined, tag
 from rlhf.tracking.report.page import document, scrolled, section
-from rlhf.tracking.report.panels import PANELS, Panel
+from rlhf.tracking.report.panels import PANELS, Panel, panels_of
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 from rlhf.tracking.summary import summary_parts
 
@@ -64,7 +64,7 @@ def read_files(run_dir: Path) -> RunFiles:
     series: dict[str, list[Point]] = {}
     for line in read_jsonl(run_dir / "metrics.jsonl"):
         for name, value in line.items():
-            if name in METRICS:
+            if entry_of(name) in METRICS:
                 point = (line["step"], math.nan if value is None else value)
                 series.setdefault(name, []).append(point)
     return RunFiles(
@@ -214,7 +214,7 @@ def _critic(run: RunFiles) -> Markup:
 
 
 def _curves(run: RunFiles) -> Iterator[Markup]:
-    for title, panels in PANELS.items():
+    for title, panels in panels_of(run.series).items():
         charts = [_chart(run, panel) for panel in panels]
         if any(charts):
             yield section(title, tag("div", *charts, class_="charts"))
@@ -227,7 +227,7 @@ def _chart(run: RunFiles, panel: Panel) -> Markup:
         for name, label in zip(panel.metrics, labels, strict=True)
         if name in run.series
     ]
-    first = METRICS[panel.metrics[0]]
+    first = METRICS[entry_of(panel.metrics[0])]
     flags = [
         Flag(alarm.step, f"{alarm.name} at step {alarm.step}", _target(alarm))
         for alarm in run.alarms

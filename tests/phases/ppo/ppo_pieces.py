@@ -83,7 +83,7 @@ def separate_engine(
         ranks=Ranks(),
         plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
         tokenizer=tokenizer,
-        config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+        config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}),
         constant_metrics={},
         speed=UNTIMED,
     )

@@ -102,7 +102,7 @@ class Run:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
-            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}),
             constant_metrics={},
             speed=UNTIMED,
             tokenizer=TOKENIZER,

@@ -92,7 +92,7 @@ def trainer_of(
 ) -> PPOTrainer:
     engine = separate_engine(lr=0.02, **options)
     engine.rollout = Sampler(error=error)
-    engine.config = SimpleNamespace(seed=1, rollout=settings(mode))
+    engine.config = SimpleNamespace(seed=1, rollout=settings(mode), rewards={})
     return PPOTrainer(engine, to_run_config(compose(["ppo.ppo_epochs=2", *overrides])).ppo)
 
 

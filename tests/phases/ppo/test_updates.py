@@ -99,7 +99,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
-            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}),
             constant_metrics={},
             speed=UNTIMED,
         )

@@ -41,6 +41,8 @@ class Answers:
 
 
 class FixedModels:
+    rewards = None
+
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
         """Half a nat of KL on each token; the score is the number of tokens."""
         logprobs_BT = torch.full(sequences.keep_BT.shape, -1.0)

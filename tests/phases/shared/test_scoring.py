@@ -201,6 +201,8 @@ def test_neighbours_are_of_like_length_and_come_back_in_order(
     widths: list[int] = []
 
     class Recorded:
+        rewards = None
+
         def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
             widths.append(sequences.ids_BS.shape[1])
             return models.score(sequences)

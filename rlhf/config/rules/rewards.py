@@ -1,0 +1,104 @@
+"""Rules for ``rewards``, the parts of the score."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from urllib.parse import urlsplit
+
+from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
+from rlhf.config.roles import has_reward_model
+from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+OF_ALL = ("kind", "weight", "normalise")
+OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
+# The keys that each kind reads; a key with * must be set.
+READ = {
+    RewardKind.model: OF_ALL,
+    RewardKind.gold: OF_ALL,
+    RewardKind.function: (*OF_PROCESSES, "function*", "run_code", "columns"),
+    RewardKind.http: (*OF_PROCESSES, "url*", "token_variable", "batch_size", "retries", "columns"),
+    RewardKind.length: (*OF_PROCESSES, "least", "most", "slack"),
+    RewardKind.stop: OF_PROCESSES,
+    RewardKind.pattern: (*OF_PROCESSES, "pattern*", "whole"),
+    RewardKind.exact: (*OF_PROCESSES, "columns*"),
+    RewardKind.number: (*OF_PROCESSES, "columns*"),
+    RewardKind.json: (*OF_PROCESSES, "json_schema"),
+}
+
+
+def check_rewards(config: RunConfig) -> None:
+    """Check every part of the score, and that the run has the models that the parts need."""
+    for name, part in config.rewards.items():
+        if not name.isidentifier():
+            raise ConfigError(f"rewards.{name}: a name has letters, digits and _ only")
+        _check_keys(f"rewards.{name}", part)
+        _check_values(f"rewards.{name}", part)
+    kinds = {part.kind for part in config.rewards.values()}
+    if RewardKind.gold in kinds and config.data.source is not Source.synthetic:
+        raise ConfigError(
+            f"rewards with kind=gold and data.source={config.data.source}: the judge scores the "
+            "prompts of the generated task only; use data=synthetic, or another kind"
+        )
+    if RewardKind.model in kinds and config.reward_model.init is ModelInit.gold:
+        raise ConfigError(
+            "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
+            "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER"
+        )
+    if Phase.reward in config.phase.order and not has_reward_model(config):
+        raise ConfigError(
+            "rewards without kind=model in a run with the reward phase: nothing would read the "
+            "reward model; use phase=pipeline_rule, or add rewards.model={kind: model}"
+        )
+
+
+def _check_keys(key: str, part: RewardPart) -> None:
+    """Check that all keys that the kind needs are set, and none that it does not read."""
+    read = READ[part.kind]
+    for each in fields(part):
+        default = each.default if each.default is not MISSING else []
+        is_set = getattr(part, each.name) != default
+        if f"{each.name}*" in read and not is_set:
+            raise ConfigError(f"{key}.{each.name} is missing: kind={part.kind} needs it")
+        if is_set and each.name not in read and f"{each.name}*" not in read:
+            names = ", ".join(name.rstrip("*") for name in read)
+            raise ConfigError(
+                f"{key}.{each.name}={getattr(part, each.name)}: kind={part.kind} does not read it; "
+                f"it reads {names}"
+            )
+
+
+def _check_values(key: str, part: RewardPart) -> None:
+    if part.weight == 0:
+        raise ConfigError(f"{key}.weight=0: the part would have no effect; remove it")
+    if part.kind in (RewardKind.exact, RewardKind.number) and len(part.columns) != 1:
+        raise ConfigError(
+            f"{key}.columns=[{','.join(part.columns)}]: kind={part.kind} compares with one column"
+        )
+    if part.kind is RewardKind.length and part.most is None and part.least == 0:
+        raise ConfigError(f"{key}: kind=length needs least or most, in response tokens")
+    if part.most is not None and part.most < part.least:
+        raise ConfigError(f"{key}.most={part.most}: must be {key}.least={part.least} or more")
+    if part.pattern is not None:
+        try:
+            re.compile(part.pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{key}.pattern={part.pattern}: not a regular expression ({error})"
+            ) from error
+    if part.url is not None:
+        place = urlsplit(part.url)
+        if place.scheme not in ("http", "https") or not place.hostname:
+            raise ConfigError(f"{key}.url={part.url}: must be http://HOST... or https://HOST...")
+    if part.function is not None:
+        if not re.fullmatch(r"[\w.]+:\w+", part.function):
+            raise ConfigError(
+                f"{key}.function={part.function}: must be MODULE:FUNCTION, such as my_rewards:brief"
+            )
+        if not part.run_code:
+            raise ConfigError(
+                f"{key}.function={part.function} runs code; if you have read it, add "
+                f"{key}.run_code=true"
+            )

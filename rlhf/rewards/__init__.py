@@ -1,0 +1,1 @@
+"""Rewards that are not models: functions, HTTP endpoints and rules, each in its own process."""

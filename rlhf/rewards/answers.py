@@ -1,0 +1,22 @@
+"""The responses to score, and the functions that score them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Answers(NamedTuple):
+    """A batch of responses; row i of every field belongs to response i."""
+
+    prompts: Sequence[str]
+    responses: Sequence[str]
+    ended: Sequence[bool]
+    """Whether the response ended by itself."""
+    tokens: Sequence[int]
+    """Numbers of response tokens, the end token included."""
+    columns: Mapping[str, Sequence[Any]]
+    """The columns of the data that the part asked for."""
+
+
+Scorer = Callable[[Answers], Sequence[float]]

@@ -1,0 +1,125 @@
+"""Rewards by rule: each function returns a ``Scorer`` whose scores lie between 0 and 1."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.choices import RewardKind
+from rlhf.config.schema.rewards import RewardPart
+from rlhf.errors import CapabilityError, ConfigError
+from rlhf.rewards.answers import Answers, Scorer
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+
+def length(part: RewardPart) -> Scorer:
+    """Score 1 from ``least`` to ``most`` tokens, falling to 0 over ``slack`` tokens outside."""
+    most = math.inf if part.most is None else part.most
+
+    def score(tokens: int) -> float:
+        outside = max(part.least - tokens, tokens - most, 0)
+        return max(0.0, 1 - outside / part.slack) if part.slack else float(outside == 0)
+
+    return lambda answers: [score(tokens) for tokens in answers.tokens]
+
+
+def stop(_: RewardPart) -> Scorer:
+    """Score 1 if the response ended by itself."""
+    return lambda answers: [float(has_ended) for has_ended in answers.ended]
+
+
+def pattern(part: RewardPart) -> Scorer:
+    """Score 1 if the regular expression is found, or if it matches the ``whole`` response."""
+    expression = re.compile(str(part.pattern))
+    found = expression.fullmatch if part.whole else expression.search
+    return lambda answers: [float(found(each.strip()) is not None) for each in answers.responses]
+
+
+def exact(part: RewardPart) -> Scorer:
+    """Score 1 if the response is the text in the column, white space around it aside."""
+    return _matching(part, lambda response, wanted: response.strip() == wanted.strip())
+
+
+def number(part: RewardPart) -> Scorer:
+    """Score 1 if the last number in the response equals the last number in the column.
+
+    Digits may be grouped by commas. GSM8K's column ``answer`` ends in ``#### 42``, for example.
+    """
+
+    def matches(response: str, wanted: str) -> bool:
+        given, right = last_number(response), last_number(wanted)
+        return given is not None and right is not None and math.isclose(given, right)
+
+    return _matching(part, matches)
+
+
+def json_text(part: RewardPart) -> Scorer:
+    """Score 1 if the response is JSON, and satisfies the schema if there is one.
+
+    Raises:
+        CapabilityError: if the package jsonschema is missing.
+        ConfigError: if the file of the schema is missing or is not a schema.
+    """
+    check = _schema(part.json_schema)
+
+    def score(response: str) -> float:
+        try:
+            return float(check(json.loads(response)))
+        except (ValueError, RecursionError):
+            return 0.0
+
+    return lambda answers: [score(each) for each in answers.responses]
+
+
+RULES: dict[RewardKind, Callable[[RewardPart], Scorer]] = {
+    RewardKind.length: length,
+    RewardKind.stop: stop,
+    RewardKind.pattern: pattern,
+    RewardKind.exact: exact,
+    RewardKind.number: number,
+    RewardKind.json: json_text,
+}
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number in the text; None if there is none."""
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _matching(part: RewardPart, matches: Callable[[str, str], bool]) -> Scorer:
+    (column,) = part.columns
+
+    def scores(answers: Answers) -> list[float]:
+        pairs = zip(answers.responses, answers.columns[column], strict=True)
+        return [float(matches(response, str(wanted))) for response, wanted in pairs]
+
+    return scores
+
+
+def _schema(file: str | None) -> Callable[[Any], bool]:
+    if file is None:
+        return lambda _: True
+    try:
+        from jsonschema import SchemaError
+        from jsonschema.validators import validator_for
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            "json_schema: the package jsonschema is not installed; pip install 'rlhf[json]'"
+        ) from error
+    try:
+        schema = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+        validator = validator_for(schema)
+        validator.check_schema(schema)
+    except (OSError, ValueError, SchemaError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"json_schema={file}: cannot be read as a JSON schema ({reason})"
+        ) from error
+    valid: Callable[[Any], bool] = validator(schema).is_valid
+    return valid
