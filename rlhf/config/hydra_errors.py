@@ -109,7 +109,10 @@ def opened(word: str) -> str:
     key, _, value = word.partition("=")
     if key in RUN_FOLDERS and "=" in value and value[0] not in "'\"":
         return f"{key}='{value}'"
-    is_mapping = value.startswith("{") and get_origin(schema_types().get(key)) is dict
+    owners = (key, key.rpartition(".")[0])
+    is_mapping = value.startswith("{") and any(
+        get_origin(schema_types().get(each)) is dict for each in owners
+    )
     return f"++{word}" if is_mapping else word
 
 

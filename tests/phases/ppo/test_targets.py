@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.rewards import RewardPart
 from rlhf.phases.ppo.targets import TargetMaker, Targets
-from rlhf.types import PromptBatch, Ranks, Responses, Rollout
+from rlhf.types import PartScores, PromptBatch, Ranks, Responses, Rollout
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -72,6 +75,31 @@ def test_the_reference_can_be_given(targets: Callable[..., Callable[..., Targets
     given = ["ppo.reference_score_mean=1", "ppo.reference_score_std=4"]
     of = targets("ppo.scale_reward=reference", "ppo.scale_reward_shift=true", *given)
     assert rewards(of(5.0, 9.0)) == pytest.approx([1.0, 2.0], abs=1e-6)
+
+
+def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
+    compose: Compose,
+) -> None:
+    config = to_run_config(compose(BARE)).ppo
+    parts = {
+        "far": RewardPart(kind=RewardKind.model, normalise=True, weight=2.0),
+        "near": RewardPart(kind=RewardKind.stop),
+    }
+    one, other = (TargetMaker(config, Ranks(), parts) for _ in range(2))
+
+    def rewards_of(maker: TargetMaker, *far: float) -> list[float]:
+        near = [0.5] * len(far)
+        scores_BK = torch.tensor([far, near]).T
+        mixed = rollout_of(*(2 * score + 0.5 for score in far))
+        scored = PartScores(scores_BK, torch.zeros_like(scores_BK, dtype=torch.bool))
+        return rewards(maker(mixed._replace(parts=scored), kl_ctl=0.0))
+
+    # 100, 300: mean 200, deviation 100; then 100, 300, 500, 700: mean 400, deviation sqrt(50000)
+    assert rewards_of(one, 100, 300) == pytest.approx([0.5 - 2, 0.5 + 2])
+    other.load_numbers(json.loads(json.dumps(one.numbers)))
+    expected = [0.5 + 2 * 100 / 50000**0.5, 0.5 + 2 * 300 / 50000**0.5]
+    assert rewards_of(one, 500, 700) == pytest.approx(expected)
+    assert rewards_of(other, 500, 700) == pytest.approx(expected)
 
 
 def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> None:

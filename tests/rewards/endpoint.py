@@ -1,0 +1,71 @@
+"""An HTTP endpoint that scores responses, and fails in the ways that a test asks for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+# What the endpoint does for the next requests, one word for each; then it scores.
+FAULTS = ("sleep", "500", "nan", "length", "cut", "text")
+
+
+class Endpoint(ThreadingHTTPServer):
+    """A server on localhost; ``faults`` are taken from the front, one for each request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.faults: list[str] = []
+        self.requests: list[dict[str, Any]] = []
+        self.tokens: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/score"
+
+
+@contextmanager
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(body)
+        self.server.tokens.append(self.headers["Authorization"])
+        fault = self.server.faults.pop(0) if self.server.faults else ""
+        scores: Any = [float(len(each)) for each in body["responses"]]
+        match fault:
+            case "sleep":
+                time.sleep(30)
+            case "nan":
+                scores[0] = float("nan")
+            case "length":
+                scores = [*scores, 1.0]
+            case "text":
+                scores = "high"
+        answer = json.dumps({"scores": scores}).encode()
+        self.send_response(500 if fault == "500" else 200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if fault == "cut":
+            self.wfile.write(answer[:3])
+            self.wfile.flush()
+            self.connection.close()
+            return
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""

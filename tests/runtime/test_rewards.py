@@ -1,0 +1,97 @@
+"""PPO learns from functions, endpoints and mixes, and survives them when they fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rewards.endpoint import endpoint
+from tests.runs import TINY_RUN, finished, launch, metrics
+
+pytestmark = pytest.mark.slow
+
+MODULE = """
+def vowels(prompts, responses):
+    return [sum(letter in "aeiou" for letter in each) / 8 for each in responses]
+"""
+FUNCTION = "{kind: function, function: 'my_rewards:vowels', run_code: true}"
+# Enough steps, and nothing holds them back.
+LEARN = ["ppo.steps=20", "ppo.kl_ctl=0", "ppo.actor_lr=0.02", "ppo.critic_lr=0.01"]
+BY_RULE = ["phase=pipeline_rule", *LEARN]
+
+
+def of_ppo(run_dir: Path, name: str) -> list[float]:
+    return [line[name] for line in metrics(run_dir) if name in line]
+
+
+def gain(scores: list[float]) -> float:
+    return sum(scores[-3:]) / 3 - sum(scores[:3]) / 3
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_pp"])
+def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(MODULE)
+    group = [] if estimator == "gae" else ["ppo.responses_per_prompt=4"]
+    run = finished(
+        tmp_path / "run",
+        *BY_RULE,
+        f"ppo.advantage_estimator={estimator}",
+        *group,
+        f"rewards.vowels={FUNCTION}",
+    )
+    scores = of_ppo(run, "ppo/score_mean")
+    assert gain(scores) > 0.5
+    assert of_ppo(run, "ppo/parts/vowels") == scores
+    assert set(of_ppo(run, "ppo/fallback_share")) == {0}
+    result = json.loads((run / "result.json").read_text())["phases"]["ppo"]
+    assert result["score_parts_after"] == {"vowels": result["score_after"]}
+
+
+def test_a_mix_has_the_reward_model_in_it(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(MODULE)
+    parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {FUNCTION}, "
+    parts += "brief: {kind: length, most: 4, slack: 4, weight: 0.25}}"
+    run = finished(tmp_path / "run", *LEARN, parts)
+    named = [of_ppo(run, f"ppo/parts/{name}") for name in ("learned", "vowels", "brief")]
+    for total, learned, vowels, brief in zip(of_ppo(run, "ppo/score_mean"), *named, strict=True):
+        assert total == pytest.approx(learned + vowels + 0.25 * brief, abs=1e-5)
+    assert gain([sum(each) for each in zip(*named[1:], strict=True)]) > 0.25
+    assert (run / "ppo" / "critic" / "model.safetensors").exists()
+
+
+def over_http(url: str, **keys: Any) -> str:
+    given = {"kind": "http", "url": f"'{url}'", "timeout_seconds": 1, "retries": 0} | keys
+    return f"rewards.remote={{{', '.join(f'{key}: {value}' for key, value in given.items())}}}"
+
+
+def test_an_endpoint_that_fails_costs_its_batches_only(tmp_path: Path) -> None:
+    with endpoint() as server:
+        server.faults = ["", "", "sleep", "500", "nan", "length", "cut", "text"]
+        remote = over_http(server.url, fallback=0, weight=0.1)
+        run = finished(tmp_path / "run", *BY_RULE, remote)
+    shares = of_ppo(run, "ppo/fallback_share")
+    assert max(shares) == 1
+    assert shares[-1] == 0
+    assert gain(of_ppo(run, "ppo/parts/remote")[-9:]) > 1, "longer responses"
+
+
+def test_without_a_fallback_a_failure_ends_the_run(tmp_path: Path) -> None:
+    with endpoint() as server:
+        server.faults = ["nan"]
+        words = [*TINY_RUN, *BY_RULE, over_http(server.url), f"run_dir={tmp_path / 'run'}"]
+        run = launch(*words, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "error: rewards.remote (kind=http) failed: it returned NaN" in run.stderr
+    assert "rewards.remote.fallback=NUMBER" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_function_that_does_not_exist_is_refused_before_training(tmp_path: Path) -> None:
+    words = [*TINY_RUN, *BY_RULE, f"rewards.vowels={FUNCTION}", f"run_dir={tmp_path / 'run'}"]
+    run = launch(*words, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "rewards.vowels.function=my_rewards:vowels: cannot be used" in run.stderr
+    assert not (tmp_path / "run" / "sft").exists()
