@@ -22,7 +22,7 @@ from omegaconf.errors import (
 from yaml import YAMLError
 
 from rlhf.atomic import replacing
-from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, unknown_key
+from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
@@ -241,7 +241,7 @@ def _refused(error: OmegaConfBaseException) -> ConfigError:
     reason = (error.msg or str(error)).partition("\n")[0]
     if isinstance(error, InterpolationResolutionError):
         return ConfigError(f"{key}: {reason}")
-    kind = schema_types()[key]
+    kind = type_of(key)
     value = _shown(error.value)
     hint = did_you_mean(value, getattr(kind, "__members__", ()))
     if key == "reward_model":

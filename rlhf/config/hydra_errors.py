@@ -71,6 +71,28 @@ def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def type_of(key: str) -> Any:
+    """Return the type of a dotted key, which may lie in a mapping with names of the user's.
+
+    Raises:
+        KeyError: if there is no such key.
+    """
+    types = schema_types()
+    for at, kind in types.items():
+        if get_origin(kind) is dict and key.startswith(f"{at}."):
+            value = get_args(kind)[1]
+            _, _, rest = key.removeprefix(f"{at}.").partition(".")
+            return schema_types(value)[rest] if rest and is_dataclass(value) else value
+    return types[key]
+
+
+def _type_or_none(key: str) -> Any:
+    try:
+        return type_of(key)
+    except KeyError:
+        return None
+
+
 def in_words(kind: Any) -> str:
     """Return a description of values of type ``kind``, as typed on the command line."""
     if get_origin(kind) is UnionType:
@@ -90,6 +112,12 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
         hint = did_you_mean(key.rpartition(".")[2], siblings)
         return ConfigError(f"unknown key {key}; to add a new key, write +{key}=VALUE{hint}")
+    owner, _, last = key.rpartition(".")
+    if owner not in keys and is_dataclass(entry := _type_or_none(owner)):  # of a mapping
+        hint = did_you_mean(last, schema_types(entry))
+        if last in schema_types(entry):
+            hint = f"; give a new entry as a whole, such as '{owner}={{{last}: VALUE}}'"
+        return ConfigError(f"unknown key {key}{hint}")
     without_group = [choice for choice in keys if choice.endswith(f".{key}")]
     known = OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2])
     if meant := " or ".join(without_group) or known:

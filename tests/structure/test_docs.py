@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
     "python -m rlhf.export runs/latest/ppo/state/step-00000040 FOLDER": "tests/runtime",
+    "python examples/arithmetic.py": "test_arithmetic_has_right_answers",
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
     "python benchmarks/alarm_rates.py runs/alarm_rates": "tests/benchmarks",
     "python benchmarks/comparison_rates.py runs/alarm_rates": "tests/benchmarks",
@@ -143,3 +145,14 @@ def test_tracker_of_the_page(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "notes:Notes failed" not in run.stdout
     assert (run_dir / "notes.txt").read_text().startswith("sft 0 None\nsft 1 None\n")
+
+
+def test_arithmetic_has_right_answers(tmp_path: Path) -> None:
+    run = python(ROOT / "examples" / "arithmetic.py", cwd=tmp_path)
+    assert "2400 questions" in run.stdout
+    rows = [json.loads(line) for line in (tmp_path / "arithmetic.jsonl").read_text().splitlines()]
+    right = [int(row["completion"]) == int(row["answer"]) for row in rows]
+    assert 0.45 < sum(right) / len(right) < 0.55
+    sums = {row["prompt"]: row["answer"] for row in rows}
+    assert sums["\n\nHuman: What is 7 + 5?\n\nAssistant:"] == "12"
+    assert sums["\n\nHuman: 3 minus 9 please.\n\nAssistant:"] == "-6"

@@ -150,7 +150,7 @@ DPO_SCRIPTS = {  # GPUs, pairs per device, accumulation, learning rate, ZeRO sta
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_batches_of_an_experiment_divide(name: str, compose: Compose) -> None:
-    data = ["data.path=pairs.jsonl"] if name == "smollm2_hh" else []
+    data = ["data.path=pairs.jsonl"] if name in {"smollm2_hh", "arithmetic"} else []
     config = to_run_config(compose([f"experiment={name}", *data]))
     ranks = num_ranks(config)
     for phase, plan in phase_plans(config).items():
