@@ -80,17 +80,19 @@ def type_of(key: str) -> Any:
     types = schema_types()
     for at, kind in types.items():
         if get_origin(kind) is dict and key.startswith(f"{at}."):
-            value = get_args(kind)[1]
+            value: Any = get_args(kind)[1]
             _, _, rest = key.removeprefix(f"{at}.").partition(".")
-            return schema_types(value)[rest] if rest and is_dataclass(value) else value
+            return schema_types(value)[rest] if rest and isinstance(value, type) else value
     return types[key]
 
 
-def _type_or_none(key: str) -> Any:
+def _entry_type(key: str) -> type | None:
+    """Return the dataclass of the entries of a mapping, if ``key`` names such an entry."""
     try:
-        return type_of(key)
+        kind = type_of(key)
     except KeyError:
         return None
+    return kind if isinstance(kind, type) and is_dataclass(kind) else None
 
 
 def in_words(kind: Any) -> str:
@@ -113,7 +115,7 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
         hint = did_you_mean(key.rpartition(".")[2], siblings)
         return ConfigError(f"unknown key {key}; to add a new key, write +{key}=VALUE{hint}")
     owner, _, last = key.rpartition(".")
-    if owner not in keys and is_dataclass(entry := _type_or_none(owner)):  # of a mapping
+    if owner not in keys and (entry := _entry_type(owner)) is not None:
         hint = did_you_mean(last, schema_types(entry))
         if last in schema_types(entry):
             hint = f"; give a new entry as a whole, such as '{owner}={{{last}: VALUE}}'"
