@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.checkpoint.phase_state import load_checkpoint
+from rlhf.command import exit_code
 from rlhf.config.choices import Device, Phase
 from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
-from rlhf.errors import ConfigError, RlhfError
+from rlhf.errors import ConfigError
 from rlhf.models.build import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.dpo import DpoTrainer
@@ -31,7 +32,6 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import exported
 from rlhf.phases.shared.model_sources import policy_source
-from rlhf.safe_text import for_terminal
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
@@ -113,12 +113,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="new Hugging Face folder")
     parser.add_argument("--average", action="store_true", help="PPO's moving average")
     options = parser.parse_args(arguments)
-    try:
-        export_checkpoint(options.checkpoint, options.folder, average=options.average)
-    except RlhfError as error:
-        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
-        return 2
-    return 0
+    return exit_code(
+        lambda: export_checkpoint(options.checkpoint, options.folder, average=options.average)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Confidence intervals of means, over prompts or over seeds."""
+"""Confidence intervals of means, over prompts or over seeds, and of shares."""
 
 from __future__ import annotations
 
@@ -55,6 +55,25 @@ def estimate(values: Sequence[float]) -> Estimate:
 def paired_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Return the mean of the differences between paired values, with its 95 % interval."""
     return estimate([b - a for a, b in zip(before, after, strict=True)])
+
+
+def wilson_interval(
+    successes: float, total: float, *, z: float = NORMAL_QUANTILE
+) -> tuple[float, float]:
+    """Return Wilson's confidence interval (low, high) of a share; 95 % at z = 1.96.
+
+    https://doi.org/10.1080/01621459.1927.10502953
+
+    Raises:
+        ValueError: ``total`` is not positive.
+    """
+    if total <= 0:
+        raise ValueError("a share needs at least one trial")
+    share = successes / total
+    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
+    spread = share * (1 - share) / total + z * z / (4 * total * total)
+    half = z * spread**0.5 / (1 + z * z / total)
+    return centre - half, centre + half
 
 
 def t_quantile(freedom: int) -> float:

@@ -10,9 +10,9 @@ import yaml
 
 from rlhf.atomic import replacing
 from rlhf.checkpoint.results import write_json
+from rlhf.command import exit_code
 from rlhf.config.freeze import FROZEN
-from rlhf.errors import RlhfError
-from rlhf.safe_text import for_terminal
+from rlhf.errors import ConfigError
 from rlhf.tracking.comparison import (
     comparison_json,
     comparison_table,
@@ -56,19 +56,17 @@ def report(run_dir: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
+    return exit_code(lambda: _report_or_compare(arguments))
+
+
+def _report_or_compare(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
-        sys.stderr.write("usage: python -m rlhf.report RUN_DIR... | SWEEP_DIR\n")
-        return 2
-    try:
-        paths = [Path(each).expanduser() for each in arguments]
-        if len(paths) == 1 and (paths[0] / FROZEN).is_file():
-            report(paths[0])
-        else:
-            compare(paths)
-    except RlhfError as error:
-        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
-        return 2
-    return 0
+        raise ConfigError("usage: python -m rlhf.report RUN_DIR... | SWEEP_DIR")
+    paths = [Path(each).expanduser() for each in arguments]
+    if len(paths) == 1 and (paths[0] / FROZEN).is_file():
+        report(paths[0])
+    else:
+        compare(paths)
 
 
 if __name__ == "__main__":

@@ -87,20 +87,3 @@ def summarise(
         chosen_score=Mean.of(chosen_scores_B, keep_B),
         rejected_score=Mean.of(rejected_scores_B, keep_B),
     )
-
-
-def wilson_interval(successes: float, total: float, *, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's confidence interval (low, high) of a share; 95 % at z = 1.96.
-
-    https://doi.org/10.1080/01621459.1927.10502953
-
-    Raises:
-        ValueError: ``total`` is not positive.
-    """
-    if total <= 0:
-        raise ValueError("a share needs at least one trial")
-    share = successes / total
-    centre = (share + z * z / (2 * total)) / (1 + z * z / total)
-    spread = share * (1 - share) / total + z * z / (4 * total * total)
-    half = z * spread**0.5 / (1 + z * z / total)
-    return centre - half, centre + half

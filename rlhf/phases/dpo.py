@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
-from rlhf.algorithms.reward import wilson_interval
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role
@@ -20,6 +19,7 @@ from rlhf.data.collate import collate_pairs
 from rlhf.data.tokens import TokenData
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.zero3_partition import partitioner
+from rlhf.intervals import wilson_interval
 from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.build import require_positions
 from rlhf.models.language_model import kept_logprobs

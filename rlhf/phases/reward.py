@@ -15,7 +15,6 @@ from rlhf.algorithms.reward import (
     end_loss,
     end_scores,
     summarise,
-    wilson_interval,
 )
 from rlhf.config import choices
 from rlhf.config.batches import phase_plans
@@ -25,6 +24,7 @@ from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.select import build_engine
 from rlhf.engine.zero3_partition import partitioner
+from rlhf.intervals import wilson_interval
 from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.build import ModelSource, build_scorer, require_positions
 from rlhf.phases.judged_pairs import judge_reward_model

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.errors import CapabilityError, ConfigError, RlhfError
+from rlhf.command import exit_code
+from rlhf.errors import CapabilityError, ConfigError
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.report.panels import PANELS, Panel
 from rlhf.tracking.wandb_run import phase_of
@@ -142,16 +143,15 @@ def _open(workspaces: Any, title: str, panels: Sequence[Any]) -> Section:
 
 def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
-    try:
-        if len(arguments) != 1 or arguments[0].count("/") != 1:
-            raise ConfigError("usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT")
-        entity, project = arguments[0].split("/")
-        for address in save_dashboards(entity, project):
-            sys.stdout.write(f"{address}\n")
-    except RlhfError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    return exit_code(lambda: _save(arguments))
+
+
+def _save(arguments: Sequence[str]) -> None:
+    if len(arguments) != 1 or arguments[0].count("/") != 1:
+        raise ConfigError("usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT")
+    entity, project = arguments[0].split("/")
+    for address in save_dashboards(entity, project):
+        sys.stdout.write(f"{address}\n")
 
 
 if __name__ == "__main__":

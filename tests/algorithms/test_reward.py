@@ -17,7 +17,6 @@ from rlhf.algorithms.reward import (
     end_loss,
     end_scores,
     summarise,
-    wilson_interval,
 )
 from rlhf.types import PreferenceBatch, SequenceBatch
 from tests.algorithms.padded_batches import (
@@ -256,38 +255,3 @@ def test_a_pair_of_weight_0_carries_no_gradient() -> None:
     summarise(losses_B, chosen_B, rejected_B, f64(2, 0)).loss.backward()
     # 2 * -sigmoid(-1) = 2 * -0.2689414
     assert_close(chosen_B.grad, [-0.5378828, 0.0], atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("successes", "low", "high"),
-    [
-        # n = 10, z^2 = 3.8416: centre (share + 0.19208) / 1.38416
-        # half 1.96 * sqrt(share * (1 - share) / 10 + 0.009604) / 1.38416
-        (8, 0.4901568, 0.9433191),  # 0.99208 / 1.38416 -+ 1.96 * sqrt(0.025604) / 1.38416
-        (5, 0.2365896, 0.7634104),  # 0.5 -+ 1.96 * sqrt(0.034604) / 1.38416
-        (0, 0.0, 0.2775402),  # 0.19208 / 1.38416 -+ the same
-        (10, 0.7224598, 1.0),
-    ],
-)
-def test_wilson_interval_by_hand(successes: int, low: float, high: float) -> None:
-    assert wilson_interval(successes, 10) == pytest.approx((low, high), abs=1e-7)
-
-
-def test_wilson_interval_needs_a_trial() -> None:
-    with pytest.raises(ValueError, match="a share needs at least one trial"):
-        wilson_interval(0, 0)
-
-
-@quick
-@given(total=st.integers(1, 10_000), data=st.data())
-def test_wilson_interval_lies_around_the_share_and_shrinks(total: int, data: st.DataObject) -> None:
-    successes = data.draw(st.integers(0, total))
-    low, high = wilson_interval(successes, total)
-    assert -1e-12 <= low <= successes / total + 1e-12
-    assert successes / total - 1e-12 <= high <= 1 + 1e-12
-    four_low, four_high = wilson_interval(4 * successes, 4 * total)
-    assert four_high - four_low < high - low
-    # its ends are where the share is 1.96 standard errors away
-    for end in (low, high):
-        deviation = 1.96 * math.sqrt(abs(end * (1 - end)) / total)
-        assert abs(successes / total - end) == pytest.approx(deviation, abs=1e-7)

@@ -15,10 +15,11 @@ FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py
 
 # What each part of rlhf may import of the others. Adapters do not import one another.
 BASE = {"atomic", "decoder_parts", "errors", "intervals", "metrics", "random_streams", "types"}
-BASE |= {"cpu", "config", "model_call", "safe_text"}
+BASE |= {"command", "cpu", "config", "model_call", "safe_text"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
+    "command": {"errors", "safe_text"},
     "decoder_parts": set(),
     "errors": set(),
     "intervals": set(),

@@ -1,0 +1,19 @@
+"""Exit codes of the commands ``python -m rlhf.NAME``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from rlhf.errors import RlhfError
+from rlhf.safe_text import for_terminal
+
+
+def exit_code(work: Callable[[], None]) -> int:
+    """Run ``work``; return 0, or 2 after printing the message of an error that a user can fix."""
+    try:
+        work()
+    except RlhfError as error:
+        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
+        return 2
+    return 0
