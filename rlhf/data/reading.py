@@ -172,6 +172,15 @@ def _convert(
     return Converted(records, " + ".join(dict.fromkeys(part.layout for part in parts)), left_out)
 
 
+def read_rows(place: Path) -> list[Row]:
+    """Return the rows of a file, or of all files in a folder, as they are.
+
+    Raises:
+        DataError: if a file cannot be read, or a row is no object.
+    """
+    return [row for table in _files(place).values() for row in _rows(table)]
+
+
 def _rows(table: _Table) -> list[Row]:
     rows = []
     try:

@@ -21,6 +21,9 @@ from tests.runs import TINY_RUN, launch, python
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
+    "python -m rlhf.compare RUN_DIR": "tests/compare/test_comparison_page.py",
+    "python -m rlhf.compare RUN_DIR --against OTHER_RUN": "tests/compare/test_choices.py",
+    "python -m rlhf.compare --answers FILE": "tests/compare/test_choices.py",
     "python -m rlhf.export runs/latest/ppo/state/step-00000040 FOLDER": "tests/runtime",
     "python examples/arithmetic.py": "test_arithmetic_has_right_answers",
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",

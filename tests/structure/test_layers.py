@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
+    "compare": BASE | {"tracking", "data"},
     "export": BASE | {"algorithms"} | ADAPTERS | {"phases"},
     "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names
@@ -56,13 +57,14 @@ ONLY_IN = {
         "rlhf/runtime/rendezvous.py",
     ),
     "wandb": ("rlhf/tracking/",),
+    "gradio": ("rlhf/compare/",),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
 NEVER_IN = {
     "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/"),
     "transformers": ("rlhf/algorithms/",),
 }
-INSIDE_FUNCTIONS = {"deepspeed", "wandb", "transformers"}
+INSIDE_FUNCTIONS = {"deepspeed", "gradio", "wandb", "transformers"}
 HEAVY = {"torch", "datasets", *INSIDE_FUNCTIONS}
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 

@@ -1,0 +1,68 @@
+"""Compare the answers of two models by hand, in a local web page.
+
+    python -m rlhf.compare RUN_DIR [--against OTHER_RUN]
+    python -m rlhf.compare --answers FILE [--models FIRST SECOND]
+
+The page shows a prompt and two anonymous answers. Choices become rows of preferences, which
+data=local data.path=FILE trains a reward model on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+from rlhf.command import exit_code
+from rlhf.compare.answer_pairs import models_of_file, models_of_runs, paired
+from rlhf.compare.comparison_page import Comparison, build_page, serve
+from rlhf.compare.preference_file import PreferenceFile
+from rlhf.errors import ConfigError
+from rlhf.tracking.console import build_console
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve the page until Ctrl-C, then print the win rate; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path, nargs="?", help="a run that has finished PPO")
+    parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
+    parser.add_argument("--answers", type=Path, help="a file with prompt, response and model")
+    parser.add_argument("--models", nargs=2, default=(), help="two models of the file of answers")
+    parser.add_argument("--out", type=Path, help="where choices go; default: preferences.jsonl")
+    parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
+    parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _compare(options))
+
+
+def _compare(options: argparse.Namespace) -> None:
+    if (options.run_dir is None) == (options.answers is None):
+        raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
+    if options.answers is not None:
+        models = models_of_file(options.answers, options.models)
+        beside = options.answers.with_suffix(".preferences.jsonl")
+    else:
+        models = models_of_runs(options.run_dir, options.against)
+        beside = options.run_dir / "preferences.jsonl"
+    pairs = paired(*models, seed=options.seed)
+    console = build_console(is_main=True, log_every=1)
+    with closing(PreferenceFile(options.out or beside)) as file:
+        comparison = Comparison(pairs, (models[0].name, models[1].name), file)
+        page = build_page(comparison)
+        address = serve(page, options.port)
+        console.say(f"open {address} in a browser; choices go to {file.path}; Ctrl-C ends")
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        page.close()
+        console.say(str(comparison.result))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""Pair the answers of two models to the same prompts, in random order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.config.freeze import frozen_keys
+from rlhf.data.layouts import Row
+from rlhf.data.reading import read_rows
+from rlhf.errors import CheckpointError, ConfigError, DataError
+from rlhf.tracking.jsonl import read_jsonl
+
+TWO = 2
+
+
+class Answer(NamedTuple):
+    """A response and the model that gave it."""
+
+    model: str
+    text: str
+
+
+class AnswerPair(NamedTuple):
+    """Two answers to a prompt, as they are shown: ``a`` is on the left."""
+
+    prompt: str
+    a: Answer
+    b: Answer
+
+    @property
+    def key(self) -> tuple[str, frozenset[Answer]]:
+        """Return what identifies the pair in either order."""
+        return self.prompt, frozenset((self.a, self.b))
+
+
+class AnsweringModel(NamedTuple):
+    """A model's name and its answers by prompt."""
+
+    name: str
+    answers: Mapping[str, str]
+
+
+def models_of_runs(run_dir: Path, against: Path | None) -> tuple[AnsweringModel, AnsweringModel]:
+    """Return the policy after PPO, and the SFT model or the policy of the run ``against``.
+
+    Raises:
+        CheckpointError: if a folder is no run, or its samples.jsonl lacks the answers.
+        ConfigError: if both are the same run.
+    """
+    if against is None:
+        return _after_ppo(run_dir), _before_ppo(run_dir)
+    models = _after_ppo(run_dir), _after_ppo(against)
+    if models[0].name == models[1].name:
+        raise ConfigError(f"--against {against}: must be another run than {run_dir}")
+    return models
+
+
+def models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
+    """Return the two models ``names`` of a file of answers; its only two if there are no names.
+
+    Each row has prompt, response and model. Of several answers to a prompt the first counts.
+
+    Raises:
+        DataError: if the file cannot be read, or a row lacks a text.
+        ConfigError: if the file has no such models.
+    """
+    answers: dict[str, dict[str, str]] = {}
+    for row in read_rows(path):
+        prompt, response, model = (_text(row, c) for c in ("prompt", "response", "model"))
+        answers.setdefault(model, {}).setdefault(prompt, response)
+    if (
+        len(chosen := list(dict.fromkeys(names or answers))) != TWO
+        or not set(chosen) <= answers.keys()
+    ):
+        raise ConfigError(
+            f"{path} has answers of {', '.join(answers)}: name two of these models, "
+            "--models FIRST SECOND"
+        )
+    first, second = (AnsweringModel(name, answers[name]) for name in chosen)
+    return first, second
+
+
+def paired(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
+    """Return pairs of different answers to the same prompts; ``seed`` decides who is on the left.
+
+    Raises:
+        DataError: if there are none.
+    """
+    pairs = []
+    for prompt in first.answers:
+        if prompt in second.answers and first.answers[prompt] != second.answers[prompt]:
+            shown = [Answer(model.name, model.answers[prompt]) for model in (first, second)]
+            # Keyed by the prompt: a page that is opened again shows the same order.
+            random.Random(f"{seed}/{prompt}").shuffle(shown)
+            pairs.append(AnswerPair(prompt, *shown))
+    if not pairs:
+        raise DataError(
+            f"{first.name} and {second.name} have no prompt in common with different answers: "
+            "compare runs with the same data and seed, or models that differ more"
+        )
+    return pairs
+
+
+def _before_ppo(run_dir: Path) -> AnsweringModel:
+    by_step = _samples(run_dir)
+    if 0 not in by_step:
+        raise _no_answers(run_dir, "before PPO")
+    return AnsweringModel(f"{_name(run_dir)}, SFT", by_step[0])
+
+
+def _after_ppo(run_dir: Path) -> AnsweringModel:
+    by_step = _samples(run_dir)
+    if (last := max(by_step, default=0)) == 0:
+        raise _no_answers(run_dir, "after a step of PPO")
+    return AnsweringModel(f"{_name(run_dir)}, PPO step {last}", by_step[last])
+
+
+def _samples(run_dir: Path) -> dict[int, dict[str, str]]:
+    """Return the actor's answers by step and prompt."""
+    frozen_keys(run_dir)  # raises if this is no run
+    found: dict[int, dict[str, str]] = {}
+    for row in read_jsonl(run_dir / "samples.jsonl"):
+        if row["phase"] == "ppo" and row.get("model", "actor") == "actor":
+            found.setdefault(row["step"], {})[row["prompt"]] = row["response"]
+    return found
+
+
+def _name(run_dir: Path) -> str:
+    return "/".join(run_dir.resolve().parts[-TWO:])
+
+
+def _no_answers(run_dir: Path, when: str) -> CheckpointError:
+    return CheckpointError(
+        f"{run_dir}/samples.jsonl has no answers from {when}. PPO writes them at its first and "
+        "last step; compare a run that has finished PPO, or a file of answers: --answers FILE"
+    )
+
+
+def _text(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if not isinstance(value, str):
+        raise row.error(
+            f"column '{column}' holds a value of type {type(value).__name__}; must be text. "
+            "A row of answers has prompt, response and model"
+        )
+    return value

@@ -1,0 +1,136 @@
+"""The files that keep choices, each at once.
+
+FILE.jsonl has one preference per line, which ``data=local`` reads. Ties and pairs of two bad
+answers are no preferences: they go to FILE.undecided.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.compare.answer_pairs import Answer, AnswerPair
+from rlhf.errors import ConfigError
+from rlhf.intervals import wilson_interval
+from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
+
+
+class Verdict(StrEnum):
+    """A judgement of two answers."""
+
+    a = "a"
+    b = "b"
+    tie = "tie"
+    both_bad = "both_bad"
+
+
+class Judged(NamedTuple):
+    """A judged pair; ``winner`` is None for a tie and for two bad answers."""
+
+    prompt: str
+    answers: frozenset[Answer]
+    winner: str | None
+
+
+class PreferenceFile:
+    """The choices of one person, in a file of preferences and a file of the others.
+
+    Raises:
+        ConfigError: if a file cannot be written, or ends within a line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._undecided = path.with_suffix(".undecided.jsonl")
+        for each in (path, self._undecided):
+            if each.is_file() and not each.read_bytes().endswith(b"\n") and each.stat().st_size:
+                raise ConfigError(
+                    f"{each} ends within a line: complete or remove its last line, or choose "
+                    "another file with --out FILE"
+                )
+        self._writers: dict[Path, JsonlWriter] = {}
+
+    def judged(self) -> Iterator[Judged]:
+        """Yield all choices so far; rows without names of models are skipped."""
+        for prompt, chosen, rejected in _read(self.path, "chosen", "rejected"):
+            yield Judged(prompt, frozenset((chosen, rejected)), chosen.model)
+        for prompt, first, second in _read(self._undecided, "a", "b"):
+            yield Judged(prompt, frozenset((first, second)), None)
+
+    def add(self, pair: AnswerPair, verdict: Verdict) -> None:
+        """Append a choice.
+
+        Raises:
+            ConfigError: if the file cannot be opened.
+            CheckpointError: if the drive is full, or cannot be written.
+        """
+        if verdict in {Verdict.a, Verdict.b}:
+            chosen, rejected = (pair.a, pair.b) if verdict is Verdict.a else (pair.b, pair.a)
+            row = {"prompt": pair.prompt, "chosen": chosen.text, "rejected": rejected.text}
+            row |= {"chosen_by": chosen.model, "rejected_by": rejected.model}
+            self._writer(self.path).write(row | {"shown_first": pair.a.model})
+        else:
+            row = {"prompt": pair.prompt, "a": pair.a.text, "b": pair.b.text}
+            row |= {"a_by": pair.a.model, "b_by": pair.b.model, "verdict": verdict.value}
+            self._writer(self._undecided).write(row)
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, path: Path) -> JsonlWriter:
+        if path not in self._writers:
+            try:
+                self._writers[path] = JsonlWriter(path)
+            except OSError as error:
+                raise ConfigError(
+                    f"{path} cannot be written ({error.strerror}): choose another file with "
+                    "--out FILE"
+                ) from error
+        return self._writers[path]
+
+
+def _read(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
+    """Yield prompts with the answers in two columns; skip rows that do not name both models."""
+    columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
+    for row in read_jsonl(path):
+        texts: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
+        if all(isinstance(text, str) for text in texts):
+            prompt, first_by, first_text, second_by, second_text = texts
+            yield prompt, Answer(first_by, first_text), Answer(second_by, second_text)
+
+
+class WinRate(NamedTuple):
+    """How often the first of two models was preferred; ties and two bad answers count half."""
+
+    models: tuple[str, str]
+    wins: int
+    losses: int
+    undecided: int
+
+    @classmethod
+    def of(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
+        """Count the choices between these two models."""
+        ours = [j.winner for j in judged if {answer.model for answer in j.answers} == set(models)]
+        wins, losses = (ours.count(model) for model in models)
+        return cls(models, wins, losses, len(ours) - wins - losses)
+
+    @property
+    def size(self) -> int:
+        """Return the number of choices."""
+        return self.wins + self.losses + self.undecided
+
+    def __str__(self) -> str:
+        first, second = self.models
+        if not self.size:
+            return f"No choice yet between {first} and {second}."
+        won = self.wins + self.undecided / 2
+        low, high = wilson_interval(won, self.size)
+        return (
+            f"{first} was preferred to {second} in {won / self.size:.0%} of {self.size} "
+            f"comparisons (95 % interval {low:.0%} to {high:.0%}): {self.wins} better, "
+            f"{self.losses} worse, {self.undecided} undecided, which count half."
+        )
