@@ -1,30 +1,39 @@
-"""Export a checkpoint of a phase as a Hugging Face folder.
+"""Export a model of a run as a Hugging Face folder, or upload it to the hub.
 
-    python -m rlhf.export RUN_DIR/ppo/state/step-00000040 FOLDER [--average]
+    python -m rlhf.export RUN_DIR                       the final policy, to RUN_DIR/exported
+    python -m rlhf.export RUN_DIR --checkpoint N        the policy of a kept checkpoint
+    python -m rlhf.export RUN_DIR --push OWNER/NAME     upload to a private repository
 
-The models are built on this machine's CPU, in one process.
+Adapters are merged. The models are built on this machine's CPU, in one process.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf.checkpoint.phase_state import load_checkpoint
+from rlhf.checkpoint.model_card import results_of
+from rlhf.checkpoint.model_folder import whole_folder
+from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.command import exit_code
-from rlhf.config.choices import Device, Phase
+from rlhf.config.choices import Device, LoraExport, Phase
 from rlhf.config.freeze import MICRO_BATCHES, load_run
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
-from rlhf.errors import ConfigError
-from rlhf.models.build import ModelSource
+from rlhf.errors import CapabilityError, CheckpointError, ConfigError
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.lora import adapter_config
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.models.zero3_init import stored_dtype
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward import RewardTrainer
@@ -36,7 +45,43 @@ from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
 
-MAIN_MODEL = {Phase.sft: "model", Phase.reward: "model", Phase.ppo: "actor", Phase.dpo: "policy"}
+# The engine of each phase's main model, and its folder; the final policy is the first that exists.
+ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
+FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
+
+
+def export_final(
+    run_dir: Path, folder: Path, *, phase: Phase | None = None, average: bool = False
+) -> None:
+    """Write the final model of ``phase`` to ``folder``; None: the policy of the last phase.
+
+    Its model card is the run's, with the results of all phases.
+
+    Raises:
+        CheckpointError: if the run has no such model.
+        ConfigError: if ``folder`` exists.
+    """
+    _refuse_existing(folder)
+    config = load_run(run_dir)
+    found = [p for p in FOLDERS if (run_dir / p / FOLDERS[p]).is_dir() and p is not Phase.reward]
+    phase = phase or next(iter(found), Phase.ppo)
+    source = run_dir / phase / (FOLDERS[phase] + "_ema" * average)
+    if not source.is_dir():
+        raise CheckpointError(
+            f"{source} is missing: the run has not finished this phase, or keeps no such model. "
+            "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
+        )
+    card = (source / "README.md").read_text(encoding="utf-8")
+    for form in ("# {}\n", '"{}")'):  # the title, and the call
+        old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
+        card = card.replace(old, new)
+    with whole_folder(folder) as building:
+        if not (source / "adapter_config.json").exists():
+            shutil.copytree(source, building, dirs_exist_ok=True)
+        else:
+            _write_merged(source, building, base=config.model)
+        text = card.rstrip() + results_of(run_dir) + "\n"
+        (building / "README.md").write_text(text, encoding="utf-8")
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) -> None:
@@ -46,21 +91,84 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
         ConfigError: if ``folder`` exists, or the run keeps no average.
         CheckpointError: if the checkpoint is damaged, or the run's other models are gone.
     """
-    if folder.exists():
-        raise ConfigError(f"{folder} exists: choose another folder")
-    if not checkpoint.is_dir():
-        raise ConfigError(f"{checkpoint} is no checkpoint: it must be RUN_DIR/PHASE/state/step-N")
+    _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
     context = _context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine, source = _built(context, phase)
-    engine.training_state.load(found.reader(MAIN_MODEL[phase]))
+    engine.training_state.load(found.reader(ENGINES[phase]))
     with engine.averaged() if average else nullcontext():
-        export = exported(engine, as_=context.config.lora.export, source=source)
+        export = exported(engine, as_=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."
         context.save(export, folder, what=what, answers=phase is not Phase.reward)
+
+
+def kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
+    """Return the checkpoint after ``step`` of ``phase``; None: of the only phase that has one.
+
+    Raises:
+        CheckpointError: if there is none, or several phases have one.
+    """
+    load_run(run_dir)
+    phases = [phase] if phase else list(Phase)
+    found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]
+    if len(found) != 1:
+        kept = sorted(run_dir.glob("*/state/step-*"))
+        names = [f"--phase {p.parents[1].name} --checkpoint {int(p.name[5:])}" for p in kept]
+        raise CheckpointError(
+            f"{run_dir}: --checkpoint {step} is in {len(found)} phases; must be in one. The run "
+            f"keeps {', '.join(names) or 'none (checkpoint.keep_finished=true keeps them)'}"
+        )
+    return checkpoint_folder(run_dir / found[0], step)
+
+
+def push(folder: Path, hub_id: str, *, public: bool) -> str:
+    """Upload a folder to the Hugging Face hub; return its address.
+
+    The token is the environment's, or that of ``hf auth login``.
+
+    Raises:
+        CapabilityError: if the hub is out of reach or refuses.
+        ConfigError: if the repository is public already, and ``public`` is False.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        address = str(api.create_repo(hub_id, private=not public, exist_ok=True))
+        may_upload = public or api.model_info(hub_id).private
+        if may_upload:
+            api.upload_folder(repo_id=hub_id, folder_path=folder)
+    except Exception as error:
+        raise CapabilityError(
+            f"--push {hub_id}: the Hugging Face hub refused, or is out of reach ({error}). Type "
+            "`hf auth login`, or set HF_TOKEN to a token that may write"
+        ) from error
+    if not may_upload:
+        raise ConfigError(f"--push {hub_id}: the repository is public: add --public, or rename it")
+    return address
+
+
+def _write_merged(source: Path, folder: Path, *, base: ModelConfig) -> None:
+    """Write the model of an adapter's folder, merged and in the dtype of its base's weights."""
+    adapter = adapter_config(str(source))
+    assert adapter is not None
+    tokenizer = load_tokenizer(source, key="exported model")
+    place = ModelSource.folder(source, base=base)
+    if adapter.task_type == "SEQ_CLS":
+        model = build_scorer(place, tokenizer, seed=0).pretrained
+    else:
+        model = build_actor(place, tokenizer, seed=0)
+    dtype = stored_dtype(adapter.base_model_name_or_path, adapter.revision)
+    model.to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists():
+        raise ConfigError(f"{folder} exists: choose another folder with --out FOLDER")
 
 
 def _context(run_dir: Path) -> RunContext:
@@ -107,15 +215,44 @@ def _built(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Export the checkpoint that the command names; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m rlhf.export", description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="RUN_DIR/PHASE/state/step-N")
-    parser.add_argument("folder", type=Path, help="new Hugging Face folder")
-    parser.add_argument("--average", action="store_true", help="PPO's moving average")
-    options = parser.parse_args(arguments)
-    return exit_code(
-        lambda: export_checkpoint(options.checkpoint, options.folder, average=options.average)
+    """Export the model that the command names; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("run_dir", type=Path, help="directory of a run")
+    parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
+    parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
+    parser.add_argument("--average", action="store_true", help="PPO's moving average")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN_DIR/exported")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead; no folder stays")
+    parser.add_argument("--public", action="store_true", help="upload to a public repository")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _export(options))
+
+
+def _export(options: argparse.Namespace) -> None:
+    console = build_console(is_main=True, log_every=1)
+    if options.push is None:
+        folder = (options.out or options.run_dir / "exported").resolve()
+        _write(options, folder)
+        console.say(f"wrote {folder}")
+        return
+    if options.out is not None or options.push.count("/") != 1:
+        raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, options.push)  # the model card names the last two parts
+        _write(options, folder)
+        console.say(f"uploaded to {push(folder, options.push, public=options.public)}")
+
+
+def _write(options: argparse.Namespace, folder: Path) -> None:
+    if options.checkpoint is None:
+        export_final(options.run_dir, folder, phase=options.phase, average=options.average)
+    else:
+        checkpoint = kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
+        export_checkpoint(checkpoint, folder, average=options.average)
 
 
 if __name__ == "__main__":

@@ -241,8 +241,11 @@ def _refused(error: OmegaConfBaseException) -> ConfigError:
     reason = (error.msg or str(error)).partition("\n")[0]
     if isinstance(error, InterpolationResolutionError):
         return ConfigError(f"{key}: {reason}")
-    kind = type_of(key)
     value = _shown(error.value)
+    try:
+        kind = type_of(key)
+    except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies
+        return ConfigError(f"{key}={value}: {reason}")
     hint = did_you_mean(value, getattr(kind, "__members__", ()))
     if key == "reward_model":
         hint = f"; an option of the group is chosen with model@reward_model={value}"

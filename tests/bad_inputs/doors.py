@@ -250,10 +250,9 @@ def run_inputs(folder: Path) -> Iterator[Input]:
         place = places[label]
         yield f"rlhf.report: {label}", lambda place=place: command(report, place)
     yield "rlhf.report: missing folder", lambda: command(report, folder / "missing")
-    new = folder / "new"
-    yield "rlhf.export: missing folder", lambda: command(export, folder / "missing", new)
-    yield "rlhf.export: no checkpoint", lambda: command(export, places["no run"], new)
-    yield "rlhf.export: target exists", lambda: command(export, folder, places["no run"])
+    yield "rlhf.export: missing folder", lambda: command(export, folder / "missing")
+    yield "rlhf.export: unknown key", lambda: command(export, places["unknown key"])
+    yield "rlhf.export: target exists", lambda: command(export, folder, "--out", places["no run"])
     for name in ("unknown", "../../etc/passwd", ""):
         words = ["-m", f"sweep={name}"]
         yield (

@@ -116,7 +116,7 @@ def test_the_calls_that_are_printed_and_on_the_model_card_work(
         [{"role": "user", "content": "Repeat: fig."}], tokenize=False, add_generation_prompt=True
     )
     assert asked == "\n\nHuman: Repeat: fig.\n\nAssistant:"
-    assert "```" not in (run_dir / "ppo" / "critic" / "README.md").read_text()
+    assert "```python" not in (run_dir / "ppo" / "critic" / "README.md").read_text()
 
 
 @pytest.fixture(scope="module", params=["fast", "hf"])

@@ -187,17 +187,18 @@ def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path
     size = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
     planned = json.loads((run_dir / "plan.json").read_text())["checkpoints_gb"]
     assert 3 * size / 1e9 == pytest.approx(planned, rel=0.1), "latest, best, and the next"
-    run = python("-m", "rlhf.export", state, folder, cwd=tmp_path)
+    words = ["-m", "rlhf.export", run_dir, "--phase", "ppo", "--checkpoint", step, "--out"]
+    run = python(*words, folder, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     weights = "model.safetensors"
     assert (folder / weights).read_bytes() == (run_dir / "ppo/actor" / weights).read_bytes()
     average = tmp_path / "average"
-    assert python("-m", "rlhf.export", state, average, "--average", cwd=tmp_path).returncode == 0
+    assert python(*words, average, "--average", cwd=tmp_path).returncode == 0
     assert (average / weights).read_bytes() != (folder / weights).read_bytes()
-    again = python("-m", "rlhf.export", state, folder, cwd=tmp_path)
+    again = python(*words, folder, cwd=tmp_path)
     assert (again.returncode, again.stderr) == (
         2,
-        f"error: {folder} exists: choose another folder\n",
+        f"error: {folder} exists: choose another folder with --out FOLDER\n",
     )
 
 
@@ -228,7 +229,9 @@ def test_gradients_that_stay_broken_end_the_run_and_name_what_was_good(tmp_path:
     why = f"no optimizer step could be taken in 3 steps in a row up to step {len(skipped)}"
     assert f"error: sft: {why}, since gradients were not finite" in run.stderr
     assert steps_of(run_dir) == [last_good]
-    assert f"python -m rlhf.export {run_dir}/sft/state/step-{last_good:08} FOLDER" in run.stderr
+    assert (
+        f"python -m rlhf.export {run_dir} --phase sft --checkpoint {last_good} saves" in run.stderr
+    )
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:

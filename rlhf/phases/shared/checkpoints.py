@@ -124,7 +124,9 @@ class Checkpoints:
         self._skipped = self._skipped + 1 if values[f"{self._phase}/skipped_steps"] else 0
         if self._skipped == self._config.most_skipped:
             good = next(iter(checkpoints(self._dir)), None)
-            way_back = f"python -m rlhf.export {good} FOLDER saves what was good"
+            words = f"{self._context.run_dir} --phase {self._phase} --checkpoint"
+            step = good and int(good.name.rpartition("-")[2])
+            way_back = f"python -m rlhf.export {words} {step} saves what was good"
             raise RlhfError(
                 f"{self._phase}: no optimizer step could be taken in {self._skipped} steps in a "
                 f"row up to step {self.step + 1}, since gradients were not finite. Start again "

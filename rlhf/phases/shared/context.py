@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.checkpoint.model_card import made_by
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
@@ -154,6 +155,8 @@ class RunContext:
                 )
                 call = model_call(name, prompts, has_chat_template=has_template)
                 description += "\n\n```python\n" + "\n".join(call) + "\n```"
+            rows = {str(p): (len(part.train), len(part.eval)) for p, part in self.parts.items()}
+            description += made_by(self.run_dir, rows=rows)
             save_model(folder, export.write, self.tokenizer, description=description)
         self.ranks.barrier()
 

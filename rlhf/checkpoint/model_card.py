@@ -1,0 +1,108 @@
+"""The sections of a model card that a run directory answers: how a model was made, and how good."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf.checkpoint.results import finished_phases, phase_result
+from rlhf.config.choices import Source
+from rlhf.config.freeze import COMMAND, FROZEN, frozen_keys
+from rlhf.safe_text import redact
+
+PLACES = ("run_dir", "resume")  # of the run: they say nothing of the model
+TIMES = ("seconds", "planned", "measured")
+LIMITS = """\
+- It was trained for research. Nobody has tested it for harmful, false, biased or private output:
+  it is not safe to deploy.
+- It learned from the data above only, besides the model that it started from. The data may have
+  rights of others, and its faults become the model's.
+- The results are of held-out examples of the same data. A reward model's score compares answers to
+  one prompt; a policy can raise it without better answers."""
+SYNTHETIC = """
+- The data is a generated task about short lists of words. The model can do nothing else."""
+
+
+def made_by(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
+    """Return the sections on command, settings, data and limits; empty without a run's config.
+
+    ``rows`` has the numbers of training and held-out examples of each phase, if they are known.
+    """
+    if not (run_dir / FROZEN).is_file():
+        return ""
+    keys = frozen_keys(run_dir)
+    path = run_dir / COMMAND
+    command = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    sections = {
+        "Command": f"```bash\n{command}\n```" if command else "",
+        "Settings that differ from the presets": table(
+            ("key", "value"), _settings(shlex.split(command)[2:], keys)
+        ),
+        "Data": table(("what", "value"), _data(keys, rows)),
+        "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
+    }
+    text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
+    return redact(text, os.environ)
+
+
+def results_of(run_dir: Path) -> str:
+    """Return the section with the final metrics of each finished phase."""
+    rows = [
+        (f"{phase}: {name.replace('_', ' ')}", _shown(value))
+        for phase in finished_phases(run_dir)
+        for name, value in (phase_result(run_dir, phase) or {}).items()
+        if name not in TIMES
+    ]
+    return f"\n\n## Results\n\n{table(('measure', 'value'), rows)}" if rows else ""
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown; empty without rows."""
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+    head = [_cell(title) for title in titles]
+    return "\n".join(
+        [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines] if lines else ""
+    )
+
+
+def _settings(words: Iterable[str], keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the keys that a command sets, with the values that the run had."""
+    for word in words:
+        key, sign, typed = word.lstrip("+~").partition("=")
+        if sign and not word.startswith("-") and key not in PLACES:
+            yield key, _shown(keys.get(key, typed))
+
+
+def _data(
+    keys: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
+    yield "source", _shown(keys["data.source"])
+    sets = [
+        f"{value}"
+        for key, value in keys.items()
+        if key.startswith("data.sets.") and key.endswith(".path")
+    ]
+    place = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
+    yield "from", _shown(place)
+    yield "proportions of SFT, reward and PPO", _shown(keys["data.split"])
+    yield (
+        "held out",
+        "files of their own" if keys["data.eval_path"] else _shown(keys["data.eval_share"]),
+    )
+    for phase, (train, held_out) in rows.items():
+        yield f"{phase}: examples", f"{train} to train on, {held_out} held out"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|")

@@ -1,0 +1,161 @@
+"""Exported folders, their model cards, and what is sent to the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from transformers import AutoModelForCausalLM
+
+from rlhf.checkpoint.model_card import made_by
+from rlhf.checkpoint.model_folder import save_model
+from rlhf.checkpoint.phase_state import checkpoint_folder
+from rlhf.checkpoint.results import phase_result_path, write_json
+from rlhf.config.freeze import freeze, keep_command, to_run_config
+from rlhf.export import main
+from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.lora import LoraSpec, save_adapter
+from tests.models_on_disk import disturb, save_base, small_tokenizer, some_ids, whole_state
+
+SPEC = LoraSpec(rank=2, alpha=4, dropout=0.0, target_modules=None, train_rest=False)
+TOKEN = "hf_" + "a" * 30
+CALL = 'A policy.\n\n```python\nmodel = pipeline("text-generation", "ppo/actor")\n```'
+
+
+class Hub:
+    """What an HfApi is asked; ``private`` is what it says of a repository."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, private: bool = True) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.private = private
+        monkeypatch.setattr("huggingface_hub.HfApi", lambda: self)
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> str:
+        self.asked.append(("create", private))
+        return f"https://hub.example/{repo_id}"
+
+    def model_info(self, repo_id: str) -> SimpleNamespace:
+        return SimpleNamespace(private=self.private)
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path) -> None:
+        names = {path.name for path in folder_path.iterdir()}
+        self.asked.append(("upload", names))
+        self.card = (folder_path / "README.md").read_text()
+
+
+class Run(NamedTuple):
+    """A run whose PPO has saved an adapter, and the model with its adapters."""
+
+    folder: Path
+    live: Any
+
+
+@pytest.fixture
+def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
+    words = ["experiment=smoke", "ppo.kl_ctl=0.3", "name=a|b"]
+    folder, base = tmp_path / "run", tmp_path / "base"
+    folder.mkdir()
+    freeze(to_run_config(compose(words)), folder)
+    keep_command([*words, "run_dir=x", f"model.path={TOKEN}"], folder)
+    write_json(phase_result_path(folder, "ppo"), {"score_after": 1.25, "seconds": 3.0})
+    tokenizer = small_tokenizer()
+    save_base(base, "llama", tokenizer)
+    source = ModelSource(key="m", path=str(base))
+    live = build_actor(source, tokenizer, seed=4, lora=SPEC).eval()
+    disturb(live)
+    save_model(
+        folder / "ppo" / "actor",
+        lambda building: save_adapter(building, live, whole_state(live).items(), base=str(base)),
+        tokenizer,
+        description=CALL + made_by(folder, rows={"ppo": (90, 10)}),
+    )
+    return Run(folder, live)
+
+
+def test_a_final_policy_is_merged_and_its_card_has_everything(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "models" / "mine"
+    assert main([str(run.folder), "--out", str(out)]) == 0
+    assert not (out / "adapter_config.json").exists()
+    model = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad():
+        theirs, ours = (each(some_ids()).logits for each in (model, run.live))
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "# models/mine\n" in card
+    assert 'pipeline("text-generation", "models/mine")' in card
+    assert "python launch.py experiment=smoke ppo.kl_ctl=0.3 " in card
+    assert TOKEN not in card
+    for row in (
+        "ppo.kl_ctl | 0.3",
+        r"name | a\|b",
+        "source | synthetic",
+        "ppo: score after | 1.25",
+    ):
+        assert f"| {row} |" in card
+    assert "| ppo: examples | 90 to train on, 10 held out |" in card
+    assert not re.search(r"\| (run_dir|ppo: seconds) \|", card)
+    assert "not safe to deploy" in card
+    assert "a generated task" in card
+
+
+def test_the_hub_gets_a_private_repository(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub(monkeypatch)
+    assert main([str(run.folder), "--push", "me/mine"]) == 0
+    assert "uploaded to https://hub.example/me/mine" in capsys.readouterr().out
+    assert hub.asked[0] == ("create", True)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= hub.asked[1][1]
+    assert '"me/mine")' in hub.card
+    assert not (run.folder / "exported").exists()
+    assert main([str(run.folder), "--push", "me/mine", "--public"]) == 0
+    assert hub.asked[2] == ("create", False)
+
+
+def test_a_public_repository_is_not_filled_by_accident(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = Hub(monkeypatch, private=False)
+    assert main([str(run.folder), "--push", "me/mine"]) == 2
+    assert "--push me/mine: the repository is public: add --public" in capsys.readouterr().err
+    assert hub.asked == [("create", True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--push", "mine"], "--push mine: must be OWNER/NAME, without --out"),
+        (["--push", "me/mine", "--out", "x"], "must be OWNER/NAME, without --out"),
+        (["--push", "me/mine"], "the Hugging Face hub refused, or is out of reach (offline)"),
+        (["--phase", "sft"], "sft/model is missing: the run has not finished this phase"),
+        (["--average"], "ppo/actor_ema is missing"),
+        (["--checkpoint", "4"], "--checkpoint 4 is in 0 phases; must be in one. The run keeps "),
+        (["--checkpoint", "3"], "--phase ppo --checkpoint 3, --phase sft --checkpoint 3"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(
+    words: list[str],
+    complaint: str,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(create_repo=offline))
+    for phase in ("sft", "ppo"):
+        checkpoint_folder(run.folder / phase, 3).mkdir(parents=True)
+    before = sorted(run.folder.rglob("*"))
+    assert main([str(run.folder), *words]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ")
+    assert complaint in line
+    assert sorted(run.folder.rglob("*")) == before
