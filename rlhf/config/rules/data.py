@@ -46,6 +46,9 @@ def _check_sets(data: DataConfig) -> None:
     """Check each dataset of a blend on its own."""
     for name, dataset in data.sets.items():
         key = f"data.sets.{name}"
+        for column, text in (dataset.columns or {}).items():
+            if not isinstance(text, str):  # OmegaConf does not check it
+                raise ConfigError(f"{key}.columns.{column}={text}: must be a JMESPath expression")
         if not (math.isfinite(dataset.weight) and dataset.weight > 0):
             raise ConfigError(f"{key}.weight={dataset.weight}: must be above 0")
         if dataset.phases is not None and not set(dataset.phases) <= set(SPLIT_PHASES):
