@@ -94,7 +94,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    context = _context(run_dir)
+    context = context_of(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine, source = _built(context, phase)
@@ -171,7 +171,7 @@ def _refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder} exists: choose another folder with --out FOLDER")
 
 
-def _context(run_dir: Path) -> RunContext:
+def context_of(run_dir: Path) -> RunContext:
     """Return the context of the run on one rank of this CPU, without data and trackers."""
     config = _on_one_cpu(load_run(run_dir))
     return RunContext(

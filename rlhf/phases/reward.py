@@ -37,7 +37,7 @@ from rlhf.phases.shared.context import (
     optimizer_step,
 )
 from rlhf.phases.shared.exporting import exported
-from rlhf.types import PreferenceBatch
+from rlhf.types import PreferenceBatch, ValueModel
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:
@@ -225,14 +225,7 @@ class RewardTrainer:
 
     def _collate(self, rows: dict[str, list[Any]], start: int = 0) -> PreferenceBatch:
         part = slice(start, start + self.plan.micro)
-        return collate_pairs(
-            rows["chosen_ids"][part],
-            rows["rejected_ids"][part],
-            rows["prompt_tokens"][part],
-            pad_id=self._context.tokenizer.pad_token_id,
-            device=self._context.ranks.device,
-            most=self._context.config.reward.max_tokens,
-        )
+        return _collated(self._context, {name: values[part] for name, values in rows.items()})
 
     def _weights(self, weights: list[float], start: int) -> Tensor:
         part = weights[start : start + self.plan.micro]
@@ -250,6 +243,35 @@ class RewardTrainer:
         else:
             losses_B = divergence_loss(chosen_BS, rejected_BS, batch)
         return PairScores(chosen_B, rejected_B, losses_B)
+
+
+def held_out_margins(
+    context: RunContext, model: ValueModel, examples: Any, *, micro: int
+) -> list[float]:
+    """Return the score of the chosen minus that of the rejected response, for each held-out pair.
+
+    For one rank: pairs are not divided.
+    """
+    total = min(len(examples), context.config.reward.eval_examples)
+    margins: list[float] = []
+    with model.evaluating():
+        for start in range(0, total, micro):
+            batch = _collated(context, examples[start : min(start + micro, total)])
+            chosen_BS, rejected_BS = model(batch.both().ids_BS).chunk(2)
+            chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
+            margins += (chosen_B - end_scores(rejected_BS, batch.rejected.attend_BS)).tolist()
+    return margins
+
+
+def _collated(context: RunContext, rows: dict[str, list[Any]]) -> PreferenceBatch:
+    return collate_pairs(
+        rows["chosen_ids"],
+        rows["rejected_ids"],
+        rows["prompt_tokens"],
+        pad_id=context.tokenizer.pad_token_id,
+        device=context.ranks.device,
+        most=context.config.reward.max_tokens,
+    )
 
 
 class PairScores(NamedTuple):

@@ -28,7 +28,7 @@ from rlhf.phases.shared.context import (
 )
 from rlhf.phases.shared.exporting import exported
 from rlhf.random_streams import Shuffle
-from rlhf.types import SequenceBatch
+from rlhf.types import SequenceBatch, TokenModel
 
 
 def run_sft(context: RunContext) -> dict[str, Any]:
@@ -130,32 +130,39 @@ class SftTrainer:
 
     def evaluate(self, examples: Any) -> dict[str, float]:
         """Return loss and perplexity per kept token of held-out examples."""
-        total = min(len(examples), self._context.config.sft.eval_examples)
-        losses: Metrics = {}
-        with self.engine.evaluating():
-            for rows, keep_B in eval_batches(
-                total,
-                batch_size=self.plan.micro,
-                ranks=self._context.ranks,
-                lengths=examples["length"][:total],
-            ):
-                batch = self._collate(examples[rows])
-                batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
-                losses = merge_metrics(losses, {"loss": self._loss(batch).mean_loss})
-        loss = self._context.ranks.reduce_metrics(losses)["loss"].value()
+        loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
         return {"sft/eval_loss": loss, "sft/eval_perplexity": math.exp(loss)}
 
-    def _collate(self, rows: dict[str, list[Any]], start: int = 0) -> SequenceBatch:
+    def _collate(self, rows: dict[str, list[Any]], start: int) -> SequenceBatch:
         part = slice(start, start + self.plan.micro)
-        learns_all = self._context.config.sft.loss_on is LossOn.all
-        prompt_tokens = [0 if learns_all else n for n in rows["prompt_tokens"][part]]
-        return collate_sequences(
-            rows["ids"][part],
-            prompt_tokens,
-            pad_id=self._context.tokenizer.pad_token_id,
-            device=self._context.ranks.device,
-            most=self._context.config.sft.max_tokens,
-        )
+        return _collated(self._context, {name: values[part] for name, values in rows.items()})
 
     def _loss(self, batch: SequenceBatch) -> SftLoss:
         return sft_loss(kept_logprobs(self.engine, batch))
+
+
+def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micro: int) -> float:
+    """Return the mean loss per kept token of held-out examples, in nats."""
+    total = min(len(examples), context.config.sft.eval_examples)
+    losses: Metrics = {}
+    lengths = examples["length"][:total]
+    with model.evaluating():
+        for rows, keep_B in eval_batches(
+            total, batch_size=micro, ranks=context.ranks, lengths=lengths
+        ):
+            batch = _collated(context, examples[rows])
+            batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
+            loss = sft_loss(kept_logprobs(model, batch)).mean_loss
+            losses = merge_metrics(losses, {"loss": loss})
+    return context.ranks.reduce_metrics(losses)["loss"].value()
+
+
+def _collated(context: RunContext, rows: dict[str, list[Any]]) -> SequenceBatch:
+    learns_all = context.config.sft.loss_on is LossOn.all
+    return collate_sequences(
+        rows["ids"],
+        [0 if learns_all else n for n in rows["prompt_tokens"]],
+        pad_id=context.tokenizer.pad_token_id,
+        device=context.ranks.device,
+        most=context.config.sft.max_tokens,
+    )

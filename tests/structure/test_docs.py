@@ -25,6 +25,8 @@ RUN_ELSEWHERE = {
     "python -m rlhf.compare RUN_DIR --against OTHER_RUN": "tests/compare/test_choices.py",
     "python -m rlhf.compare --answers FILE": "tests/compare/test_choices.py",
     "python examples/arithmetic.py": "test_arithmetic_has_right_answers",
+    "python -m rlhf.evaluate RUN_DIR": "tests/evaluate/test_evaluate.py",
+    "python -m rlhf.evaluate RUN_DIR --against OTHER_RUN --samples 8 --temperature 0.7 0.3": "same",
     "python -m rlhf.export RUN_DIR": "tests/test_export.py",
     "python -m rlhf.export RUN_DIR --checkpoint 40 --out FOLDER": "tests/runtime/test_resume.py",
     "python -m rlhf.export RUN_DIR --push OWNER/NAME": "tests/test_export.py",

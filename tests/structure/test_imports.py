@@ -87,7 +87,7 @@ def file_names(paths: Iterable[str]) -> list[str]:
     return [
         name
         for path in paths
-        if (name := Path(path).name) != "__init__.py"
+        if (name := Path(path).name) not in {"__init__.py", "__main__.py"}
         and not (path.startswith(GROUPED) or (name in free and is_group(name)))
     ]
 

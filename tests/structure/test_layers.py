@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
+    "evaluate": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases", "runtime", "export"},
     "compare": BASE | {"tracking", "data"},
     "export": BASE | {"algorithms"} | ADAPTERS | {"phases"},
     "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},

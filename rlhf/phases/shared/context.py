@@ -36,6 +36,7 @@ from rlhf.tracking.tracker import Tracker
 from rlhf.types import Batch, Engine, Judge, Ranks, StepReport
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
@@ -91,6 +92,10 @@ class RunContext:
     def prompts(self, phase: Phase) -> TokenData:
         """Return the prompts of a phase's records, as token ids."""
         return self._tokenised(self.part(phase), Phase.ppo)
+
+    def held_out(self, phase: Phase) -> Dataset:
+        """Return the held-out examples of a phase, as token ids."""
+        return self._tokenised(self.part(phase), phase).eval
 
     def _tokenised(self, part: Part, phase: Phase) -> TokenData:
         config = self.config

@@ -109,19 +109,8 @@ def evaluate_policy(
     """
     total = min(len(held_out.examples), num_prompts)
     values_by_name: dict[str, Tensor] = {}
-    for rollout, batch in _answered(context, policy, held_out, num_prompts=num_prompts):
-        responses = rollout.responses
-        values = {
-            "score": rollout.scores_B,
-            "kl": kl_per_sequence(rollout),
-            "ended": responses.ended_B,
-            "tokens": responses.keep_BT.sum(dim=1),
-        } | _gold(context, rollout.prompts, responses)
-        if rollout.parts is not None:
-            scores_KB = rollout.parts.scores_BK.unbind(1)
-            names = context.config.rewards
-            values |= {f"parts/{n}": each for n, each in zip(names, scores_KB, strict=True)}
-        _scatter(values, batch, into=values_by_name, total=total)
+    for rollout, batch in answered(context, policy, held_out, num_prompts=num_prompts):
+        _scatter(values_of(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
         for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
             responses = policy.greedy.generate(policy.actor, prompts)
@@ -140,6 +129,22 @@ def evaluate_policy(
         score_parts=_below("parts/", means),
         by_prompt=by_prompt,
     )
+
+
+def values_of(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
+    """Return what is measured of each answer (B,): score, kl, ended, tokens, gold/..., parts/..."""
+    responses = rollout.responses
+    values = {
+        "score": rollout.scores_B,
+        "kl": kl_per_sequence(rollout),
+        "ended": responses.ended_B,
+        "tokens": responses.keep_BT.sum(dim=1),
+    } | _gold(context, rollout.prompts, responses)
+    if rollout.parts is not None:
+        scores_KB = rollout.parts.scores_BK.unbind(1)
+        names = context.config.rewards
+        values |= {f"parts/{n}": each for n, each in zip(names, scores_KB, strict=True)}
+    return values
 
 
 def _below(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
@@ -173,7 +178,7 @@ def answer_samples(
     none; ``model`` names what answers.
     """
     samples: list[Sample] = []
-    for rollout, batch in _answered(context, policy, held_out, num_prompts=SAMPLES):
+    for rollout, batch in answered(context, policy, held_out, num_prompts=SAMPLES):
         advantages_BT = advantages(rollout)
         texts = response_texts(context.tokenizer, rollout.responses)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
@@ -221,25 +226,41 @@ def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> di
     }
 
 
-def _answered(
-    context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
+def answered(
+    context: RunContext,
+    policy: AnsweringPolicy,
+    held_out: HeldOutPrompts,
+    *,
+    num_prompts: int,
+    sample: int = 0,
+    greedy: bool = False,
 ) -> Iterator[tuple[Rollout, EvalRows]]:
-    """Yield scored answers to held-out prompts, and their places among the prompts."""
-    for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
-        responses = policy.sampling.generate(policy.actor, prompts)
+    """Yield scored answers to held-out prompts, and their places among the prompts.
+
+    Sample 0 is the one that the phases measure; each ``sample`` has its own random numbers.
+    """
+    backend = policy.greedy if greedy else policy.sampling
+    of_prompts = {"num_prompts": num_prompts, "sample": sample}
+    for prompts, batch in _batches(context, policy, held_out, **of_prompts):
+        responses = backend.generate(policy.actor, prompts)
         rollout = score_responses(policy.models, prompts, responses, micro_batch_size=policy.micro)
         yield rollout, batch
 
 
 def _batches(
-    context: RunContext, policy: AnsweringPolicy, held_out: HeldOutPrompts, *, num_prompts: int
+    context: RunContext,
+    policy: AnsweringPolicy,
+    held_out: HeldOutPrompts,
+    *,
+    num_prompts: int,
+    sample: int = 0,
 ) -> Iterator[tuple[PromptBatch, EvalRows]]:
     """Yield held-out prompts of this rank, and their places among the prompts."""
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,
         context.config.rollout.max_response_tokens,
-        generator=stream(context.config.seed, "evaluation"),
+        generator=stream(context.config.seed, "evaluation", *([sample] if sample else [])),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
         context.pulse.beat()

@@ -7,42 +7,23 @@ so that a run that crashed has one too. Text of models and data is escaped.
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from rlhf.atomic import replacing
-from rlhf.config.freeze import COMMAND, frozen_keys
+from rlhf.config.freeze import COMMAND
 from rlhf.tracking.alarms import alarms_of
-from rlhf.tracking.jsonl import read_jsonl
-from rlhf.tracking.metric_table import METRICS, entry_of
-from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
+from rlhf.tracking.report.evaluation_section import evaluation_section
 from rlhf.tracking.report.markup import Markup, joined, tag
 from rlhf.tracking.report.page import document, scrolled, section
-from rlhf.tracking.report.panels import PANELS, Panel, panels_of
-from rlhf.tracking.step_alarms import Alarm, read_alarms
+from rlhf.tracking.report.run_charts import critic, curves, optimisation, rest, target_of
+from rlhf.tracking.report.run_files import RunFiles, read_files
+from rlhf.tracking.step_alarms import Alarm
 from rlhf.tracking.summary import summary_parts
 
 REPORT = "report.html"
-MOST_SAMPLES = 4000  # the latest samples that the page holds
-MOST_BARS = 100  # intervals in one chart
-MOST_TOKENS = 500  # dots in the chart of the critic
 PHASES = ("sft", "reward", "dpo", "ppo")
-
-Series = Mapping[str, Sequence[Point]]  # (step, value) of every metric
-
-
-class RunFiles(NamedTuple):
-    """What the files of a run directory hold."""
-
-    folder: Path
-    config: Mapping[str, Any]
-    series: Series
-    samples: Sequence[Mapping[str, Any]]
-    alarms: Sequence[Alarm]
-    result: Mapping[str, Any] | None  # None: the run has not finished
 
 
 def write_report(run_dir: Path) -> Path:
@@ -58,25 +39,6 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
-def read_files(run_dir: Path) -> RunFiles:
-    """Read what a run has written so far; a torn last line is left out."""
-    result = run_dir / "result.json"
-    series: dict[str, list[Point]] = {}
-    for line in read_jsonl(run_dir / "metrics.jsonl"):
-        for name, value in line.items():
-            if entry_of(name) in METRICS:
-                point = (line["step"], math.nan if value is None else value)
-                series.setdefault(name, []).append(point)
-    return RunFiles(
-        folder=run_dir,
-        config=frozen_keys(run_dir),
-        series=series,
-        samples=list(read_jsonl(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
-        alarms=read_alarms(run_dir),
-        result=json.loads(result.read_text()) if result.is_file() else None,
-    )
-
-
 def run_page(run: RunFiles) -> str:
     """Return the page of a run."""
     title = f"{run.config['name']}, seed {run.config['seed']}"
@@ -85,12 +47,13 @@ def run_page(run: RunFiles) -> str:
         tag(
             "main",
             _results(run),
+            evaluation_section(run.folder),
             _doubts(run),
-            _optimisation(run),
-            *_curves(run),
-            _critic(run),
+            optimisation(run),
+            *curves(run),
+            critic(run),
             _samples(run),
-            _rest(run),
+            rest(run),
             _settings(run),
         ),
     )
@@ -136,7 +99,7 @@ def _doubts(run: RunFiles) -> Markup:
     """Return the alarms, each with a link target for its flag, and the doubts about the result."""
     ends = [] if run.result is None else alarms_of(run.result["phases"])
     items = [
-        tag("li", alarm.line, " ", *_link_to_samples(run, alarm), id=_target(alarm))
+        tag("li", alarm.line, " ", *_link_to_samples(run, alarm), id=target_of(alarm))
         for alarm in run.alarms
     ]
     items += [tag("li", line) for line in ends]
@@ -152,100 +115,6 @@ def _link_to_samples(run: RunFiles, alarm: Alarm) -> Iterator[Markup]:
     if before:
         step = max(before)
         yield tag("a", f"Samples of step {step}", href="#samples-title", data_step=step)
-
-
-def _optimisation(run: RunFiles) -> Markup:
-    """Return score and gold score over the square root of KL (Gao et al. 2023, section 3)."""
-    per_step = run.config["ppo.rollout_batch_size"]
-    rollouts = _over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
-    spread = [1.96 * std / math.sqrt(per_step) for _, std in run.series.get("ppo/score_std", ())]
-    held_out = _over_kl(run.series, "ppo/eval_score", "ppo/eval_kl")
-    gold = _over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
-    halves = spread if len(spread) == len(rollouts) <= MOST_BARS else ()
-    label = "square root of KL to the reference"
-    charts = [
-        line_chart(
-            "Score that PPO maximises",
-            [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
-            x_label=label,
-        ),
-        line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
-    ]
-    if not any(charts):
-        return Markup()
-    note = tag(
-        "p",
-        "A score that rises while the gold score falls is over-optimisation. "
-        "Bars are 95 % intervals.",
-        class_="note",
-    )
-    return section("Over-optimisation", note, tag("div", *charts, class_="charts"))
-
-
-def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
-    """Return the values of a metric over the square root of KL, by rising KL."""
-    kls = dict(series.get(kl, ()))
-    points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
-    return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
-
-
-def _critic(run: RunFiles) -> Markup:
-    """Return returns over values at the tokens of the last answers; an exact critic is on the line.
-
-    The return is that of GAE: advantage plus value.
-    """
-    answers = [s for s in run.samples if "token_advantages" in s and s["model"] == "actor"]
-    points = [
-        (value, value + advantage)
-        for sample in answers
-        if sample["step"] == answers[-1]["step"]
-        for value, advantage in zip(sample["token_values"], sample["token_advantages"], strict=True)
-        if value is not None and advantage is not None  # were not finite
-    ]
-    if not any(value for value, _ in points):
-        return Markup()  # there is no critic
-    exact = [(at, at) for at, _ in (min(points), max(points))]
-    chart = line_chart(
-        f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
-        [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
-        x_label="value before the token",
-    )
-    return section("Critic", tag("div", chart, class_="charts"))
-
-
-def _curves(run: RunFiles) -> Iterator[Markup]:
-    for title, panels in panels_of(run.series).items():
-        charts = [_chart(run, panel) for panel in panels]
-        if any(charts):
-            yield section(title, tag("div", *charts, class_="charts"))
-
-
-def _chart(run: RunFiles, panel: Panel) -> Markup:
-    labels = panel.labels or (panel.title,)
-    lines = [
-        Line(label, run.series[name])
-        for name, label in zip(panel.metrics, labels, strict=True)
-        if name in run.series
-    ]
-    first = METRICS[entry_of(panel.metrics[0])]
-    flags = [
-        Flag(alarm.step, f"{alarm.name} at step {alarm.step}", _target(alarm))
-        for alarm in run.alarms
-        if alarm.metric in panel.metrics
-    ]
-    unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
-    return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
-
-
-def _rest(run: RunFiles) -> Markup:
-    """Return the metrics that no panel shows, folded."""
-    shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
-    others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
-    charts = [_chart(run, panel) for panel in others]
-    if not charts:
-        return Markup()
-    summary = tag("summary", f"All other metrics ({len(others)})")
-    return tag("details", summary, tag("div", *charts, class_="charts"))
 
 
 def _samples(run: RunFiles) -> Markup:
@@ -294,7 +163,3 @@ def _settings(run: RunFiles) -> Markup:
         if part
     ]
     return tag("details", tag("summary", f"Settings ({len(rows)} keys)"), typed, note, *tables)
-
-
-def _target(alarm: Alarm) -> str:
-    return f"alarm-{alarm.name}"

@@ -1,0 +1,1 @@
+"""Evaluate the models of a finished run: ``python -m rlhf.evaluate RUN_DIR``."""

@@ -1,0 +1,169 @@
+"""Evaluate the models of a finished run on its held-out prompts.
+
+    python -m rlhf.evaluate RUN_DIR [--against OTHER_RUN ...]
+
+Every answer and every pair is written to RUN_DIR/evaluation, and all figures are computed from
+these files: evaluation.json, a table, and a section of RUN_DIR/report.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rlhf.checkpoint.results import write_json
+from rlhf.command import exit_code
+from rlhf.config.choices import Phase
+from rlhf.errors import ConfigError
+from rlhf.evaluate.answer_rows import Decoding, Evaluator, Row, policies_of
+from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
+from rlhf.phases.reward import held_out_margins
+from rlhf.phases.sft import held_out_loss
+from rlhf.tracking.console import build_console
+from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
+from rlhf.tracking.report.evaluation_section import EVALUATION, table_rows, win_rows
+from rlhf.tracking.report.run_page import write_report
+
+SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
+CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
+
+
+def evaluate(
+    run_dir: Path,
+    *,
+    against: Sequence[Path] = (),
+    num_prompts: int | None = None,
+    samples: int = 1,
+    temperatures: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Answer, measure and write everything; return the content of evaluation.json.
+
+    Raises:
+        CheckpointError: if a run has not finished or has no policy.
+        ConfigError: if another run's tokenizer differs.
+    """
+    evaluator = Evaluator(run_dir)
+    context, config = evaluator.context, evaluator.config
+    folders = policies_of(run_dir)
+    for other in against:
+        name, folder = list(policies_of(other).items())[-1]
+        folders[f"{other.name}/{name}"] = folder
+    decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
+    count = num_prompts or config.ppo.eval_prompts
+    folder = (run_dir / EVALUATION).parent
+    perplexities: dict[str, float] = {}
+    answers = _emptied(folder / "answers.jsonl")
+    for name, place in folders.items():
+        context.console.say(f"{name}: {place}")
+        policy = evaluator.policy(place)
+        for decoder in decoders:
+            for sample in range(1 if decoder.greedy else samples):
+                of_sample = {"num_prompts": count, "sample": sample}
+                for row in evaluator.answers(name, policy, decoder, **of_sample):
+                    answers.write(row)
+        if Phase.sft in context.parts:
+            examples = context.held_out(Phase.sft)
+            if len(examples):
+                loss = held_out_loss(context, policy, examples, micro=evaluator.plan.micro)
+                perplexities[name] = math.exp(loss)
+        policy.close()
+    answers.close()
+    if evaluator.reward_model is not None and Phase.reward in config.phase.order:
+        pairs = _emptied(folder / "pairs.jsonl")
+        examples = context.held_out(Phase.reward)
+        micro = evaluator.plan.micro
+        for margin in held_out_margins(context, evaluator.reward_model, examples, micro=micro):
+            pairs.write({"margin": margin})
+        pairs.close()
+    evaluator.close()
+    found = figures_of(run_dir, perplexities)
+    write_json(run_dir / EVALUATION, found)
+    return found
+
+
+def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
+    """Return all figures, computed from the files of the evaluation."""
+    folder = (run_dir / EVALUATION).parent
+    rows: list[Row] = list(read_jsonl(folder / "answers.jsonl"))
+    models: dict[str, Any] = {}
+    for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
+        of_model = models.setdefault(name, {"decoders": {}})
+        of_model["decoders"][decoder] = model_figures(list(each))
+    for name, perplexity in perplexities.items():
+        models[name]["perplexity"] = perplexity
+    sampled = [row for row in rows if row["decoder"] == "sampled"]
+    found: dict[str, Any] = {"models": models, "win_rates": win_rates(sampled, list(models))}
+    margins = [row["margin"] for row in read_jsonl(folder / "pairs.jsonl")]
+    if margins:
+        found["reward_model"] = reward_model_figures(margins)
+    curve = [
+        {"step": line["step"]} | {name: line[name] for name in CURVE if name in line}
+        for line in read_jsonl(run_dir / "metrics.jsonl")
+        if "ppo/eval_score" in line
+    ]
+    return found | {"over_optimisation": curve}
+
+
+def _emptied(path: Path) -> JsonlWriter:
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    return JsonlWriter(path)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate the run that the command names; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--against", type=Path, nargs="+", default=[], help="finished runs")
+    parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
+    parser.add_argument("--samples", type=int, default=1, help="answers to each prompt, for pass@k")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _evaluate(options))
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    for name in ("prompts", "samples"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: must be 1 or more")
+    for value in options.temperature:
+        if not 0 < value < math.inf:
+            raise ConfigError(f"--temperature {value}: must be above 0")
+    run_dir = options.run_dir.expanduser()
+    found = evaluate(
+        run_dir,
+        against=[each.expanduser() for each in options.against],
+        num_prompts=options.prompts,
+        samples=options.samples,
+        temperatures=options.temperature,
+    )
+    console = build_console(is_main=True, log_every=1)
+    console.table("models", table_rows(found, SHOWN))
+    console.table("win rates by score, sampled answers", win_rows(found))
+    if "reward_model" in found:
+        figures = found["reward_model"]
+        console.say(
+            "reward model: accuracy {:.3f} ({:.3f} to {:.3f}) on {} pairs, "
+            "calibration error {:.3f}".format(
+                figures["accuracy"],
+                *figures["accuracy_ci"],
+                figures["pairs"],
+                figures["calibration_error"],
+            )
+        )
+    console.say(f"wrote {run_dir / EVALUATION}, answers.jsonl beside it")
+    console.say(f"wrote {write_report(run_dir)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,215 @@
+"""Answer held-out prompts with the policies of a run, and measure each answer.
+
+Shapes: B = sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.config.batches import BatchPlan, phase_plans
+from rlhf.config.choices import Backend, ModelInit, Phase, RewardKind, Source
+from rlhf.config.freeze import load_run
+from rlhf.config.roles import Role, has_reward_model, reward_model_base
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.data.tokens import tokenizer_identity
+from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.errors import CheckpointError, ConfigError
+from rlhf.export import context_of
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.language_model import LanguageModel
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.model_sources import policy_source
+from rlhf.phases.shared.policies import rollout_backend
+from rlhf.phases.shared.policy_evaluation import (
+    AnsweringPolicy,
+    HeldOutPrompts,
+    answered,
+    values_of,
+)
+from rlhf.phases.shared.reward_mix import RewardMix
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
+from rlhf.runtime.worker import load_parts, quieten_libraries
+
+# The policies of a run, from the first to the last, and where they lie.
+POLICIES = {
+    "sft": "sft/model",
+    "dpo": "dpo/actor",
+    "ppo": "ppo/actor",
+    "ppo_ema": "ppo/actor_ema",
+}
+WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)
+RIGHT = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
+
+Row = dict[str, Any]
+
+
+class Decoding(NamedTuple):
+    """A way to choose tokens: greedily, or by sampling at a temperature."""
+
+    name: str
+    temperature: float
+    greedy: bool = False
+
+
+class Evaluator:
+    """The context, reference and scorers of a run on one rank, which all its policies share."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Load them.
+
+        Raises:
+            CheckpointError: if the run has not finished, or its models are gone.
+        """
+        quieten_libraries()
+        config = load_run(run_dir)
+        if not (run_dir / "result.json").is_file():
+            raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
+        context = context_of(run_dir)
+        self.config: RunConfig = _that_answers(context.config)
+        judge = GoldJudge() if config.data.source is Source.synthetic else None
+        self.context: RunContext = replace(
+            context,
+            config=self.config,
+            parts=load_parts(self.config, context.console),
+            judge=judge,
+        )
+        self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
+        self._reference = self._policy(policy_source(self.config))
+        self.reward_model = self._reward_model()
+        self._rewards = None
+        if self.config.rewards:
+            self._rewards = RewardMix(self.config.rewards, context.tokenizer, GoldJudge())
+
+    @property
+    def decoders(self) -> list[Decoding]:
+        """Return sampling as the run's own evaluation does, and greedy decoding."""
+        rollout = self.config.rollout
+        temperature = rollout.eval_temperature or rollout.temperature
+        return [Decoding("sampled", temperature), Decoding("greedy", rollout.temperature, True)]
+
+    def prompts(self) -> HeldOutPrompts:
+        """Return the held-out prompts that the run's own evaluation uses."""
+        data = self.context.prompts(Phase.ppo)
+        return HeldOutPrompts(data.eval, self.context.part(Phase.ppo).eval)
+
+    def policy(self, folder: Path) -> AnyEngine:
+        """Load the policy of a folder.
+
+        Raises:
+            ConfigError: if its tokenizer is not the run's, or it is an adapter.
+        """
+        if (folder / "adapter_config.json").exists():
+            raise ConfigError(f"{folder} is an adapter: python -m rlhf.export merges it first")
+        theirs = load_tokenizer(folder, key="policy")
+        if tokenizer_identity(theirs) != tokenizer_identity(self.context.tokenizer):
+            raise ConfigError(
+                f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
+                "by itself, or start the other with from_run"
+            )
+        return self._policy(ModelSource.folder(folder, base=self.config.model))
+
+    def answers(
+        self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
+    ) -> Iterator[Row]:
+        """Yield a row for each answer of a policy to the held-out prompts."""
+        context, scorer = self.context, self.reward_model
+        is_judged = context.judge is not None and not self.config.rewards
+        scores = JudgeScores(GoldJudge(), context.tokenizer) if is_judged else no_scores
+        models = SeparateModels(
+            actor,
+            self._reference,
+            None,
+            scores if scorer is None else ModelScores(scorer),
+            self._rewards,
+            temperature=self.config.rollout.temperature,
+        )
+        backend = partial(
+            rollout_backend,
+            self.config,
+            context.tokenizer,
+            temperature=decoder.temperature,
+            dtype=context.settings.dtype,
+            ranks=context.ranks,
+        )
+        policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
+        answering = partial(answered, context, policy, self.prompts(), num_prompts=num_prompts)
+        for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
+            values = {
+                key: values_B.tolist() for key, values_B in values_of(context, rollout).items()
+            }
+            texts = response_texts(context.tokenizer, rollout.responses)
+            for row in batch.keep_B.nonzero().flatten().tolist():
+                measured = {key: each[row] for key, each in values.items()}
+                yield {
+                    "model": name,
+                    "decoder": decoder.name,
+                    "sample": sample,
+                    "prompt": rollout.prompts.texts[row],
+                    "response": texts[row],
+                    **measured,
+                    "right": self._is_right(measured),
+                }
+
+    def close(self) -> None:
+        """End the processes of rewards."""
+        if self._rewards is not None:
+            self._rewards.close()
+
+    def _is_right(self, measured: Mapping[str, float]) -> bool | None:
+        """Return whether an answer is right by the judge or by the rules; None: nobody knows."""
+        if "gold/exact" in measured:
+            return bool(measured["gold/exact"])
+        kinds = {name: part.kind for name, part in self.config.rewards.items()}
+        rules = [measured[f"parts/{name}"] for name, kind in kinds.items() if kind in RIGHT]
+        return all(score == 1 for score in rules) if rules else None
+
+    def _policy(self, source: ModelSource) -> AnyEngine:
+        tokenizer = self.context.tokenizer
+        return self._frozen(LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference)
+
+    def _reward_model(self) -> AnyEngine | None:
+        config, folder = self.config, self.context.run_dir / "reward" / "model"
+        if not has_reward_model(config):
+            return None
+        if Phase.reward in config.phase.order:
+            _, base = reward_model_base(config)
+            source = ModelSource.folder(folder, base=base)
+        elif config.reward_model.init is ModelInit.pretrained:
+            source = ModelSource.of(config.reward_model, key="reward_model")
+        else:
+            return None  # a run without PPO
+        return self._frozen(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
+
+    def _frozen(self, module: Any, role: Role) -> AnyEngine:
+        context = self.context
+        return build_engine(
+            module, role=role, settings=context.settings, plan=self.plan, ranks=context.ranks
+        )
+
+
+def policies_of(run_dir: Path) -> dict[str, Path]:
+    """Return the folders of a run's policies, from the first to the last.
+
+    Raises:
+        CheckpointError: if it has none.
+    """
+    found = {name: run_dir / place for name, place in POLICIES.items()}
+    found = {name: folder for name, folder in found.items() if folder.is_dir()}
+    if not found:
+        raise CheckpointError(f"{run_dir} has no policy: none of {', '.join(POLICIES.values())}")
+    return found
+
+
+def _that_answers(config: RunConfig) -> RunConfig:
+    """Return a configuration whose rollouts run anywhere."""
+    if config.rollout.backend is Backend.hybrid_engine:
+        return replace(config, rollout=replace(config.rollout, backend=Backend.fast))
+    return config

@@ -1,0 +1,172 @@
+"""Figures of an evaluation, computed from its rows of answers alone.
+
+Intervals are percentiles of a bootstrap over prompts (https://doi.org/10.1214/aos/1176344552).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+DRAWS = 2000
+PERCENTILES = (2.5, 97.5)
+NEWTON_STEPS = 25
+REPEATED = 4  # words of an n-gram that counts as a repetition
+
+Row = Mapping[str, Any]
+
+
+def model_figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figures of one model's answers by one decoder."""
+    by_prompt = _by_prompt(rows)
+    scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
+    figures: dict[str, Any] = {
+        "prompts": len(by_prompt),
+        "answers": len(rows),
+        "score": _mean(rows, "score"),
+        "score_ci": interval(scores),
+        "score_std": float(np.std([row["score"] for row in rows])),
+        "kl": _mean(rows, "kl"),
+        "tokens": _mean(rows, "tokens"),
+        "ended_share": _mean(rows, "ended"),
+        "distinct_responses": len({row["response"] for row in rows}) / len(rows),
+        "distinct_1": distinct(rows, 1),
+        "distinct_2": distinct(rows, 2),
+        "repeated_share": float(np.mean([repeated(row["response"]) for row in rows])),
+    }
+    named = {key for row in rows for key in row if key.startswith(("gold/", "parts/"))}
+    figures |= {key: _mean(rows, key) for key in sorted(named)}
+    if all(row["right"] is not None for row in rows):
+        right = [[bool(row["right"]) for row in each] for each in by_prompt.values()]
+        samples = min(map(len, right))
+        figures["pass_at"] = {
+            str(k): float(np.mean([pass_at(each, k) for each in right]))
+            for k in (1, 2, 4, 8, 16, 32)
+            if k <= samples
+        }
+        figures["right_ci"] = interval([float(np.mean(each)) for each in right])
+    return figures
+
+
+def win_rate(rows: Sequence[Row], model: str, against: str) -> dict[str, Any]:
+    """Return how often ``model`` scores higher than ``against`` on the same prompt; ties half.
+
+    ``controlled`` is the rate at equal length: a logistic regression of the outcome on the
+    difference of tokens, read at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).
+    """
+    mine, theirs = (
+        {(row["prompt"], row["sample"]): row for row in rows if row["model"] == name}
+        for name in (model, against)
+    )
+    wins: defaultdict[str, list[float]] = defaultdict(list)
+    longer: defaultdict[str, list[float]] = defaultdict(list)
+    for key in mine.keys() & theirs.keys():
+        one, other = mine[key], theirs[key]
+        difference = one["score"] - other["score"]
+        wins[key[0]].append(0.5 + 0.5 * np.sign(difference))
+        longer[key[0]].append(one["tokens"] - other["tokens"])
+    prompts = sorted(wins)
+    rates = [float(np.mean(wins[prompt])) for prompt in prompts]
+    lengths = [float(np.mean(longer[prompt])) for prompt in prompts]
+    return {
+        "model": model,
+        "against": against,
+        "prompts": len(rates),
+        "rate": float(np.mean(rates)),
+        "ci": interval(rates),
+        "controlled": rate_at_equal_length(rates, lengths),
+    }
+
+
+def win_rates(rows: Sequence[Row], models: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the win rate of every later model against every earlier one."""
+    return [win_rate(rows, later, earlier) for earlier, later in combinations(models, 2)]
+
+
+def interval(values: Sequence[float]) -> list[float]:
+    """Return the 95 % bootstrap interval of the mean of ``values``, one for each prompt."""
+    array = np.asarray(values, dtype=float)
+    chosen = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
+    return [float(each) for each in np.percentile(array[chosen].mean(axis=1), PERCENTILES)]
+
+
+def rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> float:
+    """Return the win rate that a logistic regression on lengths predicts at equal length."""
+    spread = float(np.std(lengths))
+    if spread == 0:
+        return float(np.mean(rates))
+    x = np.stack([np.ones(len(rates)), np.tanh(np.asarray(lengths) / spread)], axis=1)
+    y, theta = np.asarray(rates), np.zeros(2)
+    for _ in range(NEWTON_STEPS):  # a little ridge: outcomes can be separable
+        p = 1 / (1 + np.exp(-x @ theta))
+        gradient = x.T @ (y - p) - 1e-2 * theta
+        curvature = (x * (p * (1 - p))[:, None]).T @ x + 1e-2 * np.eye(2)
+        theta = theta + np.linalg.solve(curvature, gradient)
+    return float(1 / (1 + math.exp(-theta[0])))
+
+
+def pass_at(right: Sequence[bool], k: int) -> float:
+    """Return the probability that one of k samples is right (https://arxiv.org/abs/2107.03374)."""
+    wrong = len(right) - sum(right)
+    return 1 - math.comb(wrong, k) / math.comb(len(right), k)
+
+
+def distinct(rows: Iterable[Row], n: int) -> float:
+    """Return distinct over all n-grams of words in all answers (https://arxiv.org/abs/1510.03055)."""
+    grams = Counter(gram for row in rows for gram in _grams(row["response"], n))
+    return len(grams) / grams.total() if grams else 0.0
+
+
+def repeated(text: str) -> float:
+    """Return the share of a text's n-grams of ``REPEATED`` words that occurred before in it."""
+    grams = _grams(text, REPEATED)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[str, Any]:
+    """Return the accuracy of a reward model on pairs, and how well its certainty is calibrated.
+
+    ``margins`` are chosen minus rejected scores. A pair is predicted with the certainty
+    sigmoid(|margin|); ``calibration`` has its mean beside the share that was right, for bins of
+    equal numbers of pairs, and ``calibration_error`` their mean distance.
+    """
+    array = np.asarray(margins, dtype=float)
+    right, certainty = (array > 0).astype(float), 1 / (1 + np.exp(-np.abs(array)))
+    parts = np.array_split(np.argsort(certainty), min(bins, len(array)))
+    calibration = [
+        {
+            "certainty": float(certainty[part].mean()),
+            "right": float(right[part].mean()),
+            "pairs": len(part),
+        }
+        for part in parts
+    ]
+    error = sum(p["pairs"] * abs(p["certainty"] - p["right"]) for p in calibration) / len(array)
+    return {
+        "pairs": len(array),
+        "accuracy": float(right.mean()),
+        "accuracy_ci": interval(right.tolist()),
+        "calibration": calibration,
+        "calibration_error": float(error),
+    }
+
+
+def _by_prompt(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["prompt"]].append(row)
+    return dict(found)
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    return float(np.mean([float(row[key]) for row in rows]))
+
+
+def _grams(text: str, n: int) -> list[tuple[str, ...]]:
+    words = text.split()
+    return [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]

@@ -1,0 +1,117 @@
+"""The charts of a run's report: over-optimisation, the critic, and the curves of every metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rlhf.tracking.metric_table import METRICS, entry_of
+from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
+from rlhf.tracking.report.markup import Markup, tag
+from rlhf.tracking.report.page import section
+from rlhf.tracking.report.panels import PANELS, Panel, panels_of
+from rlhf.tracking.report.run_files import RunFiles, Series
+from rlhf.tracking.step_alarms import Alarm
+
+MOST_BARS = 100  # intervals in one chart
+MOST_TOKENS = 500  # dots in the chart of the critic
+
+
+def optimisation(run: RunFiles) -> Markup:
+    """Return score and gold score over the square root of KL (Gao et al. 2023, section 3)."""
+    per_step = run.config["ppo.rollout_batch_size"]
+    rollouts = _over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
+    spread = [1.96 * std / math.sqrt(per_step) for _, std in run.series.get("ppo/score_std", ())]
+    held_out = _over_kl(run.series, "ppo/eval_score", "ppo/eval_kl")
+    gold = _over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
+    halves = spread if len(spread) == len(rollouts) <= MOST_BARS else ()
+    label = "square root of KL to the reference"
+    charts = [
+        line_chart(
+            "Score that PPO maximises",
+            [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
+            x_label=label,
+        ),
+        line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
+    ]
+    if not any(charts):
+        return Markup()
+    note = tag(
+        "p",
+        "A score that rises while the gold score falls is over-optimisation. "
+        "Bars are 95 % intervals.",
+        class_="note",
+    )
+    return section("Over-optimisation", note, tag("div", *charts, class_="charts"))
+
+
+def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
+    """Return the values of a metric over the square root of KL, by rising KL."""
+    kls = dict(series.get(kl, ()))
+    points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
+    return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
+
+
+def critic(run: RunFiles) -> Markup:
+    """Return returns over values at the tokens of the last answers; an exact critic is on the line.
+
+    The return is that of GAE: advantage plus value.
+    """
+    answers = [s for s in run.samples if "token_advantages" in s and s["model"] == "actor"]
+    points = [
+        (value, value + advantage)
+        for sample in answers
+        if sample["step"] == answers[-1]["step"]
+        for value, advantage in zip(sample["token_values"], sample["token_advantages"], strict=True)
+        if value is not None and advantage is not None  # were not finite
+    ]
+    if not any(value for value, _ in points):
+        return Markup()  # there is no critic
+    exact = [(at, at) for at, _ in (min(points), max(points))]
+    chart = line_chart(
+        f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
+        [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
+        x_label="value before the token",
+    )
+    return section("Critic", tag("div", chart, class_="charts"))
+
+
+def curves(run: RunFiles) -> Iterator[Markup]:
+    """Yield the sections of the curves that the run has."""
+    for title, panels in panels_of(run.series).items():
+        charts = [_chart(run, panel) for panel in panels]
+        if any(charts):
+            yield section(title, tag("div", *charts, class_="charts"))
+
+
+def _chart(run: RunFiles, panel: Panel) -> Markup:
+    labels = panel.labels or (panel.title,)
+    lines = [
+        Line(label, run.series[name])
+        for name, label in zip(panel.metrics, labels, strict=True)
+        if name in run.series
+    ]
+    first = METRICS[entry_of(panel.metrics[0])]
+    flags = [
+        Flag(alarm.step, f"{alarm.name} at step {alarm.step}", target_of(alarm))
+        for alarm in run.alarms
+        if alarm.metric in panel.metrics
+    ]
+    unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
+    return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
+
+
+def rest(run: RunFiles) -> Markup:
+    """Return the metrics that no panel shows, folded."""
+    shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
+    others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
+    charts = [_chart(run, panel) for panel in others]
+    if not charts:
+        return Markup()
+    summary = tag("summary", f"All other metrics ({len(others)})")
+    return tag("details", summary, tag("div", *charts, class_="charts"))
+
+
+def target_of(alarm: Alarm) -> str:
+    """Return the id on the page of an alarm."""
+    return f"alarm-{alarm.name}"

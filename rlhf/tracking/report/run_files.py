@@ -1,0 +1,49 @@
+"""Read what the files of a run directory hold, for its report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.config.freeze import frozen_keys
+from rlhf.tracking.jsonl import read_jsonl
+from rlhf.tracking.metric_table import METRICS, entry_of
+from rlhf.tracking.report.charts import Point
+from rlhf.tracking.step_alarms import Alarm, read_alarms
+
+MOST_SAMPLES = 4000  # the latest samples that the page holds
+
+Series = Mapping[str, Sequence[Point]]  # (step, value) of every metric
+
+
+class RunFiles(NamedTuple):
+    """What the files of a run directory hold."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    series: Series
+    samples: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Alarm]
+    result: Mapping[str, Any] | None  # None: the run has not finished
+
+
+def read_files(run_dir: Path) -> RunFiles:
+    """Read what a run has written so far; a torn last line is left out."""
+    result = run_dir / "result.json"
+    series: dict[str, list[Point]] = {}
+    for line in read_jsonl(run_dir / "metrics.jsonl"):
+        for name, value in line.items():
+            if entry_of(name) in METRICS:
+                point = (line["step"], math.nan if value is None else value)
+                series.setdefault(name, []).append(point)
+    return RunFiles(
+        folder=run_dir,
+        config=frozen_keys(run_dir),
+        series=series,
+        samples=list(read_jsonl(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
+        alarms=read_alarms(run_dir),
+        result=json.loads(result.read_text()) if result.is_file() else None,
+    )

@@ -1,0 +1,128 @@
+"""A finished run is evaluated from its folders, and the figures are those that it had measured."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.evaluate.__main__ import evaluate, main
+from tests.runs import ROOT, finished, launch
+
+SMALL_PPO = ["ppo.rollout_batch_size=16", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
+SMALL_PPO += ["rollout.max_response_tokens=8", "hardware.dtype=fp32"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluate") / "run"
+    return finished(folder, "ppo.ema_beta=0.5", "ppo.eval_every=1", "ppo.actor_lr=0.01")
+
+
+@pytest.fixture(scope="module")
+def found(run: Path) -> dict[str, Any]:
+    return evaluate(run, samples=2, temperatures=[0.5])
+
+
+def result_of(run: Path, phase: str) -> dict[str, Any]:
+    phases = json.loads((run / "result.json").read_text())["phases"]
+    of_phase: dict[str, Any] = phases[phase]
+    return of_phase
+
+
+def test_figures_are_those_of_the_run(run: Path, found: dict[str, Any]) -> None:
+    ppo = result_of(run, "ppo")
+    lines = (run / "evaluation" / "answers.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for when, model in {"before": "sft", "after": "ppo", "after_ema": "ppo_ema"}.items():
+        first = [
+            r for r in rows if (r["model"], r["decoder"], r["sample"]) == (model, "sampled", 0)
+        ]
+        names = {"score": "score", "kl": "kl", "response_tokens": "tokens", "gold": "gold/gold"}
+        for ours, name in (names | {"ended_share": "ended", "exact": "gold/exact"}).items():
+            mean = sum(float(row[name]) for row in first) / len(first)
+            assert mean == pytest.approx(ppo[f"{ours}_{when}"], abs=1e-5), (when, ours)
+        greedy = found["models"][model]["decoders"]["greedy"]
+        assert greedy["pass_at"]["1"] == pytest.approx(ppo[f"exact_greedy_{when}"])
+    sft = found["models"]["sft"]["perplexity"]
+    assert sft == pytest.approx(result_of(run, "sft")["perplexity_after"], rel=1e-5)
+    reward = result_of(run, "reward")
+    assert found["reward_model"]["accuracy"] == pytest.approx(reward["accuracy"])
+    assert len(found["over_optimisation"]) == 3  # before, after the first step, after the last
+    assert set(found["models"]["ppo"]["decoders"]) == {"sampled", "greedy", "temperature 0.5"}
+
+
+def test_the_script_of_the_page_computes_the_same_win_rate(run: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/evaluate.md").read_text(), re.S)
+    again = evaluate(run)
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import random; random.seed(1)\n{script}"],
+        cwd=run / "evaluation",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rate, low, high = map(float, re.findall(r"[\d.]+", ran.stdout))
+    (pair,) = (w for w in again["win_rates"] if (w["model"], w["against"]) == ("ppo", "sft"))
+    assert rate == pytest.approx(pair["rate"], abs=1e-3)
+    assert [low, high] == pytest.approx(pair["ci"], abs=0.02)
+
+
+def test_another_run_is_compared(run: Path, tmp_path: Path) -> None:
+    words = [f"from_run={run}", "ppo.steps=1", f"run_dir={tmp_path / 'other'}", *SMALL_PPO]
+    assert launch(*words, cwd=tmp_path).returncode == 0
+    found = evaluate(run, against=[tmp_path / "other"], num_prompts=2)
+    assert list(found["models"])[-1] == "other/ppo"
+    assert found["models"]["other/ppo"]["decoders"]["sampled"]["prompts"] == 2
+    report = (run / "report.html").read_text()
+    assert "Calibration" not in report
+
+
+def test_the_command_prints_tables_and_renews_the_report(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--prompts", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "ppo_ema" in said
+    assert "win rates" in said
+    assert "Calibration of the reward model" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere is not the directory of a run"),
+        (["RUN", "--samples", "0"], "--samples 0: must be 1 or more"),
+        (["RUN", "--temperature", "-1"], "--temperature -1.0: must be above 0"),
+        (["RUN", "--against", "nowhere"], "nowhere has no policy"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run) if word == "RUN" else word for word in arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{n}?", "completion": f" {n + random.Random(n).randint(0, 1)}", "answer": n}
+        for n in range(120)
+    ]
+    file = tmp_path / "numbers.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    local = ["phase=pipeline_rule", "model@reward_model=gold", "data=local", f"data.path={file}"]
+    part = "rewards.right={kind: number, columns: [answer]}"
+    run = finished(tmp_path / "run", *local, part, "data.split=[1,0,1]", "sft.batch_size=8")
+    found = evaluate(run, samples=2)
+    decoders = found["models"]["ppo"]["decoders"]
+    assert set(decoders["sampled"]["pass_at"]) == {"1", "2"}
+    assert decoders["greedy"]["parts/right"] == decoders["greedy"]["pass_at"]["1"]
+    assert "reward_model" not in found

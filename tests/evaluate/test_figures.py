@@ -1,0 +1,98 @@
+"""Figures from rows of answers, against values computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhf.evaluate.figures import (
+    distinct,
+    interval,
+    model_figures,
+    pass_at,
+    rate_at_equal_length,
+    repeated,
+    reward_model_figures,
+    win_rate,
+    win_rates,
+)
+
+
+def row(prompt: str, score: float, **more: Any) -> dict[str, Any]:
+    values = {"model": "a", "sample": 0, "response": "x y", "kl": 1.0, "ended": True, "tokens": 2}
+    return values | {"prompt": prompt, "score": score, "right": None} | more
+
+
+def test_figures_are_means_over_answers() -> None:
+    rows = [
+        row("p", 1.0, kl=0.5, ended=False, response="one two"),
+        row("p", 3.0, sample=1, tokens=6, response="one two"),
+        row("q", 5.0, response="three", **{"gold/gold": 1.0}),
+    ]
+    rows = [each | {"gold/gold": each.get("gold/gold", 0.0)} for each in rows]
+    found = model_figures(rows)
+    assert (found["prompts"], found["answers"], found["score"]) == (2, 3, 3.0)
+    assert found["ended_share"] == pytest.approx(2 / 3)
+    assert found["tokens"] == pytest.approx(10 / 3)
+    assert found["gold/gold"] == pytest.approx(1 / 3)
+    assert found["distinct_responses"] == pytest.approx(2 / 3)
+    assert found["score_ci"] == [2.0, 5.0], "each prompt counts once: 2 and 5"
+    assert "pass_at" not in found
+
+
+def test_pass_at_k() -> None:
+    assert pass_at([True, False, False, False], 1) == 0.25
+    assert pass_at([True, False, False, False], 2) == pytest.approx(0.5)
+    assert pass_at([True, True, False], 2) == 1.0
+    rows = [row("p", 0.0, sample=n, right=n == 0) for n in range(4)]
+    assert model_figures(rows)["pass_at"] == {"1": 0.25, "2": pytest.approx(0.5), "4": 1.0}
+
+
+def test_win_rates_compare_answers_to_the_same_prompt() -> None:
+    mine = [row("p", 2.0, model="b"), row("q", 1.0, model="b"), row("r", 0.0, model="b")]
+    theirs = [row("p", 1.0), row("q", 1.0), row("r", 3.0), row("alone", 9.0)]
+    found = win_rate([*mine, *theirs], "b", "a")
+    assert (found["prompts"], found["rate"]) == (3, 0.5)
+    assert found["controlled"] == 0.5, "all answers are equally long"
+    pairs = win_rates([*mine, *theirs], ["a", "b"])
+    assert [(each["model"], each["against"]) for each in pairs] == [("b", "a")]
+
+
+def test_length_control_takes_away_what_length_wins() -> None:
+    # The longer answer wins four of five; the model's answers are longer in three of four.
+    lengths = [10.0] * 150 + [-10.0] * 50
+    rates = [1.0] * 120 + [0.0] * 30 + [1.0] * 10 + [0.0] * 40
+    assert np.mean(rates) == 0.65
+    assert rate_at_equal_length(rates, lengths) == pytest.approx(0.5, abs=0.01)
+    # Better answers win whatever their length.
+    rates = [1.0, 1.0, 1.0, 0.0] * 50
+    lengths = [10.0] * 100 + [-10.0] * 100
+    assert rate_at_equal_length(rates, lengths) == pytest.approx(0.75, abs=0.01)
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
+    random = np.random.default_rng(1)
+    covered = [
+        low <= 0.3 <= high
+        for low, high in (interval(list(random.random(60) < 0.3)) for _ in range(200))
+    ]
+    assert 0.9 < np.mean(covered) < 0.99
+
+
+def test_diversity_and_repetition() -> None:
+    assert distinct([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1) == 0.5
+    assert distinct([row("p", 0.0, response="a b a b")], 2) == pytest.approx(2 / 3)
+    assert distinct([row("p", 0.0, response="")], 1) == 0.0
+    assert repeated("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated("too short") == 0.0
+
+
+def test_calibration_of_a_reward_model() -> None:
+    # Always certain by 1.0, and right in nine of ten pairs.
+    found = reward_model_figures([1.0] * 9 + [-1.0], bins=1)
+    (only,) = found["calibration"]
+    assert found["accuracy"] == 0.9
+    assert only == {"certainty": pytest.approx(0.731, abs=1e-3), "right": 0.9, "pairs": 10}
+    assert found["calibration_error"] == pytest.approx(0.169, abs=1e-3)
