@@ -26,7 +26,7 @@ from rlhf.config.freeze import (
     with_free_keys,
 )
 from rlhf.config.from_run import take_over
-from rlhf.config.hydra_errors import explain, opened
+from rlhf.config.hydra_errors import explain, opened, refuse_flags
 from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
@@ -266,6 +266,7 @@ def launch() -> int:
     try:
         require_linux()
         refuse_secrets(asked, os.environ)
+        refuse_flags(asked)
         cap_libraries()
         if (search := search_of(asked, ROOT / "sweeps")) is not None:
             try:

@@ -10,32 +10,18 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf.config.other_names import our_words
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"
-
-# Names of our keys in other programs, each with its group, or for any group.
-OTHER_NAMES = {
-    "kl_coef": "ppo.kl_ctl",
-    "init_kl_coef": "ppo.kl_ctl",
-    "ppo.beta": "ppo.kl_ctl",
-    "ppo.lr": "ppo.actor_lr or ppo.critic_lr",
-    "ppo.learning_rate": "ppo.actor_lr or ppo.critic_lr",
-    "sft.learning_rate": "sft.lr",
-    "reward.learning_rate": "reward.lr",
-    "dpo.learning_rate": "dpo.lr",
-    "ppo.batch_size": "ppo.mini_batch_size or ppo.rollout_batch_size",
-    "precision": "hardware.dtype",
-    "bf16": "hardware.dtype",
-    "fp16": "hardware.dtype",
-}
 
 IN_WORDS: dict[Any, str] = {
     int: "a whole number",
@@ -120,11 +106,32 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
         if last in schema_types(entry):
             hint = f"; give a new entry as a whole, such as '{owner}={{{last}: VALUE}}'"
         return ConfigError(f"unknown key {key}{hint}")
-    without_group = [choice for choice in keys if choice.endswith(f".{key}")]
-    known = OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2])
-    if meant := " or ".join(without_group) or known:
+    if meant := " or ".join(our_words(key, keys)):
         return ConfigError(f"unknown key {key}; did you mean {meant}?")
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+
+
+def refuse_flags(words: Sequence[str]) -> None:
+    """Check that every option with dashes is one of Hydra's, because keys are written key=value.
+
+    Raises:
+        ConfigError: proposing the key for the first other option, with its value.
+    """
+    _, unknown = get_args_parser().parse_known_args(list(words))
+    typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
+    if typed is None:
+        return
+    flag, _, value = typed.partition("=")
+    following = words[words.index(typed) + 1 :][:1]
+    if not value and following and not re.match(r"-|.*=", following[0]):
+        value = following[0]
+    name, keys = flag.lstrip("-").replace("-", "_"), schema_types()
+    close = [name] if name in keys else our_words(name, keys)
+    close = close or list(filter(None, [nearest(name, keys)]))
+    full = (each if "=" in each else f"{each}=VALUE" for each in close)
+    meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], each) for each in full]
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    raise ConfigError(f"unknown option {flag}: keys are written key=value, without dashes{hint}")
 
 
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
@@ -135,9 +142,11 @@ def opened(word: str) -> str:
 
     A mapping gets ++ in front, because Hydra refuses new keys in it otherwise. The folder of a job
     of a sweep has ``=`` in its name and is quoted; otherwise ``,`` separates values to sweep over.
+    A card named by its number is quoted too, because no option of a group is a number.
     """
     key, _, value = word.partition("=")
-    if key in RUN_FOLDERS and "=" in value and value[0] not in "'\"":
+    is_folder = key in RUN_FOLDERS and "=" in value and value[0] not in "'\""
+    if is_folder or (key == "hardware" and value.isdecimal()):
         return f"{key}='{value}'"
     owners = (key, key.rpartition(".")[0])
     is_mapping = value.startswith("{") and any(
@@ -189,11 +198,35 @@ def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> 
         )
     hint = did_you_mean(option, error.options)
     if group == "hardware":
+        hint = _machines(option, error.options) or hint
         hint += (
             "; for another machine, copy conf/hardware/template.yaml to "
             f"conf/hardware/{option}.yaml and fill in the machine's figures"
         )
     return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
+
+
+def _machines(typed: str, profiles: Sequence[str]) -> str:
+    """Return "; did you mean ...?" for a card or node typed as 4090, A100-80GB or 2xL4, or ""."""
+    number, card = re.findall(r"^(?:(\d+)x)?(.*)", _plain(typed))[0]
+    for words, ranks in ((_plain(typed), ""), (card, number)):
+        plain = {profile: _plain(profile) for profile in profiles}
+        cards = {profile: _plain(profile.rpartition("_")[0]) for profile in profiles}
+        ways = (
+            [profile for profile in profiles if cards[profile] == words],
+            [profile for profile in profiles if plain[profile].startswith(words)],
+            [profile for profile in profiles if words in plain[profile]],
+        )
+        if words and (found := next(filter(None, ways), None)):
+            more = f" hardware.ranks_per_node={ranks}" if ranks else ""
+            meant = (f"hardware={profile}{more}" for profile in found)
+            return f"; did you mean {' or '.join(meant)}?"
+    return ""
+
+
+def _plain(name: str) -> str:
+    """Return a machine's name without the maker, punctuation and case; GB becomes g."""
+    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower()).replace("gb", "g")
 
 
 def _not_an_option(overrides: Sequence[str]) -> str:

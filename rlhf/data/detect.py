@@ -10,6 +10,13 @@ from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout, Row, UnusableRowError
 from rlhf.data.records import Record
 from rlhf.errors import DataError
 
+# Expressions with brackets need quotes of their own within the override.
+OWN_COLUMNS = (
+    "For other columns, say with data.sets.NAME.columns what to read (docs/data.md): "
+    "data.path=null "
+    "\"data.sets.mine={path: FILE, columns: {prompt: 'human(QUESTION)', chosen: ANSWER}}\""
+)
+
 
 class Converted(NamedTuple):
     """The records of one source, the layout of its rows, and its dropped rows counted by reason."""
@@ -95,4 +102,5 @@ def _no_layout(source: str, found: str) -> str:
     for layout in LAYOUTS:
         columns = ", ".join(f"{column} ({kind})" for column, kind in layout.columns.items())
         lines.append(f"  {layout.name}: {columns}")
+    lines.append(OWN_COLUMNS)
     return "\n".join(lines)

@@ -44,7 +44,16 @@ def test_every_type_of_the_schema_has_words() -> None:
         ("ppo.cliprang", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
         ("phas", "unknown key phas; did you mean phase?"),
         ("cliprange", "unknown key cliprange; did you mean ppo.cliprange?"),
-        ("lr", "unknown key lr; did you mean lora.lr or sft.lr or reward.lr or dpo.lr?"),
+        (
+            "lr",
+            "unknown key lr; did you mean sft.lr or reward.lr or dpo.lr or ppo.actor_lr or "
+            "ppo.critic_lr?",
+        ),
+        (
+            "weight_decay",
+            "unknown key weight_decay; did you mean sft.weight_decay or "
+            "reward.weight_decay or dpo.weight_decay or ppo.weight_decay?",
+        ),
         ("model@reward_modl", "unknown key model@reward_modl; did you mean model@reward_model?"),
         ("qqq", "unknown key qqq"),
         ("ppo.kl_coef", "unknown key ppo.kl_coef; did you mean ppo.kl_ctl?"),
@@ -63,8 +72,8 @@ def test_every_type_of_the_schema_has_words() -> None:
             "ppo.rollout_batch_size?",
         ),
         ("precision", "unknown key precision; did you mean hardware.dtype?"),
-        ("bf16", "unknown key bf16; did you mean hardware.dtype?"),
-        ("hardware.fp16", "unknown key hardware.fp16; did you mean hardware.dtype?"),
+        ("bf16", "unknown key bf16; did you mean hardware.dtype=bf16?"),
+        ("hardware.fp16", "unknown key hardware.fp16; did you mean hardware.dtype=fp16?"),
         ("zero.extra.a", "unknown key zero.extra.a; to add a new key, write +zero.extra.a=VALUE"),
         (
             "zero.extra.a.b",
@@ -163,11 +172,30 @@ def test_a_model_named_by_its_path_is_no_option(override: str, way_out: str) -> 
 
 @pytest.mark.usefixtures("compose")
 def test_an_unknown_machine_can_be_described() -> None:
-    explained = str(explain(failure(["hardware=rtx4090"]), ["hardware=rtx4090"]))
+    explained = str(explain(failure(["hardware=rtx9999"]), ["hardware=rtx9999"]))
     assert explained.endswith(
-        "; for another machine, copy conf/hardware/template.yaml to conf/hardware/rtx4090.yaml "
-        "and fill in the machine's figures"
+        "v100_32g; for another machine, copy conf/hardware/template.yaml to "
+        "conf/hardware/rtx9999.yaml and fill in the machine's figures"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("rtx4090", "hardware=rtx_4090_24g"),
+        ("4090", "hardware=rtx_4090_24g"),
+        ("NVIDIA-L4-24GB", "hardware=l4_24g"),
+        ("l40s", "hardware=l40s_48g"),
+        ("h200", "hardware=h200_141g"),
+        ("A100", "hardware=a100_40g or hardware=a100_80g"),
+        ("8xA100-80GB", "hardware=8xa100_80g"),
+        ("2x3090", "hardware=rtx_3090_24g hardware.ranks_per_node=2"),
+    ],
+)
+@pytest.mark.usefixtures("compose")
+def test_a_card_is_known_by_its_common_name(typed: str, meant: str) -> None:
+    word = opened(f"hardware={typed}")
+    assert f"v100_32g; did you mean {meant}?; for" in str(explain(failure([word]), [word]))
 
 
 @pytest.mark.usefixtures("compose")
@@ -202,7 +230,8 @@ def test_other_errors_are_not_explained(error: Exception) -> None:
         ("from_run=a,b", "from_run=a,b"),  # a sweep over two runs
         ("run_dir=", "run_dir="),
         ("data.path=a=b", "data.path=a=b"),
+        ("hardware=4090", "hardware='4090'"),
     ],
 )
-def test_folder_of_a_job_needs_no_quotes(word: str, read: str) -> None:
+def test_values_that_hydra_reads_otherwise_are_quoted(word: str, read: str) -> None:
     assert opened(word) == read

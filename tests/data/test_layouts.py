@@ -294,10 +294,11 @@ def test_malformed_messages_are_refused(messages: Any, message: str) -> None:
 def test_unknown_columns_are_refused_with_the_known_layouts() -> None:
     with pytest.raises(DataError) as refused:
         convert({"question": "Hi", "answer": "Yes"})
-    first, *others = str(refused.value).splitlines()
+    first, *others, last = str(refused.value).splitlines()
     assert first == ("data.jsonl: no known layout has the columns question, answer. Known layouts:")
     assert others[0] == "  preference: prompt (text), chosen (text), rejected (text)"
     assert len(others) == len(LAYOUTS)
+    assert last.startswith("For other columns, say with data.sets.NAME.columns")
 
 
 def test_known_columns_of_mixed_kinds_are_refused() -> None:
