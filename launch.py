@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
+from rlhf.config.completion import complete_value
 from rlhf.config.freeze import (
     freeze,
     keep_command,
@@ -259,14 +260,14 @@ def launch() -> int:
     # an idle machine, and much slower beside other busy programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     end_with_parent()
-    words = without_local_rank(sys.argv[1:])
-    sys.argv[1:] = asked = [opened(PRESETS.get(word, word)) for word in words]
+    sys.argv[1:] = asked = [opened(PRESETS.get(w, w)) for w in without_local_rank(sys.argv[1:])]
     if (advice := drop_pod_variables()) is not None:
         print(advice, file=sys.stderr)
     try:
         require_linux()
         refuse_secrets(asked, os.environ)
         refuse_flags(asked)
+        complete_value(asked, os.environ, ROOT / "sweeps")
         cap_libraries()
         if (search := search_of(asked, ROOT / "sweeps")) is not None:
             try:

@@ -1,0 +1,74 @@
+"""Tab completion offers values; a real bash asks for them as at the prompt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.completion import complete_value, value_choices
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("word", "choices"),
+    [
+        ("ppo.kl_estimator=", ["k1", "k2", "k3"]),
+        ("plan=o", ["only", "off"]),
+        ("data.deduplicate=", ["true", "false"]),
+        ("ppo.whiten_advantages=", ["true", "false", "null"]),
+        ("ppo.critic_lr_schedule=c", ["constant", "cosine"]),
+        ("++rewards.mine.kind=fun", ["function"]),
+        ("sweep=search_", ["search_gold_kl", "search_sft_lr"]),
+        ("seed=", []),
+        ("model=", []),  # a group, which Hydra completes
+        ("no.such_key=", []),
+        ("ppo.kl_est", []),
+        ("", []),
+    ],
+)
+def test_values_of_the_last_word(word: str, choices: list[str]) -> None:
+    line = f"python launch.py seed=1 {word}"
+    key = word.partition("=")[0]
+    assert value_choices(line, ROOT / "sweeps") == [f"{key}={value}" for value in choices]
+
+
+def test_other_questions_are_left_to_hydra() -> None:
+    line = {"COMP_LINE": "python launch.py plan="}
+    complete_value(["plan=only"], line, ROOT)
+    complete_value(["-sc", "query=bash"], {}, ROOT)
+    complete_value(["-sc", "query=bash"], {"COMP_LINE": "python launch.py se"}, ROOT)
+    with pytest.raises(SystemExit) as end:
+        complete_value(["-sc", "query=bash"], line, ROOT)
+    assert end.value.code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "offered"),
+    [
+        ("plan=", "plan=check plan=only plan=off"),
+        ("tracking=wandb", "wandb tracking=wandb_offline"),
+    ],
+)
+def test_bash_offers_values_of_keys_and_groups(word: str, offered: str) -> None:
+    python = Path(sys.executable).parent
+    script = f"""
+        eval "$(python launch.py -sc install=bash)"
+        COMP_WORDS=(python launch.py {word}) COMP_CWORD=2 COMP_LINE="python launch.py {word}"
+        hydra_bash_completion && echo "${{COMPREPLY[@]}}"
+    """
+    path = f"{python}{os.pathsep}{os.environ['PATH']}"
+    run = subprocess.run(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert offered in run.stdout, run.stderr
