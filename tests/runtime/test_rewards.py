@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 
 from tests.rewards.endpoint import endpoint
-from tests.runs import TINY_RUN, finished, launch, metrics
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
 
-MODULE = """
-def vowels(prompts, responses):
-    return [sum(letter in "aeiou" for letter in each) / 8 for each in responses]
-"""
+MODULE = (ROOT / "examples" / "my_rewards.py").read_text()
 FUNCTION = "{kind: function, function: 'my_rewards:vowels', run_code: true}"
 # Enough steps, and nothing holds them back.
 LEARN = ["ppo.steps=20", "ppo.kl_ctl=0", "ppo.actor_lr=0.02", "ppo.critic_lr=0.01"]

@@ -99,8 +99,8 @@ def check(command: str, folder: Path) -> None:
         check_make(command)
     elif command.startswith(".venv/bin/python -m pytest "):
         check_pytest(command)
-    elif command.startswith("python launch.py"):
-        check_launch(command, folder)
+    elif command.startswith(("python launch.py", "PYTHONPATH=examples python launch.py")):
+        check_launch(command.removeprefix("PYTHONPATH=examples "), folder)
     else:
         assert command in RUN_ELSEWHERE, f"say in test_docs.py how this is executed: {command}"
 
