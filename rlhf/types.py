@@ -86,6 +86,9 @@ class PreferenceBatch(NamedTuple):
         return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
 
 
+Columns = list[Mapping[str, Any]]  # of the data: for each row its values by name
+
+
 class PromptBatch(NamedTuple):
     """Prompts to answer: left-padded ids, the text they came from, and columns beside it.
 
@@ -97,7 +100,7 @@ class PromptBatch(NamedTuple):
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
-    columns: list[Mapping[str, Any]] | None = None  # of the data, for rewards; None: none wanted
+    columns: Columns | None = None  # for rewards; None: none wanted
 
 
 class Responses(NamedTuple):

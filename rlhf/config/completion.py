@@ -23,7 +23,7 @@ def complete_value(words: Sequence[str], environment: Mapping[str, str], sweeps:
     if not any(word.startswith("query=") for word in words) or "COMP_LINE" not in environment:
         return
     if choices := value_choices(environment["COMP_LINE"], sweeps):
-        print("\n".join(choices))
+        sys.stdout.write("\n".join(choices) + "\n")
         sys.exit(0)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rlhf.data.batching import padded_width
-from rlhf.types import PreferenceBatch, PromptBatch, SequenceBatch
+from rlhf.types import Columns, PreferenceBatch, PromptBatch, SequenceBatch
 
 
 def _pad_right(rows: Sequence[Sequence[int]], *, width: int, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +68,7 @@ def collate_prompts(
     *,
     pad_id: int,
     device: torch.device,
-    columns: list[Mapping[str, Any]] | None = None,
+    columns: Columns | None = None,
 ) -> PromptBatch:
     """Return left-padded prompts (B, P), so that every response starts after the last column."""
     reversed_rows = [row[::-1] for row in ids]

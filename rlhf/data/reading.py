@@ -33,8 +33,8 @@ from rlhf.errors import DataError
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-SAMPLES = Path(__file__).parent / "samples"
-SAMPLE = "samples:"
+SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
+Names = Sequence[str]  # of columns
 
 
 def load_datasets(config: DataConfig, *, seed: int, keep: Sequence[str] = ()) -> list[RawDataset]:
@@ -52,11 +52,9 @@ def load_datasets(config: DataConfig, *, seed: int, keep: Sequence[str] = ()) ->
     return leave_out_repeated(datasets) if config.deduplicate else datasets
 
 
-def _read(config: DataConfig, *, seed: int, keep: Sequence[str]) -> list[RawDataset]:
+def _read(config: DataConfig, *, seed: int, keep: Names) -> list[RawDataset]:
     if config.source is Source.synthetic:
-        records = generate_records(config.size, seed=seed)
-        if keep:
-            records = with_answers(records, keep)
+        records = with_answers(generate_records(config.size, seed=seed), keep)
         return [_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
     if config.sets:
         return _read_sets(config, keep)
@@ -74,7 +72,7 @@ def _read(config: DataConfig, *, seed: int, keep: Sequence[str]) -> list[RawData
     return [_load(path, eval_path, config, keep) for path, eval_path in pairs]
 
 
-def _read_sets(config: DataConfig, keep: Sequence[str]) -> list[RawDataset]:
+def _read_sets(config: DataConfig, keep: Names) -> list[RawDataset]:
     for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
         if value is not None:
             raise DataError(
@@ -108,8 +106,8 @@ def describe(dataset: RawDataset) -> str:
     without = "".join(
         f", {count:,} without {part}" for part, count in lacking.items() if 0 < count < len(records)
     )
-    used = f"{len(records):,} examples{own_eval}{without}"
-    return f"{dataset.name}: {dataset.layout}, {used}, {_reasons(dataset.left_out)}"
+    used = f"{len(records):,} examples{own_eval}{without}, {_reasons(dataset.left_out)}"
+    return f"{dataset.name}: {dataset.layout}, {used}"
 
 
 def _reasons(left_out: Counter[str]) -> str:
@@ -159,9 +157,7 @@ def _load(path: str, eval_path: str | None, config: DataConfig, keep: Sequence[s
     return _raw_dataset(path, _convert(tables.train, keep=keep), held_out)
 
 
-def _convert(
-    tables: list[_Table], rules: ColumnRules | None = None, keep: Sequence[str] = ()
-) -> Converted:
+def _convert(tables: list[_Table], rules: ColumnRules | None = None, keep: Names = ()) -> Converted:
     convert = to_records if rules is None else rules.convert
     parts = [convert(_rows(table), source=table.place, keep=keep) for table in tables]
     records = [record for part in parts for record in part.records]

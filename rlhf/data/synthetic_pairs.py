@@ -185,7 +185,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def with_answers(records: Sequence[Record], columns: Sequence[str]) -> list[Record]:
-    """Return the records with the column ``answer``: the items of the right answer.
+    """Return the records with the ``columns`` wanted: none, or the right answer's ``answer``.
 
     Raises:
         ConfigError: if other ``columns`` are wanted.
@@ -194,6 +194,8 @@ def with_answers(records: Sequence[Record], columns: Sequence[str]) -> list[Reco
         raise ConfigError(
             f"rewards.NAME.columns: data=synthetic has no column {', '.join(others)}; it has answer"
         )
+    if not columns:
+        return list(records)
     return [
         each._replace(columns={"answer": " ".join(right_answer(each.prompt or ""))})
         for each in records

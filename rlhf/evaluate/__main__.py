@@ -66,11 +66,9 @@ def evaluate(
                 of_sample = {"num_prompts": count, "sample": sample}
                 for row in evaluator.answers(name, policy, decoder, **of_sample):
                     answers.write(row)
-        if Phase.sft in context.parts:
-            examples = context.held_out(Phase.sft)
-            if len(examples):
-                loss = held_out_loss(context, policy, examples, micro=evaluator.plan.micro)
-                perplexities[name] = math.exp(loss)
+        if len(examples := context.held_out(Phase.sft)):
+            loss = held_out_loss(context, policy, examples, micro=evaluator.plan.micro)
+            perplexities[name] = math.exp(loss)
         policy.close()
     answers.close()
     if evaluator.reward_model is not None and Phase.reward in config.phase.order:

@@ -34,7 +34,7 @@ from rlhf.phases.shared.policy_evaluation import (
     answered,
     values_of,
 )
-from rlhf.phases.shared.reward_mix import RewardMix
+from rlhf.phases.shared.reward_mix import build_mix
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
 from rlhf.runtime.worker import load_parts, quieten_libraries
 
@@ -84,9 +84,7 @@ class Evaluator:
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         self._reference = self._policy(policy_source(self.config))
         self.reward_model = self._reward_model()
-        self._rewards = None
-        if self.config.rewards:
-            self._rewards = RewardMix(self.config.rewards, context.tokenizer, GoldJudge())
+        self._rewards = build_mix(self.config.rewards, context.tokenizer)
 
     @property
     def decoders(self) -> list[Decoding]:

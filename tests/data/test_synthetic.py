@@ -52,7 +52,7 @@ def records() -> list[Record]:
 
 def gap_of(record: Record) -> float:
     """Gold score of the chosen response less that of the rejected one."""
-    prompt, chosen, rejected, _ = record
+    prompt, chosen, rejected, _ = record.texts
     assert prompt is not None
     assert chosen is not None
     assert rejected is not None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,7 +11,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.phases.shared.context import RunContext, rows_of_rank
 from rlhf.random_streams import Shuffle, stream
-from rlhf.types import PromptBatch, Ranks
+from rlhf.types import Columns, PromptBatch, Ranks
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,7 +46,7 @@ class PromptLoader:
 def prompt_batch(
     ids: list[list[int]],
     texts: list[str],
-    columns: list[Mapping[str, Any]],
+    columns: Columns,
     *,
     step: int,
     config: RunConfig,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -39,12 +38,12 @@ from rlhf.phases.shared.policies import (
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_rollouts
-from rlhf.phases.shared.reward_mix import RewardMix
+from rlhf.phases.shared.reward_mix import build_mix
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
 from rlhf.random_streams import seed_for
 from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
 from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
-from rlhf.types import Engine, PromptBatch, Ranks, RolloutBackend
+from rlhf.types import Columns, Engine, PromptBatch, Ranks, RolloutBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -85,8 +84,7 @@ class RLHFEngine:
             end_token=config.model.end_token,
         )
         self.scores = self._scores()
-        parts, judge = config.rewards, GoldJudge()
-        self.rewards = RewardMix(parts, self.tokenizer, judge) if parts else None
+        self.rewards = build_mix(config.rewards, self.tokenizer)
         self.models: PpoModels = (
             self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
         )
@@ -127,27 +125,18 @@ class RLHFEngine:
         )
 
     def prompts(
-        self,
-        texts: list[str],
-        columns: list[Mapping[str, Any]] | None = None,
-        *,
-        step: int = 0,
+        self, texts: list[str], columns: Columns | None = None, *, step: int = 0
     ) -> PromptBatch:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 
         ``columns`` has, for each prompt, the columns that rewards read. Each prompt is repeated
-        ``ppo.responses_per_prompt`` times in a row. The responses are
-        sampled with the random numbers that a run uses in its step ``step``.
+        ``ppo.responses_per_prompt`` times in a row. The responses are sampled with the random
+        numbers that a run uses in its step ``step``.
         """
-        return prompt_batch(
-            Encoder(self.tokenizer, self.config.data.template).prompts(texts),
-            texts,
-            columns or [{}] * len(texts),
-            step=step,
-            config=self.config,
-            ranks=self.ranks,
-            pad_id=self.tokenizer.pad_token_id,
-        )
+        ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
+        rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
+        of_run = {"config": self.config, "ranks": self.ranks}
+        return prompt_batch(ids, texts, rows, step=step, pad_id=pad_id, **of_run)
 
     def close(self) -> None:
         """Close the engines and free their memory, and end the processes that score."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
+from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.errors import RewardError
 from rlhf.phases.shared.scoring import ratings, response_texts
 from rlhf.rewards.answers import Answers
@@ -113,6 +114,13 @@ class RewardMix:
             "warning: rewards.%s failed: %s; used its fallback %g", name, problem, fallback
         )
         return found
+
+
+def build_mix(
+    parts: Mapping[str, RewardPart], tokenizer: PreTrainedTokenizerBase
+) -> RewardMix | None:
+    """Return the mix of ``parts``; None without any."""
+    return RewardMix(parts, tokenizer, GoldJudge()) if parts else None
 
 
 def weighted(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:
