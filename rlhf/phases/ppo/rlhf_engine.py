@@ -135,8 +135,8 @@ class RLHFEngine:
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
         rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
-        of_run = {"config": self.config, "ranks": self.ranks}
-        return prompt_batch(ids, texts, rows, step=step, pad_id=pad_id, **of_run)
+        config, ranks = self.config, self.ranks
+        return prompt_batch(ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id)
 
     def close(self) -> None:
         """Close the engines and free their memory, and end the processes that score."""
