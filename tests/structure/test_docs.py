@@ -30,6 +30,8 @@ RUN_ELSEWHERE = {
     "python -m rlhf.export RUN_DIR": "tests/test_export.py",
     "python -m rlhf.export RUN_DIR --checkpoint 40 --out FOLDER": "tests/runtime/test_resume.py",
     "python -m rlhf.export RUN_DIR --push OWNER/NAME": "tests/test_export.py",
+    "python -m tools.cloud_files FOLDER hardware=8xh100_80g hardware.nodes=2 model=qwen3_8b "
+    "data=rm_static": "tests/tools/test_cloud_files.py",
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
     "python benchmarks/alarm_rates.py runs/alarm_rates": "tests/benchmarks",
     "python benchmarks/comparison_rates.py runs/alarm_rates": "tests/benchmarks",
