@@ -7,17 +7,18 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.runs import TINY_RUN, finished, launch, metrics, start
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, start
 
 pytestmark = pytest.mark.slow
 
 ZERO3 = ["zero=stage3", "+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]
+SAME = [*ZERO3, "plan=off"]  # plans may differ in their micro-batches, and so in the rounding
 ENDS_WITHIN_S = 30
 IN_NAMESPACE = Path(__file__).with_name("in_namespace.py")
 
@@ -31,10 +32,10 @@ class Node(NamedTuple):
     core: int
     """The one core that its rank computes on, as each of two ranks on one node of two does."""
 
-    def start(self, words: list[str], cwd: Path) -> subprocess.Popen[str]:
-        """Start ``python words`` on this node."""
+    def start(self, words: list[str], cwd: Path, **more: object) -> subprocess.Popen[str]:
+        """Start ``python words`` on this node, with ``more`` environment variables."""
         place = [IN_NAMESPACE, self.namespace, self.core]
-        return start(*place, *words, cwd=cwd, GLOO_SOCKET_IFNAME=self.link)
+        return start(*place, *words, cwd=cwd, GLOO_SOCKET_IFNAME=self.link, **more)
 
 
 def ip(*words: str) -> None:
@@ -86,6 +87,16 @@ def started(nodes: list[Node], cwd: Path, *overrides: str) -> list[subprocess.Po
     return [node.start(line, cwd) for node, line in zip(nodes, lines, strict=True)]
 
 
+def started_as_pods(nodes: list[Node], cwd: Path, *overrides: str) -> list[subprocess.Popen[str]]:
+    """The nodes, started as Kubeflow Trainer does: torchrun's options are PET_* variables."""
+    job = {"NNODES": 2, "NPROC_PER_NODE": 1, "MASTER_ADDR": nodes[0].address, "MASTER_PORT": 29400}
+    words = ["-m", "torch.distributed.run", str(ROOT / "launch.py"), *TINY_RUN, *overrides]
+    return [
+        node.start(words, cwd, PET_NODE_RANK=i, **{f"PET_{name}": job[name] for name in job})
+        for i, node in enumerate(nodes)
+    ]
+
+
 @pytest.fixture
 def running() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes put here end with the test, whatever becomes of it."""
@@ -105,13 +116,22 @@ def children(pid: int) -> list[int]:
         return []
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of SAME with two ranks on one node."""
+    return finished(tmp_path_factory.mktemp("one") / "run", *SAME, "hardware.ranks_per_node=2")
+
+
+@pytest.mark.parametrize("start_nodes", [started, started_as_pods])
 def test_two_nodes_compute_what_one_does(
-    nodes: list[Node], tmp_path: Path, running: list[subprocess.Popen[str]]
+    start_nodes: Callable[..., list[subprocess.Popen[str]]],
+    nodes: list[Node],
+    tmp_path: Path,
+    running: list[subprocess.Popen[str]],
+    alone: Path,
 ) -> None:
-    same = [*ZERO3, "plan=off"]  # plans may differ in their micro-batches, and so in the rounding
-    alone = finished(tmp_path / "one", *same, "hardware.ranks_per_node=2")
     run_dir = tmp_path / "two"
-    running += started(nodes, tmp_path, *same, f"run_dir={run_dir}")
+    running += start_nodes(nodes, tmp_path, *SAME, f"run_dir={run_dir}")
     ends = [(*process.communicate(timeout=300), process.returncode) for process in running]
     assert [code for *_, code in ends] == [0, 0], ends
     assert "ppo on 2 x cpu" in ends[0][0]
