@@ -27,7 +27,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.model_call import model_call
-from rlhf.phases.shared.exporting import Export
+from rlhf.phases.shared.exporting import Export, sample_as_trained
 from rlhf.phases.shared.pulse import Pulse
 from rlhf.phases.shared.stop_requests import StopRequests
 from rlhf.random_streams import seed_dropout, seed_for
@@ -152,6 +152,7 @@ class RunContext:
             settings = f"seed {self.config.seed}; its config.yaml holds every setting"
             description = f"{what} {command}, {settings}."
             if answers:
+                sample_as_trained(export.model, self.config.rollout)
                 records = next(iter(self.parts.values())).eval if self.parts else []
                 has_template = self.tokenizer.chat_template is not None
                 name, prompts = (

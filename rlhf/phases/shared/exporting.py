@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
+from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.models.build import ModelSource
 from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
@@ -51,6 +52,26 @@ def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
     if has_adapters(model) and as_ is LoraExport.adapter:
         return Export(model, engine, adapter_tensors(model), source)
     return Export(model, engine, saved_tensors(model))
+
+
+def sample_as_trained(model: Any, rollout: RolloutConfig) -> None:
+    """Set how ``generate`` samples from the saved ``model``, as rollouts do by default.
+
+    Without do_sample, servers ignore the temperature of a request; other settings, such as a
+    repetition penalty of the pretrained model, would sample from a policy that was not trained.
+    """
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id,
+    )
 
 
 def exported_critic(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
