@@ -1,0 +1,119 @@
+"""Chat with a model of a run.
+
+    python -m rlhf.chat RUN_DIR [--model sft|actor|actor_ema|FOLDER]
+
+Each line is a message. Answers go to stdout and everything else to stderr, so that
+`echo hello | python -m rlhf.chat RUN_DIR` prints the answer only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from rlhf.errors import RlhfError
+from rlhf.safe_text import for_terminal, printable
+
+T = TypeVar("T")
+
+
+def converse(take: Callable[[str], bool], read: Callable[[], str]) -> None:
+    """Pass lines to ``take`` until it returns False, input ends, or Ctrl-C comes at the prompt."""
+    while True:
+        try:
+            line = read()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            if not take(line):
+                return
+        except KeyboardInterrupt:  # while models are loaded
+            continue
+
+
+def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
+    """Load the chosen model and chat with it.
+
+    Raises:
+        RlhfError: if the run has no such model.
+    """
+    import torch
+    import transformers
+
+    from rlhf.chatting.dialogue import Dialogue, temperature_of
+    from rlhf.chatting.run_models import RunModels
+    from rlhf.rollout.sampling import SamplingSettings
+
+    def write(text: str) -> None:
+        out.write(printable(text))
+        out.flush()
+
+    def say(text: str) -> None:
+        notices.write(for_terminal(text) + "\n")
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(_given(options.seed, torch.seed()))
+    models = RunModels(options.run_dir.expanduser(), options.model)
+    rollout = models.config.rollout
+    sampling = SamplingSettings(
+        max_tokens=_given(options.max_tokens, rollout.max_response_tokens),
+        temperature=temperature_of(
+            "--temperature", _given(options.temperature, str(rollout.temperature))
+        ),
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_tokens=rollout.min_response_tokens,
+    )
+    dialogue = Dialogue(models, sampling, write=write, say=say)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401 - line editing and history for input()
+
+        say(f"{models.folder}: temperature {sampling.temperature:g}. /help lists the commands.")
+        if not models.talker.has_turns:
+            say("Trained on prompts without turns: each line is a prompt by itself.")
+    converse(dialogue.take, lambda: input("> " if is_terminal else ""))
+    if is_terminal:
+        say("")
+
+
+def _given(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Chat as the command says; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.chat",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--model", help="sft, actor, actor_ema or FOLDER; default: the newest")
+    parser.add_argument("--temperature", metavar="X", help="default: rollout.temperature")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="default: rollout.max_response_tokens"
+    )
+    parser.add_argument("--seed", type=int, help="for equal answers again")
+    options = parser.parse_args(arguments)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        chat(options, sys.stdout, sys.stderr)
+    except RlhfError as error:
+        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
+        return 2
+    except BrokenPipeError:  # the reader of the answers has ended, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

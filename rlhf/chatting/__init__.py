@@ -1,0 +1,1 @@
+"""Conversations with the models of a run: load them, answer, follow commands."""

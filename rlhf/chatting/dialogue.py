@@ -1,0 +1,198 @@
+"""A conversation with a policy: what was said, the commands, and the limits of the context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rlhf.chatting.run_models import RunModels
+from rlhf.chatting.talker import Answer, Message, Talker, Write
+from rlhf.errors import ConfigError, RlhfError
+from rlhf.rollout.sampling import SamplingSettings
+
+COMMANDS: Mapping[str, str] = {
+    "/help": "list the commands",
+    "/clear": "forget the conversation, but not the system message",
+    "/system TEXT": "set the system message; without TEXT: remove it",
+    "/regenerate": "replace the last answer by another",
+    "/temperature X": "sample at this temperature; 0: always the likeliest token",
+    "/compare [TEXT]": "answer the last message, or TEXT, with SFT and PPO, and score both answers",
+    "/quit": "end the chat, as Ctrl-D does",
+}
+
+
+class Dialogue:
+    """The state of a chat: messages, system message and temperature.
+
+    Answers go to ``write`` in pieces, notices to ``say``.
+    """
+
+    def __init__(
+        self, models: RunModels, sampling: SamplingSettings, *, write: Write, say: Write
+    ) -> None:
+        """Start an empty conversation.
+
+        Raises:
+            ConfigError: if answers can be as long as the model's context.
+        """
+        self._models = models
+        self._sampling = sampling
+        self._write = write
+        self._say = say
+        self._system: list[Message] = []
+        self._messages: list[Message] = []
+        self._said: set[str] = set()  # notices that are given once
+        positions = models.talker.positions
+        if sampling.max_tokens < 1:
+            raise ConfigError(f"--max-tokens={sampling.max_tokens}: must be at least 1")
+        if positions is not None and sampling.max_tokens >= positions:
+            raise ConfigError(
+                f"--max-tokens={sampling.max_tokens}: prompt and answer share the model's "
+                f"{positions} positions; use less than {positions}"
+            )
+
+    def take(self, line: str) -> bool:
+        """Answer a message or follow a command; return False if the command ends the chat."""
+        command, _, text = line.rstrip().partition(" ")
+        text = text.strip()
+        try:
+            if not line.startswith("/"):
+                self._ask(line.strip())
+            elif command in ("/quit", "/exit"):
+                return False
+            else:
+                self._follow(command, text)
+        except RlhfError as error:
+            self._say(f"error: {error}")
+        return True
+
+    def _follow(self, command: str, text: str) -> None:
+        match command:
+            case "/help":
+                width = max(map(len, COMMANDS))
+                for name, meaning in COMMANDS.items():
+                    self._say(f"{name:<{width}}  {meaning}")
+                self._say("A message that begins with / needs a space before it.")
+            case "/clear":
+                self._messages.clear()
+                self._said.clear()
+                self._say("The conversation is empty.")
+            case "/system":
+                self._set_system(text)
+            case "/temperature":
+                self._set_temperature(text)
+            case "/regenerate":
+                self._regenerate()
+            case "/compare":
+                self._compare(text)
+            case _:
+                self._say(f"{command}: no such command; /help lists them")
+
+    def _ask(self, text: str) -> None:
+        """Answer ``text``, and keep both in the conversation if there is an answer."""
+        if not text:
+            return
+        before = self._messages if self._models.talker.has_turns else []
+        self._answer([*before, _message("user", text)])
+
+    def _answer(self, asked: list[Message]) -> None:
+        """Answer the last of the messages ``asked``, which then are the conversation."""
+        talker = self._models.talker
+        ids = self._fitted(talker, asked)
+        answer = self._stream(talker, ids)
+        if answer.text:
+            self._messages = [*asked, _message("assistant", answer.text)]
+
+    def _fitted(self, talker: Talker, asked: list[Message]) -> list[int]:
+        """Return the prompt's ids, after removing the oldest turns that do not fit from ``asked``.
+
+        Raises:
+            ConfigError: if the last message is too long by itself.
+        """
+        while True:
+            ids = talker.prompt_ids([*self._system, *asked])
+            if talker.positions is None:
+                return ids
+            room = talker.positions - self._sampling.max_tokens
+            if len(ids) <= room:
+                return ids
+            if len(asked) == 1:
+                raise ConfigError(
+                    f"the message takes {len(ids)} tokens, and the context of {talker.positions} "
+                    f"tokens has room for {room} beside the answer; shorten it"
+                    + (", or remove the system message with /system" if self._system else "")
+                )
+            del asked[:2]
+            self._say_once(
+                f"The conversation is longer than the context of {talker.positions} tokens: the "
+                "oldest turns are dropped from here on."
+            )
+
+    def _stream(self, talker: Talker, ids: list[int]) -> Answer:
+        answer = talker.answer(ids, self._sampling, self._write)
+        self._write("\n")
+        match answer.why:
+            case "cut":
+                self._say_once(
+                    f"Answers are cut at {self._sampling.max_tokens} tokens: --max-tokens sets "
+                    "the limit."
+                )
+            case "stopped":
+                self._say("(stopped)")
+        return answer
+
+    def _set_system(self, text: str) -> None:
+        if not self._models.talker.has_turns:
+            self._say("The model was trained on prompts without turns: no system message.")
+            return
+        self._system = [_message("system", text)] if text else []
+        self._say("The system message is set." if text else "There is no system message.")
+
+    def _set_temperature(self, text: str) -> None:
+        temperature = temperature_of("/temperature", text)
+        self._sampling = replace(self._sampling, temperature=temperature)
+        self._say(f"The temperature is {temperature:g}.")
+
+    def _regenerate(self) -> None:
+        if not self._messages:
+            raise ConfigError("/regenerate: there is no answer yet")
+        self._answer(self._messages[:-1])
+
+    def _compare(self, text: str) -> None:
+        """Answer one message with two policies, without keeping it."""
+        asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
+        if not asked:
+            raise ConfigError("/compare: there is no message yet; use /compare TEXT")
+        for name, talker in self._models.compared():
+            self._write(f"{name}:\n")
+            ids = self._fitted(talker, list(asked))
+            answer = self._stream(talker, ids)
+            if answer.why == "stopped":
+                return
+            score = self._models.score(talker, ids, answer)
+            if score is not None:
+                self._write(f"(score {score:.3f})\n")
+
+    def _say_once(self, notice: str) -> None:
+        if notice not in self._said:
+            self._said.add(notice)
+            self._say(notice)
+
+
+def temperature_of(source: str, text: str) -> float:
+    """Return the temperature that ``text`` gives; ``source`` is the option or command.
+
+    Raises:
+        ConfigError: if it is not a number of at least 0.
+    """
+    try:
+        temperature = float(text)
+    except ValueError:
+        temperature = -1.0
+    if not 0 <= temperature < float("inf"):
+        raise ConfigError(f"{source} {text}: must be a number of at least 0")
+    return temperature
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}

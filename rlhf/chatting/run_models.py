@@ -1,0 +1,147 @@
+"""The models of a run to chat with: the chosen policy, the SFT model and the reward model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from rlhf.chatting.talker import Answer, Talker
+from rlhf.config.choices import Device, Dtype
+from rlhf.config.freeze import load_run
+from rlhf.engine.devices import resolve_dtype
+from rlhf.engine.zero3_partition import HALF_DTYPES
+from rlhf.errors import CheckpointError
+from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.scorer import Scorer
+from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
+from rlhf.tracking.next_commands import POLICIES
+
+NAMES = {
+    "sft": ("sft/model",),
+    "actor": ("ppo/actor", "dpo/actor"),
+    "actor_ema": ("ppo/actor_ema",),
+}
+
+
+class RunModels:
+    """The models of a run, each loaded when it is first used.
+
+    ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
+    """
+
+    def __init__(self, run_dir: Path, choice: str | None) -> None:
+        """Find the folder of the chosen policy.
+
+        Raises:
+            CheckpointError: if there is no run in ``run_dir``, or no such policy.
+        """
+        self.config = load_run(run_dir)
+        self.run_dir = run_dir
+        self.folder = self._chosen(choice)
+        self._talkers: dict[Path, Talker] = {}
+        is_cuda = torch.cuda.is_available()
+        self._device = torch.device("cuda" if is_cuda else "cpu")
+        # A run in half precision may have used the other half precision than this machine has.
+        asked = self.config.hardware.dtype
+        dtype = asked if asked is Dtype.fp32 else Dtype.auto
+        resolved = resolve_dtype(dtype, Device.cuda if is_cuda else Device.cpu)
+        self._dtype = HALF_DTYPES.get(resolved, torch.float32)
+
+    @property
+    def talker(self) -> Talker:
+        """Return the chosen policy."""
+        return self._talker(self.folder)
+
+    def compared(self) -> Iterator[tuple[str, Talker]]:
+        """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen.
+
+        Raises:
+            CheckpointError: if the run does not have both.
+        """
+        sft = self.run_dir / "sft/model"
+        later = self._chosen(None) if self.folder == sft else self.folder
+        if later == sft or not sft.is_dir():
+            raise CheckpointError(
+                f"/compare needs sft/model and a policy that started from it; {self.run_dir} has "
+                f"{self._found()}"
+            )
+        for folder in (sft, later):
+            yield f"{folder.parent.name}/{folder.name}", self._talker(folder)
+
+    def score(self, talker: Talker, prompt_ids: list[int], answer: Answer) -> float | None:
+        """Return the reward model's score of an answer; None if the run has no reward model.
+
+        Raises:
+            ConfigError: if the policy and the reward model have different tokenizers.
+        """
+        if self._reward_model is None:
+            return None
+        folder = self.run_dir / "reward/model"
+        check_same_tokens(
+            talker.tokenizer, load_tokenizer(folder, key="reward model"), reward_place=folder
+        )
+        with torch.no_grad():
+            ids_1S = torch.tensor([prompt_ids + answer.ids], device=self._device)
+            return float(self._reward_model(ids_1S)[0, -1])
+
+    @cached_property
+    def _reward_model(self) -> Scorer | None:
+        folder = self.run_dir / "reward/model"
+        if not folder.is_dir():
+            return None
+        source = ModelSource.folder(folder, base=self.config.reward_model)
+        scorer = build_scorer(source, load_tokenizer(folder, key="reward model"), seed=0)
+        return scorer.to(self._device, self._dtype).eval()
+
+    def _talker(self, folder: Path) -> Talker:
+        if folder not in self._talkers:
+            tokenizer = load_tokenizer(folder, key="model folder")
+            source = ModelSource.folder(folder, base=self.config.model)
+            if not folder.is_relative_to(self.run_dir):  # the run trusts the code of its own model
+                source = replace(source, trust_remote_code=False)
+            model = build_actor(source, tokenizer, seed=0).to(self._device, self._dtype)
+            stop = self.config.rollout.stop
+            self._talkers[folder] = Talker(model.eval(), tokenizer, stop=stop)
+        return self._talkers[folder]
+
+    def _chosen(self, choice: str | None) -> Path:
+        """Return the folder of a policy."""
+        if choice is not None and choice not in NAMES:
+            return _language_model(Path(choice).expanduser())
+        places = POLICIES if choice is None else NAMES[choice]
+        for place in places:
+            if (self.run_dir / place).is_dir():
+                return self.run_dir / place
+        raise CheckpointError(
+            f"{self.run_dir} has no {' or '.join(places)} to chat with, only {self._found()}; "
+            "wait until the phase has finished, continue the run with "
+            f"python launch.py resume={self.run_dir}, or choose a model with --model"
+        )
+
+    def _found(self) -> str:
+        places = [place for each in NAMES.values() for place in each]
+        return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
+
+
+def _language_model(folder: Path) -> Path:
+    """Return ``folder`` after checking that it holds a language model, whole or as an adapter."""
+    config = folder / "config.json"
+    if not (config.is_file() or (folder / "adapter_config.json").is_file()):
+        raise CheckpointError(
+            f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
+            "config.json"
+        )
+    try:
+        names = json.loads(config.read_text()).get("architectures") if config.is_file() else []
+    except ValueError as error:
+        raise CheckpointError(f"{config} cannot be read: {error}") from error
+    if any("SequenceClassification" in name for name in names or []):
+        raise CheckpointError(
+            f"--model={folder}: {names[0]} gives scores, not answers; choose a language model"
+        )
+    return folder

@@ -1,0 +1,149 @@
+"""A policy that answers conversations, as it did in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.data.tokens import Encoder
+from rlhf.errors import DataError
+from rlhf.rollout.hf import only
+from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.stopping import StopTexts
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+Message = Mapping[str, str]
+Write = Callable[[str], None]
+
+
+class Answer(NamedTuple):
+    """An answer as text and token ids; ``why`` it is over: ended, cut (too long) or stopped."""
+
+    text: str
+    ids: list[int]
+    why: str
+
+
+class Talker:
+    """A language model with its tokenizer, which answers messages or, without turns, raw prompts.
+
+    The tokenizers of runs have a chat template exactly if the prompts of training were turns.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str]
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._model: Any = model
+        self._stop = stop
+
+    @property
+    def has_turns(self) -> bool:
+        """Return True if prompts are conversations; otherwise each prompt is a text by itself."""
+        return self.tokenizer.chat_template is not None
+
+    @property
+    def positions(self) -> int | None:
+        """Return the number of tokens that the model can read and write; None: no limit."""
+        limit: int | None = getattr(self._model.config, "max_position_embeddings", None)
+        return limit
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation up to the answer, in the form of training.
+
+        Raises:
+            DataError: if the chat template cannot render the conversation.
+        """
+        from jinja2 import TemplateError
+
+        if not self.has_turns:
+            return Encoder(self.tokenizer).prompts([messages[-1]["content"]])[0]
+        tokenizer: Any = self.tokenizer
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(f"the chat template fails on the turns {roles}: {error}") from error
+        ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def answer(self, prompt_ids: list[int], sampling: SamplingSettings, write: Write) -> Answer:
+        """Sample an answer and pass its text to ``write`` as it grows; Ctrl-C stops it.
+
+        Temperature 0 always takes the likeliest token.
+        """
+        streamer = _streamer(self.tokenizer, write)
+        stop, has_ended = StopTexts(self.tokenizer, self._stop), [False]
+
+        def ends(ids_1S: Tensor, *_: object, **__: object) -> Tensor:
+            has_ended[0] = stop.ends(ids_1S[0, len(prompt_ids) :].tolist())
+            return torch.tensor(has_ended, device=ids_1S.device)
+
+        ids_1P = torch.tensor([prompt_ids], device=self._model.device)
+        settings = self._settings(sampling)
+        try:
+            with torch.no_grad(), only(settings, self._model):
+                self._model.generate(
+                    input_ids=ids_1P,
+                    attention_mask=torch.ones_like(ids_1P),
+                    generation_config=settings,
+                    streamer=streamer,
+                    stopping_criteria=[ends] if stop else None,
+                )
+            ended = has_ended[0] or streamer.ids[-1:] == [self.tokenizer.eos_token_id]
+            why = "ended" if ended else "cut"
+        except KeyboardInterrupt:
+            why = "stopped"
+            streamer.end()
+        return Answer(streamer.text.strip(), streamer.ids, why)
+
+    def _settings(self, sampling: SamplingSettings) -> GenerationConfig:
+        from transformers import GenerationConfig
+
+        drawn = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+        }
+        return GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            min_new_tokens=sampling.min_tokens or None,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+            **(drawn if sampling.temperature else {"do_sample": False}),
+        )
+
+
+def _streamer(tokenizer: PreTrainedTokenizerBase, write: Write) -> Any:
+    """Return a streamer for ``generate`` that keeps ``ids`` and ``text``, and writes the text."""
+    from transformers import TextStreamer
+
+    class Stream(TextStreamer):  # type: ignore[misc]  # transformers is untyped
+        """The tokens of an answer; whole words are written, without space before the first."""
+
+        def __init__(self) -> None:
+            super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+            self.ids: list[int] = []
+            self.text = ""
+
+        def put(self, value: Tensor) -> None:
+            """Take the prompt's ids, then each new token."""
+            if not self.next_tokens_are_prompt:
+                self.ids += value.flatten().tolist()
+            super().put(value)
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002
+            """Write the next words."""
+            text = text if self.text else text.lstrip()
+            self.text += text
+            write(text)
+
+    return Stream()

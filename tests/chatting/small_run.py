@@ -1,0 +1,38 @@
+"""A run directory with tiny, untrained models to chat with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import freeze, to_run_config
+from rlhf.data.chat_template import plain_template
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.tokenizers import train_tokenizer
+from tests.models_on_disk import source_of
+
+WORDS = "hello there, and a good day to you. What is that? One, two, three and four more words."
+POSITIONS = 128
+
+
+def save_run(
+    run_dir: Path, compose: Callable[[list[str]], DictConfig], *, has_turns: bool = True
+) -> Path:
+    """Save a run of SFT, reward model and PPO; every model is drawn from a seed of its own."""
+    config = to_run_config(compose(["hardware=cpu", "rollout.max_response_tokens=12"]))
+    run_dir.mkdir()
+    freeze(config, run_dir)
+    tokenizer = train_tokenizer([WORDS] * 9, vocab_size=330)
+    tokenizer.chat_template = plain_template("") if has_turns else None
+    source = source_of("llama", fields={"max_position_embeddings": POSITIONS})
+    models = {
+        "sft/model": build_actor(source, tokenizer, seed=1),
+        "ppo/actor": build_actor(source, tokenizer, seed=2),
+        "reward/model": build_scorer(source, tokenizer, seed=3).pretrained,
+    }
+    for place, model in models.items():
+        model.save_pretrained(run_dir / place)
+        tokenizer.save_pretrained(run_dir / place)
+    return run_dir

@@ -1,0 +1,144 @@
+"""A policy answers with the sampling of its run; Ctrl-C stops an answer, which is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from rlhf.chatting.dialogue import Dialogue
+from rlhf.chatting.run_models import RunModels
+from rlhf.chatting.talker import Talker
+from rlhf.errors import CheckpointError
+from rlhf.models.build import ModelSource
+from rlhf.rollout.sampling import SamplingSettings
+from tests.chatting.small_run import save_run
+
+Compose = Callable[[list[str]], DictConfig]
+SAMPLING = SamplingSettings(max_tokens=40, temperature=1.0, top_k=0, top_p=1.0)
+GREEDY = replace(SAMPLING, temperature=0.0)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def models(compose: Compose, tmp_path: Path) -> RunModels:
+    return RunModels(save_run(tmp_path / "run", compose), None)
+
+
+def scripted(talker: Talker, text: str, *, ctrl_c: bool = False) -> list[int]:
+    """Make the model say ``text`` and end, or be interrupted by Ctrl-C; returns the ids."""
+    ids = [*talker.tokenizer(text).input_ids, talker.tokenizer.eos_token_id]
+    left = list(ids)
+
+    def forced(_: object, __: object, output: torch.Tensor) -> torch.Tensor:
+        if ctrl_c and len(left) == 1:
+            handle.remove()
+            raise KeyboardInterrupt
+        only = torch.full_like(output, -torch.inf)
+        only[..., left.pop(0)] = 0.0
+        return only
+
+    handle = talker._model.get_output_embeddings().register_forward_hook(forced)
+    return ids
+
+
+def test_an_answer_streams_in_words_until_the_end_token(models: RunModels) -> None:
+    talker = models.talker
+    ids = scripted(talker, " One, two\nthree and 四.")
+    pieces: list[str] = []
+    answer = talker.answer(talker.prompt_ids(HELLO), SAMPLING, pieces.append)
+    assert answer == ("One, two\nthree and 四.", ids, "ended")
+    assert "".join(pieces) == answer.text
+    assert len([piece for piece in pieces if piece]) > 3
+
+
+def test_stop_texts_and_limits_end_an_answer(models: RunModels) -> None:
+    talker = models.talker
+    scripted(talker, "One, two and three")
+    talker._stop = ["two"]
+    answer = talker.answer(talker.prompt_ids(HELLO), SAMPLING, lambda _: None)
+    assert (answer.text, answer.why) == ("One, two", "ended")
+    scripted(talker, "One, two and three")
+    talker._stop = []
+    short = replace(SAMPLING, max_tokens=2)
+    assert talker.answer(talker.prompt_ids(HELLO), short, lambda _: None).why == "cut"
+
+
+def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
+    talker = models.talker
+
+    def answers(sampling: SamplingSettings) -> list[list[int]]:
+        torch.manual_seed(0)
+        ids = talker.prompt_ids(HELLO)
+        return [talker.answer(ids, sampling, lambda _: None).ids for _ in range(3)]
+
+    greedy, sampled = answers(GREEDY), answers(SAMPLING)
+    assert greedy[0] == greedy[1] == greedy[2]
+    assert len({str(ids) for ids in sampled}) == 3
+    assert answers(SAMPLING) == sampled
+    assert answers(replace(SAMPLING, top_k=1)) == answers(replace(SAMPLING, top_p=1e-6)) == greedy
+    least = replace(SAMPLING, temperature=50.0, min_tokens=40)
+    assert [len(ids) for ids in answers(least)] == [40, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("", ["more"]), ("One, two", ["hello", "One, two", "more"])]
+)
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
+    text: str, kept: list[str], models: RunModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    said: list[str] = []
+    asked: list[list[str]] = []
+
+    def noted(messages: list[dict[str, str]]) -> list[int]:
+        asked.append([message["content"] for message in messages])
+        return Talker.prompt_ids(models.talker, messages)
+
+    monkeypatch.setattr(models.talker, "prompt_ids", noted)
+    dialogue = Dialogue(models, SAMPLING, write=written.append, say=said.append)
+    scripted(models.talker, text, ctrl_c=True)
+    assert dialogue.take("hello")
+    assert ("".join(written), said) == (f"{text}\n", ["(stopped)"])
+    scripted(models.talker, "Yes.")
+    assert dialogue.take("more")
+    assert asked[1] == kept
+
+
+def test_the_newest_policy_answers_unless_another_is_chosen(models: RunModels) -> None:
+    run_dir = models.run_dir
+    assert models.folder == run_dir / "ppo/actor"
+    chosen = RunModels(run_dir, "sft")
+    assert chosen.folder == run_dir / "sft/model"
+    assert [name for name, _ in chosen.compared()] == ["sft/model", "ppo/actor"]
+    (run_dir / "ppo").rename(run_dir.with_name("elsewhere"))
+    assert RunModels(run_dir, None).folder == run_dir / "sft/model"
+    outside = RunModels(run_dir, str(run_dir.with_name("elsewhere") / "actor"))
+    assert [name for name, _ in outside.compared()] == ["sft/model", "elsewhere/actor"]
+    with pytest.raises(CheckpointError, match="compare needs"):
+        next(RunModels(run_dir, None).compared())
+
+
+def test_code_of_a_folder_outside_the_run_is_not_trusted(
+    models: RunModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted: list[bool] = []
+
+    def build(source: ModelSource, *_: object, **__: object) -> None:
+        trusted.append(source.trust_remote_code)
+        raise CheckpointError("enough")
+
+    monkeypatch.setattr("rlhf.chatting.run_models.build_actor", build)
+    outside = models.run_dir.with_name("outside")
+    for folder, trust in ((models.folder, True), (outside, False)):
+        models.folder = folder
+        models.config.model.trust_remote_code = True
+        if folder == outside:
+            (models.run_dir / "ppo/actor").rename(outside)
+        with pytest.raises(CheckpointError, match="enough"):
+            _ = models.talker
+        assert trusted.pop() is trust
