@@ -17,7 +17,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.chat import main
-from rlhf.chatting.talker import Answer, Talker
+from rlhf.chatting.talker import SpokenAnswer, Talker
 from tests.chatting.small_run import POSITIONS, save_run
 from tests.runs import ROOT, start
 
@@ -32,9 +32,9 @@ def run_dir(compose: Compose, tmp_path: Path) -> Path:
 def test_hostile_answers_do_not_reach_the_terminal(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def answer(_: Talker, ids: list[int], __: object, write: Callable[[str], None]) -> Answer:
+    def answer(_: Talker, ids: list[int], __: object, write: Callable[[str], None]) -> SpokenAnswer:
         write("\x1b[2Jred\x07\r")
-        return Answer("red", ids, "ended")
+        return SpokenAnswer("red", ids, "ended")
 
     monkeypatch.setattr(Talker, "answer", answer)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlhf.chatting.run_models import RunModels
-from rlhf.chatting.talker import Answer, Message, Talker, Write
+from rlhf.chatting.talker import Message, SpokenAnswer, Talker, Write
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.rollout.sampling import SamplingSettings
 
@@ -128,7 +128,7 @@ class Dialogue:
                 "oldest turns are dropped from here on."
             )
 
-    def _stream(self, talker: Talker, ids: list[int]) -> Answer:
+    def _stream(self, talker: Talker, ids: list[int]) -> SpokenAnswer:
         answer = talker.answer(ids, self._sampling, self._write)
         self._write("\n")
         match answer.why:

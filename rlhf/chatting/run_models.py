@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf.chatting.talker import Answer, Talker
+from rlhf.chatting.talker import SpokenAnswer, Talker
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import load_run
 from rlhf.engine.devices import resolve_dtype
@@ -73,7 +73,7 @@ class RunModels:
         for folder in (sft, later):
             yield f"{folder.parent.name}/{folder.name}", self._talker(folder)
 
-    def score(self, talker: Talker, prompt_ids: list[int], answer: Answer) -> float | None:
+    def score(self, talker: Talker, prompt_ids: list[int], answer: SpokenAnswer) -> float | None:
         """Return the reward model's score of an answer; None if the run has no reward model.
 
         Raises:

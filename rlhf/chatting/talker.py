@@ -21,7 +21,7 @@ Message = Mapping[str, str]
 Write = Callable[[str], None]
 
 
-class Answer(NamedTuple):
+class SpokenAnswer(NamedTuple):
     """An answer as text and token ids; ``why`` it is over: ended, cut (too long) or stopped."""
 
     text: str
@@ -74,7 +74,9 @@ class Talker:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def answer(self, prompt_ids: list[int], sampling: SamplingSettings, write: Write) -> Answer:
+    def answer(
+        self, prompt_ids: list[int], sampling: SamplingSettings, write: Write
+    ) -> SpokenAnswer:
         """Sample an answer and pass its text to ``write`` as it grows; Ctrl-C stops it.
 
         Temperature 0 always takes the likeliest token.
@@ -102,7 +104,7 @@ class Talker:
         except KeyboardInterrupt:
             why = "stopped"
             streamer.end()
-        return Answer(streamer.text.strip(), streamer.ids, why)
+        return SpokenAnswer(streamer.text.strip(), streamer.ids, why)
 
     def _settings(self, sampling: SamplingSettings) -> GenerationConfig:
         from transformers import GenerationConfig

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlhf.chatting.dialogue import COMMANDS, Dialogue
 from rlhf.chatting.run_models import RunModels
-from rlhf.chatting.talker import Answer, Talker
+from rlhf.chatting.talker import SpokenAnswer, Talker
 from rlhf.config.choices import Template
 from rlhf.data.tokens import Encoder
 from rlhf.errors import DataError
@@ -60,12 +60,12 @@ class Script:
 
         def answer(
             talker: Talker, ids: list[int], sampling: SamplingSettings, write: Callable[..., None]
-        ) -> Answer:
+        ) -> SpokenAnswer:
             self.prompts.append(talker.tokenizer.decode(ids))
             self.temperatures.append(sampling.temperature)
             text = left.pop(0)
             write(text)
-            return Answer(text, talker.tokenizer(text).input_ids, "ended")
+            return SpokenAnswer(text, talker.tokenizer(text).input_ids, "ended")
 
         monkeypatch.setattr(Talker, "answer", answer)
 
