@@ -88,6 +88,17 @@ OPTIONS = {
         train.save_optimizer train.resume_from_checkpoint train.tracker train.logging_dir
         train.tags train.seed
     """,
+    "TRL: PPOTrainer": """
+        PPOTrainer(model) PPOTrainer(ref_model) PPOTrainer(reward_model) PPOTrainer(value_model)
+        PPOTrainer(processing_class) PPOTrainer(train_dataset) PPOTrainer(eval_dataset)
+        PPOTrainer(peft_config) PPOTrainer(optimizers) PPOTrainer(callbacks) learning_rate
+        dataset_num_proc num_mini_batches total_episodes local_rollout_forward_batch_size
+        num_sample_generations response_length stop_token stop_token_id temperature
+        missing_eos_penalty sft_model_path world_size num_total_batches micro_batch_size
+        local_batch_size batch_size local_mini_batch_size mini_batch_size push_to_hub
+        reward_model_path model_adapter_name ref_adapter_name num_ppo_epochs whiten_rewards kl_coef
+        kl_estimator cliprange vf_coef cliprange_value gamma lam ds3_gather_for_generation
+    """,
 }
 # Of the articles only what must not be forgotten.
 FEATURES = [

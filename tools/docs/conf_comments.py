@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
+from enum import EnumType
 from pathlib import Path
 from typing import get_type_hints
 
@@ -32,18 +33,18 @@ def explained(text: str, group: type) -> str:
         kind = get_type_hints(schema)[key]
         if not value.strip():
             nested = kind
-        wrapped = textwrap.wrap(_explanation(schema, key), WIDTH - len(indent) - 2)
+        wrapped = textwrap.wrap(explanation(schema, key), WIDTH - len(indent) - 2)
         lines += [f"{indent}# {part}" for part in wrapped]
         lines.append(f"{indent}{key}:{value}")
     return header + "\n\n" + "\n".join(lines) + "\n"
 
 
-def _explanation(schema: type, key: str) -> str:
+def explanation(schema: type, key: str) -> str:
     """Return the docstring of a field; without one, the docstring of its enum."""
     kind = get_type_hints(schema)[key]
     if key in (texts := field_docstrings(schema)):
         return texts[key]
-    return inspect.getdoc(kind) or ""
+    return inspect.getdoc(kind) or "" if isinstance(kind, EnumType) else ""
 
 
 def field_docstrings(schema: type) -> dict[str, str]:

@@ -16,10 +16,15 @@ class LearningRates:
     """Peak learning rates that suit one model, by training phase or role."""
 
     sft: float = bounded(ABOVE_0)
+    """Peak learning rate of supervised fine-tuning."""
     reward: float = bounded(ABOVE_0)
+    """Peak learning rate of the reward phase."""
     actor: float = bounded(ABOVE_0)
+    """Peak learning rate of the actor in PPO."""
     critic: float = bounded(ABOVE_0)
+    """Peak learning rate of the critic in PPO."""
     dpo: float = bounded(ABOVE_0)
+    """Peak learning rate of DPO."""
 
 
 @dataclass(kw_only=True)

@@ -136,7 +136,7 @@ class PPOTrainer:
         self.corpus = corpus if config.ptx_coef else None
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
-        self._targets = TargetMaker(config, engine.ranks, engine.config.rewards)
+        self.targets = TargetMaker(config, engine.ranks, engine.config.rewards)
         self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
         self._updates_done = 0
         self._score_average: float | None = None
@@ -168,7 +168,7 @@ class PPOTrainer:
         seed_dropout(setup.config.seed, "ppo", self.steps_done, rank=setup.ranks.rank)
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
         kl_ctl = self.kl.coefficient
-        targets = self._targets(rollout, kl_ctl=kl_ctl)
+        targets = self.targets(rollout, kl_ctl=kl_ctl)
         metrics = rollout_metrics(
             rollout, targets, setup.config.rewards, has_critic=setup.has_critic
         )
@@ -237,7 +237,7 @@ class PPOTrainer:
             "kl_coefficient": self.kl.coefficient,
             "score_average": self._score_average,
             "mismatch": self._reuse.mismatch,
-            "score_moments": self._targets.numbers,
+            "score_moments": self.targets.numbers,
         }
 
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
@@ -246,11 +246,11 @@ class PPOTrainer:
         self.kl = replace(self.kl, coefficient=numbers["kl_coefficient"])
         self._score_average = numbers["score_average"]
         self._reuse.mismatch = numbers["mismatch"]
-        self._targets.load_numbers(numbers["score_moments"])
+        self.targets.load_numbers(numbers["score_moments"])
 
     def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
         """Return the advantages (B, T) of answers that are not learned from; None without GAE."""
-        return self._targets.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
+        return self.targets.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
 
     @property
     def trains_actor(self) -> bool:

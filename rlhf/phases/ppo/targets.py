@@ -116,7 +116,7 @@ class TargetMaker:
         rewards_BT = shaped_BT
         if config.whiten_rewards:
             rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
-        raw = self._advantages(rewards_BT, rollout)
+        raw = self.advantages(rewards_BT, rollout)
         used = raw
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
@@ -134,7 +134,11 @@ class TargetMaker:
                 scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
         return weighted(self._parts, torch.stack(scores_BK, dim=1))
 
-    def _advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
+    def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
+        """Return advantages of token rewards; override it to learn from an estimator of your own.
+
+        The rows of one prompt are adjacent. Rewards are 0 in cells that are not kept.
+        """
         config, keep_BT = self._config, rollout.responses.keep_BT
         group = config.responses_per_prompt
         match config.advantage_estimator:

@@ -1,0 +1,97 @@
+"""Names in the documentation exist: keys, metrics, functions, tests, and pages for all of them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from rlhf.config.hydra_errors import schema_types
+from rlhf.tracking.metric_table import GROUPS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Pages that name keys and metrics in sentences; generated tables have tests of their own.
+PAGES = ["README", "docs/migration", "docs/troubleshooting", "docs/tutorial", "docs/algorithms"]
+TEXTS = {page: (ROOT / f"{page}.md").read_text() for page in PAGES}
+KEYS = schema_types()
+TOP = {key for key in KEYS if "." not in key}
+METRICS = {name for group in GROUPS.values() for name in group}
+PHASES = r"(?:ppo|sft|reward|dpo|time|speed|memory)"
+
+
+def spans(text: str) -> list[str]:
+    """Words in `code spans` outside of fences."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [word for span in re.findall(r"`([^`\n]+)`", prose) for word in span.split()]
+
+
+def keys_of(text: str) -> set[str]:
+    """Keys that code spans name, as ``group.key`` or ``key=value``."""
+    words = {word.partition("=")[0] for word in spans(text)}
+    return {w for w in words if re.fullmatch(rf"(?:{'|'.join(TOP)})\.[a-z_.]+", w)}
+
+
+def metrics_of(text: str) -> set[str]:
+    """Metrics that code spans name."""
+    return {word for word in spans(text) if re.fullmatch(rf"{PHASES}/[a-z0-9_]+", word)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_exist(page: str) -> None:
+    assert keys_of(TEXTS[page]) - FUNCTIONS <= KEYS.keys()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_metrics_exist(page: str) -> None:
+    assert metrics_of(TEXTS[page]) - {"ppo/actor"} <= METRICS
+
+
+def functions_of(name: str) -> set[str]:
+    """Public functions and controllers of a module of rlhf/algorithms, as ``module.name``."""
+    module = import_module(f"rlhf.algorithms.{name}")
+    tree = ast.parse(inspect.getsource(module))
+    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return {f"{name}.{each}" for each in found if not each.startswith("_")}
+
+
+MODULES = sorted(path.stem for path in ROOT.glob("rlhf/algorithms/[a-z]*.py"))
+FUNCTIONS = {each for name in MODULES for each in functions_of(name)} | {"kl.KlController"}
+
+
+def test_every_algorithm_is_on_its_page() -> None:
+    named = set(spans(TEXTS["docs/algorithms"]))
+    assert named >= FUNCTIONS
+    of_modules = {w for w in named if w.partition(".")[0] in MODULES and w not in KEYS}
+    assert of_modules == FUNCTIONS
+
+
+ROWS = [line for line in (DOCS / "elsewhere.md").read_text().splitlines() if "/issues/" in line]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip()[:40])
+def test_problem_has_a_thread_and_a_test_that_exists(row: str) -> None:
+    _, problem, threads, here, test, _ = (cell.strip() for cell in row.split("|"))
+    assert problem
+    assert here
+    for thread in threads.split(", "):
+        link = re.fullmatch(r"\[[\w-]+#(\d+)\]\(https://github\.com/[\w/-]+/issues/(\d+)\)", thread)
+        assert link is not None, thread
+        assert link[1] == link[2], thread
+    path, _, name = test.strip("`").partition("::")
+    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
+
+
+def test_every_row_of_problems_is_checked() -> None:
+    tables = (DOCS / "elsewhere.md").read_text()
+    assert tables.count("`tests/") == len(ROWS) >= 30
+
+
+def test_names_are_found() -> None:
+    text = "a `ppo.gamma=1 seed=2` b `ppo/kl` `runs/x`\n```\n`ppo.lam`\n```\n"
+    assert keys_of(text) == {"ppo.gamma"}
+    assert metrics_of(text) == {"ppo/kl"}
