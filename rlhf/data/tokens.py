@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.atomic import replacing
 from rlhf.config.choices import Phase, Template
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat_template import ChatTemplate
+from rlhf.data.chat import ChatTemplate
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.errors import DataError

@@ -29,7 +29,7 @@ from rlhf.config.freeze import load_run
 from rlhf.config.roles import reward_columns, reward_model_base
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat_template import are_turns, plain_template
+from rlhf.data.chat import are_turns, plain_template
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic_pairs import GoldJudge

@@ -45,8 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BASE | {"tracking", "checkpoint"},
     "evaluate": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases", "runtime", "export"},
     "compare": BASE | {"tracking", "data"},
-    "chatting": BASE | ADAPTERS,
-    "chat": BASE | ADAPTERS | {"chatting"},
+    "chat": BASE | ADAPTERS,
     "export": BASE | {"algorithms"} | ADAPTERS | {"phases"},
     "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names

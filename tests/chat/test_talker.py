@@ -10,16 +10,16 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.chatting.dialogue import Dialogue
-from rlhf.chatting.run_models import RunModels
-from rlhf.chatting.talker import Talker
+from rlhf.chat.dialogue import Dialogue
+from rlhf.chat.run_models import RunModels
+from rlhf.chat.talker import Talker
 from rlhf.errors import CheckpointError
 from rlhf.models.build import ModelSource
 from rlhf.rollout.sampling import SamplingSettings
-from tests.chatting.small_run import save_run
+from tests.chat.small_run import save_run
 
 Compose = Callable[[list[str]], DictConfig]
-SAMPLING = SamplingSettings(max_tokens=40, temperature=1.0, top_k=0, top_p=1.0)
+SAMPLING = SamplingSettings(max_tokens=16, temperature=1.0, top_k=0, top_p=1.0)
 GREEDY = replace(SAMPLING, temperature=0.0)
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -74,15 +74,26 @@ def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
     def answers(sampling: SamplingSettings) -> list[list[int]]:
         torch.manual_seed(0)
         ids = talker.prompt_ids(HELLO)
-        return [talker.answer(ids, sampling, lambda _: None).ids for _ in range(3)]
+        return [talker.answer(ids, sampling, lambda _: None).ids for _ in range(2)]
 
     greedy, sampled = answers(GREEDY), answers(SAMPLING)
-    assert greedy[0] == greedy[1] == greedy[2]
-    assert len({str(ids) for ids in sampled}) == 3
+    assert greedy[0] == greedy[1]
+    assert len({str(ids) for ids in sampled}) == 2
     assert answers(SAMPLING) == sampled
     assert answers(replace(SAMPLING, top_k=1)) == answers(replace(SAMPLING, top_p=1e-6)) == greedy
-    least = replace(SAMPLING, temperature=50.0, min_tokens=40)
-    assert [len(ids) for ids in answers(least)] == [40, 40, 40]
+
+
+def test_the_end_token_comes_after_the_fewest_tokens(models: RunModels) -> None:
+    talker = models.talker
+
+    def wants_to_end(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
+        return logits + 50.0 * (torch.arange(logits.shape[-1]) == talker.tokenizer.eos_token_id)
+
+    talker._model.get_output_embeddings().register_forward_hook(wants_to_end)
+    for fewest in (0, 5):
+        sampling = replace(SAMPLING, min_tokens=fewest)
+        reply = talker.answer(talker.prompt_ids(HELLO), sampling, lambda _: None)
+        assert (len(reply.ids), reply.why) == (fewest + 1, "ended")
 
 
 @pytest.mark.parametrize(
@@ -132,13 +143,23 @@ def test_code_of_a_folder_outside_the_run_is_not_trusted(
         trusted.append(source.trust_remote_code)
         raise CheckpointError("enough")
 
-    monkeypatch.setattr("rlhf.chatting.run_models.build_actor", build)
+    monkeypatch.setattr("rlhf.chat.run_models.build_actor", build)
     outside = models.run_dir.with_name("outside")
     for folder, trust in ((models.folder, True), (outside, False)):
         models.folder = folder
-        models.config.model.trust_remote_code = True
+        models._keys["model.trust_remote_code"] = True
         if folder == outside:
             (models.run_dir / "ppo/actor").rename(outside)
         with pytest.raises(CheckpointError, match="enough"):
             _ = models.talker
         assert trusted.pop() is trust
+
+
+def test_a_run_of_another_version_can_be_talked_to(models: RunModels) -> None:
+    config = models.run_dir / "config.yaml"
+    lines = config.read_text().splitlines()
+    known = [line for line in lines if "min_response_tokens" not in line]
+    config.write_text("\n".join([*known, "a_key_of_then: 1"]))
+    again = RunModels(models.run_dir, None)
+    assert again.sampling == models.sampling == replace(SAMPLING, max_tokens=12)
+    assert again.talker.answer([5], replace(SAMPLING, max_tokens=1), lambda _: None).ids

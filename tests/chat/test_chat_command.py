@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.chat import main
-from rlhf.chatting.talker import SpokenAnswer, Talker
-from tests.chatting.small_run import POSITIONS, save_run
+from rlhf.chat.__main__ import main
+from rlhf.chat.talker import Reply, Talker
+from tests.chat.small_run import POSITIONS, save_run
 from tests.runs import ROOT, start
 
 Compose = Callable[[list[str]], DictConfig]
@@ -32,9 +32,9 @@ def run_dir(compose: Compose, tmp_path: Path) -> Path:
 def test_hostile_answers_do_not_reach_the_terminal(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def answer(_: Talker, ids: list[int], __: object, write: Callable[[str], None]) -> SpokenAnswer:
+    def answer(_: Talker, ids: list[int], __: object, write: Callable[[str], None]) -> Reply:
         write("\x1b[2Jred\x07\r")
-        return SpokenAnswer("red", ids, "ended")
+        return Reply("red", ids, "ended")
 
     monkeypatch.setattr(Talker, "answer", answer)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))

@@ -6,7 +6,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from rlhf.config.choices import Phase, Template
-from rlhf.data.chat_template import ChatTemplate, are_turns, conversation, plain_template
+from rlhf.data.chat import ChatTemplate, are_turns, conversation, plain_template
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise

@@ -12,11 +12,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from rlhf.errors import RlhfError
+from rlhf.command import exit_code
 from rlhf.safe_text import for_terminal, printable
 
 T = TypeVar("T")
@@ -45,9 +46,8 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     import torch
     import transformers
 
-    from rlhf.chatting.dialogue import Dialogue, temperature_of
-    from rlhf.chatting.run_models import RunModels
-    from rlhf.rollout.sampling import SamplingSettings
+    from rlhf.chat.dialogue import Dialogue, temperature_of
+    from rlhf.chat.run_models import RunModels
 
     def write(text: str) -> None:
         out.write(printable(text))
@@ -60,15 +60,13 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     transformers.logging.disable_progress_bar()
     torch.manual_seed(_given(options.seed, torch.seed()))
     models = RunModels(options.run_dir.expanduser(), options.model)
-    rollout = models.config.rollout
-    sampling = SamplingSettings(
-        max_tokens=_given(options.max_tokens, rollout.max_response_tokens),
+    own = models.sampling
+    sampling = replace(
+        own,
+        max_tokens=_given(options.max_tokens, own.max_tokens),
         temperature=temperature_of(
-            "--temperature", _given(options.temperature, str(rollout.temperature))
+            "--temperature", _given(options.temperature, str(own.temperature))
         ),
-        top_k=rollout.top_k,
-        top_p=rollout.top_p,
-        min_tokens=rollout.min_response_tokens,
     )
     dialogue = Dialogue(models, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()
@@ -106,13 +104,10 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        chat(options, sys.stdout, sys.stderr)
-    except RlhfError as error:
-        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
-        return 2
+        return exit_code(lambda: chat(options, sys.stdout, sys.stderr))
     except BrokenPipeError:  # the reader of the answers has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
 
 
 if __name__ == "__main__":

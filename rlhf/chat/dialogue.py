@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlhf.chatting.run_models import RunModels
-from rlhf.chatting.talker import Message, SpokenAnswer, Talker, Write
+from rlhf.chat.run_models import RunModels
+from rlhf.chat.talker import Message, Reply, Talker, Write
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.rollout.sampling import SamplingSettings
 
@@ -92,8 +92,7 @@ class Dialogue:
         """Answer ``text``, and keep both in the conversation if there is an answer."""
         if not text:
             return
-        before = self._messages if self._models.talker.has_turns else []
-        self._answer([*before, _message("user", text)])
+        self._answer([*self._messages, _message("user", text)])
 
     def _answer(self, asked: list[Message]) -> None:
         """Answer the last of the messages ``asked``, which then are the conversation."""
@@ -128,7 +127,7 @@ class Dialogue:
                 "oldest turns are dropped from here on."
             )
 
-    def _stream(self, talker: Talker, ids: list[int]) -> SpokenAnswer:
+    def _stream(self, talker: Talker, ids: list[int]) -> Reply:
         answer = talker.answer(ids, self._sampling, self._write)
         self._write("\n")
         match answer.why:
@@ -165,7 +164,7 @@ class Dialogue:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")
         for name, talker in self._models.compared():
             self._write(f"{name}:\n")
-            ids = self._fitted(talker, list(asked))
+            ids = self._fitted(talker, asked)
             answer = self._stream(talker, ids)
             if answer.why == "stopped":
                 return

@@ -6,19 +6,22 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
+from tokenizers.processors import TemplateProcessing
 
-from rlhf.chatting.dialogue import COMMANDS, Dialogue
-from rlhf.chatting.run_models import RunModels
-from rlhf.chatting.talker import SpokenAnswer, Talker
+from rlhf.chat.dialogue import COMMANDS, Dialogue
+from rlhf.chat.run_models import RunModels
+from rlhf.chat.talker import Reply, Talker
 from rlhf.config.choices import Template
+from rlhf.data.chat import plain_template
 from rlhf.data.tokens import Encoder
 from rlhf.errors import DataError
 from rlhf.rollout.sampling import SamplingSettings
-from tests.chatting.small_run import POSITIONS, save_run
+from tests.chat.small_run import POSITIONS, save_run
 
 Compose = Callable[[list[str]], DictConfig]
 SAMPLING = SamplingSettings(max_tokens=12, temperature=1.0, top_k=0, top_p=1.0)
@@ -60,12 +63,12 @@ class Script:
 
         def answer(
             talker: Talker, ids: list[int], sampling: SamplingSettings, write: Callable[..., None]
-        ) -> SpokenAnswer:
+        ) -> Reply:
             self.prompts.append(talker.tokenizer.decode(ids))
             self.temperatures.append(sampling.temperature)
             text = left.pop(0)
             write(text)
-            return SpokenAnswer(text, talker.tokenizer(text).input_ids, "ended")
+            return Reply(text, talker.tokenizer(text).input_ids, "ended")
 
         monkeypatch.setattr(Talker, "answer", answer)
 
@@ -75,8 +78,13 @@ class Script:
 )
 def test_prompts_are_those_of_training(template: str | None, form: Template, run_dir: Path) -> None:
     talker = RunModels(run_dir, None).talker
-    if template:
-        talker.tokenizer.chat_template = template
+    opening = "<|pad|>"
+    tokenizer: Any = talker.tokenizer
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{opening} $A", special_tokens=[(opening, tokenizer.pad_token_id)]
+    )
+    assert tokenizer("a").input_ids[0] == tokenizer.pad_token_id
+    tokenizer.chat_template = template or plain_template(opening)
     roles = ("system", "user", "assistant", "user")
     texts = ("Be good.", "hello", "And a good day.", "What is that?")
     asked = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]

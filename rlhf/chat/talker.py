@@ -21,7 +21,7 @@ Message = Mapping[str, str]
 Write = Callable[[str], None]
 
 
-class SpokenAnswer(NamedTuple):
+class Reply(NamedTuple):
     """An answer as text and token ids; ``why`` it is over: ended, cut (too long) or stopped."""
 
     text: str
@@ -74,9 +74,7 @@ class Talker:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def answer(
-        self, prompt_ids: list[int], sampling: SamplingSettings, write: Write
-    ) -> SpokenAnswer:
+    def answer(self, prompt_ids: list[int], sampling: SamplingSettings, write: Write) -> Reply:
         """Sample an answer and pass its text to ``write`` as it grows; Ctrl-C stops it.
 
         Temperature 0 always takes the likeliest token.
@@ -104,7 +102,7 @@ class Talker:
         except KeyboardInterrupt:
             why = "stopped"
             streamer.end()
-        return SpokenAnswer(streamer.text.strip(), streamer.ids, why)
+        return Reply(streamer.text.strip(), streamer.ids, why)
 
     def _settings(self, sampling: SamplingSettings) -> GenerationConfig:
         from transformers import GenerationConfig

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from rlhf.chatting.talker import SpokenAnswer, Talker
+from rlhf.chat.talker import Reply, Talker
 from rlhf.config.choices import Device, Dtype
-from rlhf.config.freeze import load_run
+from rlhf.config.freeze import frozen_keys
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.zero3_partition import HALF_DTYPES
 from rlhf.errors import CheckpointError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
+from rlhf.rollout.sampling import SamplingSettings
 from rlhf.tracking.next_commands import POLICIES
 
 NAMES = {
@@ -40,17 +40,29 @@ class RunModels:
         Raises:
             CheckpointError: if there is no run in ``run_dir``, or no such policy.
         """
-        self.config = load_run(run_dir)
+        # Not load_run: models of other versions of this program can answer too.
+        self._keys = frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._chosen(choice)
         self._talkers: dict[Path, Talker] = {}
         is_cuda = torch.cuda.is_available()
         self._device = torch.device("cuda" if is_cuda else "cpu")
         # A run in half precision may have used the other half precision than this machine has.
-        asked = self.config.hardware.dtype
-        dtype = asked if asked is Dtype.fp32 else Dtype.auto
+        is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
+        dtype = Dtype.fp32 if is_fp32 else Dtype.auto
         resolved = resolve_dtype(dtype, Device.cuda if is_cuda else Device.cpu)
         self._dtype = HALF_DTYPES.get(resolved, torch.float32)
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """Return the settings of the run's rollouts."""
+        return SamplingSettings(
+            max_tokens=self._keys["rollout.max_response_tokens"],
+            temperature=self._keys["rollout.temperature"],
+            top_k=self._keys["rollout.top_k"],
+            top_p=self._keys["rollout.top_p"],
+            min_tokens=self._keys.get("rollout.min_response_tokens") or 0,
+        )
 
     @property
     def talker(self) -> Talker:
@@ -73,7 +85,7 @@ class RunModels:
         for folder in (sft, later):
             yield f"{folder.parent.name}/{folder.name}", self._talker(folder)
 
-    def score(self, talker: Talker, prompt_ids: list[int], answer: SpokenAnswer) -> float | None:
+    def score(self, talker: Talker, prompt_ids: list[int], answer: Reply) -> float | None:
         """Return the reward model's score of an answer; None if the run has no reward model.
 
         Raises:
@@ -94,20 +106,29 @@ class RunModels:
         folder = self.run_dir / "reward/model"
         if not folder.is_dir():
             return None
-        source = ModelSource.folder(folder, base=self.config.reward_model)
-        scorer = build_scorer(source, load_tokenizer(folder, key="reward model"), seed=0)
+        scorer = build_scorer(
+            self._source(folder, "reward_model"), load_tokenizer(folder, key="reward model"), seed=0
+        )
         return scorer.to(self._device, self._dtype).eval()
 
     def _talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:
             tokenizer = load_tokenizer(folder, key="model folder")
-            source = ModelSource.folder(folder, base=self.config.model)
-            if not folder.is_relative_to(self.run_dir):  # the run trusts the code of its own model
-                source = replace(source, trust_remote_code=False)
-            model = build_actor(source, tokenizer, seed=0).to(self._device, self._dtype)
-            stop = self.config.rollout.stop
-            self._talkers[folder] = Talker(model.eval(), tokenizer, stop=stop)
+            model = build_actor(self._source(folder, "model"), tokenizer, seed=0)
+            model = model.to(self._device, self._dtype).eval()
+            stop = self._keys.get("rollout.stop") or ()
+            self._talkers[folder] = Talker(model, tokenizer, stop=stop)
         return self._talkers[folder]
+
+    def _source(self, folder: Path, group: str) -> ModelSource:
+        """Return the source of a model; the run may trust the code of its own models."""
+        trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
+        return ModelSource(
+            key="model folder",
+            path=str(folder),
+            attention=self._keys.get(f"{group}.attention"),
+            trust_remote_code=trusts and folder.is_relative_to(self.run_dir),
+        )
 
     def _chosen(self, choice: str | None) -> Path:
         """Return the folder of a policy."""

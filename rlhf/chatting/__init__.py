@@ -1,1 +1,0 @@
-"""Conversations with the models of a run: load them, answer, follow commands."""
