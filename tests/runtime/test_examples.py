@@ -1,0 +1,49 @@
+"""Every file in examples/ works, on the models of a finished run where it needs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, finished, python
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = ROOT / "examples"
+SAID = {
+    "plain_ppo_loop": ["step 0: score", "step 1: score", "Name a fruit. ->"],
+    "custom_data_set": ["step 1: 16 prompts, such as 'Human: Where is parcel"],
+    "custom_estimator": ["their advantages: tensor", "actor loss:"],
+}
+ELSEWHERE = {"my_rewards": "test_rewards", "arithmetic": "test_docs", "tutorial_data": "below"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs/latest."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "runs").mkdir()
+    finished(folder / "runs" / "latest")
+    return folder
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_example_works(name: str, folder: Path) -> None:
+    run = python(EXAMPLES / f"{name}.py", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    for text in SAID[name]:
+        assert text in run.stdout
+
+
+def test_every_example_is_executed() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAID.keys() | ELSEWHERE.keys()
+
+
+def test_data_of_the_tutorial(tmp_path: Path) -> None:
+    assert python(EXAMPLES / "tutorial_data.py", cwd=tmp_path).returncode == 0
+    for name, columns in {"answers": "prompt response", "pairs": "prompt chosen rejected"}.items():
+        lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        assert len(lines) == 1120
+        assert set(json.loads(lines[0])) == set(columns.split())
