@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -31,6 +32,9 @@ os.environ.pop("WANDB_MODE", None)
 
 # A full collection takes a second with the libraries loaded, and compositions cause many of them.
 gc.set_threshold(100_000, 50, 100)
+
+# A shell's background job, as CI may be, and all that it starts ignore Ctrl-C, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same language read by libyaml: OmegaConf parses 40 files for every composition.
 yaml.SafeLoader = yaml.CSafeLoader

@@ -47,7 +47,7 @@ def check_rewards(config: RunConfig) -> None:
             "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
             "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER"
         )
-    if Phase.reward in config.phase.order and not has_reward_model(config):
+    if kinds and Phase.reward in config.phase.order and not has_reward_model(config):
         raise ConfigError(
             "rewards without kind=model in a run with the reward phase: nothing would read the "
             "reward model; use phase=pipeline_rule, or add rewards.model={kind: model}"
