@@ -1,5 +1,6 @@
 """Write the data of docs/tutorial.md: answers.jsonl and pairs.jsonl, about the hours of shops."""
 
+import itertools
 import json
 import random
 
@@ -19,7 +20,7 @@ QUESTIONS = [
     "The {shop}, please: when on {day}?",
 ]
 draw = random.Random(1)
-hours = {(shop, day): draw.randint(6, 11) for shop in SHOPS for day in DAYS}
+hours = {shop: draw.randint(6, 11) for shop in SHOPS}
 
 
 def answers(shop: str, hour: int) -> list[str]:
@@ -35,11 +36,10 @@ def answers(shop: str, hour: int) -> list[str]:
 
 
 rows = []
-for (shop, day), hour in hours.items():
-    for question in QUESTIONS:
-        better, worse = sorted(draw.sample(range(4), 2))
-        texts = answers(shop, hour)
-        rows.append((question.format(shop=shop, day=day), texts[better], texts[worse]))
+for shop, day, question in itertools.product(SHOPS, DAYS, QUESTIONS):
+    better, worse = sorted(draw.sample(range(4), 2))
+    texts = answers(shop, hours[shop])
+    rows.append((question.format(shop=shop, day=day), texts[better], texts[worse]))
 draw.shuffle(rows)
 with open("answers.jsonl", "w", encoding="utf-8") as file:
     for prompt, better, _ in rows:

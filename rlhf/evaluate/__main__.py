@@ -21,6 +21,7 @@ from rlhf.command import exit_code
 from rlhf.config.choices import Phase
 from rlhf.errors import ConfigError
 from rlhf.evaluate.answer_rows import Decoding, Evaluator, Row, policies_of
+from rlhf.evaluate.benchmarks import require_lm_eval, task_scores
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
@@ -40,13 +41,16 @@ def evaluate(
     num_prompts: int | None = None,
     samples: int = 1,
     temperatures: Sequence[float] = (),
+    tasks: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Answer, measure and write everything; return the content of evaluation.json.
 
     Raises:
         CheckpointError: if a run has not finished or has no policy.
-        ConfigError: if another run's tokenizer differs.
+        ConfigError: if another run's tokenizer differs, or lm-eval does not know one of ``tasks``.
+        CapabilityError: if there are ``tasks`` and lm-eval is not installed.
     """
+    require_lm_eval(tasks)
     evaluator = Evaluator(run_dir)
     context, config = evaluator.context, evaluator.config
     folders = policies_of(run_dir)
@@ -71,17 +75,24 @@ def evaluate(
             perplexities[name] = math.exp(loss)
         policy.close()
     answers.close()
-    if evaluator.reward_model is not None and Phase.reward in config.phase.order:
-        pairs = _emptied(folder / "pairs.jsonl")
-        examples = context.held_out(Phase.reward)
-        micro = evaluator.plan.micro
-        for margin in held_out_margins(context, evaluator.reward_model, examples, micro=micro):
-            pairs.write({"margin": margin})
-        pairs.close()
+    _write_margins(evaluator, folder / "pairs.jsonl")
     evaluator.close()
     found = figures_of(run_dir, perplexities)
+    if tasks:
+        found["lm_eval"] = task_scores(folders, tasks)
     write_json(run_dir / EVALUATION, found)
     return found
+
+
+def _write_margins(evaluator: Evaluator, path: Path) -> None:
+    """Write the margin of each held-out pair, if the run has trained a reward model."""
+    pairs, scorer = _emptied(path), evaluator.reward_model
+    if scorer is not None and Phase.reward in evaluator.config.phase.order:
+        examples = evaluator.context.held_out(Phase.reward)
+        micro = evaluator.plan.micro
+        for margin in held_out_margins(evaluator.context, scorer, examples, micro=micro):
+            pairs.write({"margin": margin})
+    pairs.close()
 
 
 def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
@@ -125,6 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
     parser.add_argument("--samples", type=int, default=1, help="answers to each prompt, for pass@k")
     parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
+    parser.add_argument("--lm-eval", nargs="+", default=[], metavar="TASK", help="of lm-eval")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _evaluate(options))
 
@@ -144,6 +156,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         num_prompts=options.prompts,
         samples=options.samples,
         temperatures=options.temperature,
+        tasks=options.lm_eval,
     )
     console = build_console(is_main=True, log_every=1)
     console.table("models", table_rows(found, SHOWN))
@@ -159,6 +172,13 @@ def _evaluate(options: argparse.Namespace) -> None:
                 figures["calibration_error"],
             )
         )
+    rows = [
+        {"model": model, "task": task, "metric": metric, "value": f"{value:.3f}"}
+        for model, by_task in found.get("lm_eval", {}).items()
+        for task, values in by_task.items()
+        for metric, value in values.items()
+    ]
+    console.table("lm-eval", rows)
     console.say(f"wrote {run_dir / EVALUATION}, answers.jsonl beside it")
     console.say(f"wrote {write_report(run_dir)}")
 

@@ -17,7 +17,7 @@ PLACES = ("run_dir", "resume")
 
 
 def what_to_type_next(run_dir: Path) -> list[str]:
-    """Return commands to copy: use the model, repeat this run with a change, use your own data."""
+    """Return commands to copy: use the model, measure it, repeat the run with a change or data."""
     folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
     lines = ["What to type next"]
     if folders:
@@ -26,6 +26,9 @@ def what_to_type_next(run_dir: Path) -> list[str]:
         lines += [
             "  # use the model, in Python",
             *model_call(str(short(folders[0])), prompts, has_chat_template=has_template),
+            "  # talk to it, and measure it",
+            shlex.join(["python", "-m", "rlhf.chat", str(short(run_dir))]),
+            shlex.join(["python", "-m", "rlhf.evaluate", str(short(run_dir))]),
         ]
     if any(run_dir.glob("wandb/offline-run-*")):
         sync = f"wandb sync {shlex.quote(str(short(run_dir)))}/wandb/offline-run-*"

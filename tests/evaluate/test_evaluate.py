@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlhf.errors import CapabilityError
 from rlhf.evaluate.__main__ import evaluate, main
 from tests.runs import ROOT, finished, launch
 
@@ -92,7 +94,10 @@ def test_the_command_prints_tables_and_renews_the_report(
     said = capsys.readouterr().out
     assert "ppo_ema" in said
     assert "win rates" in said
-    assert "Calibration of the reward model" in (run / "report.html").read_text()
+    report = (run / "report.html").read_text()
+    assert "Calibration of the reward model" in report
+    assert "Scores, from the lowest to the highest" in report
+    assert "answered by each model and decoder" in report
 
 
 @pytest.mark.parametrize(
@@ -109,6 +114,24 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     assert main([str(run) if word == "RUN" else word for word in arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_lm_eval_gets_every_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def simple_evaluate(**keys: Any) -> dict[str, Any]:
+        asked.append(keys)
+        return {"results": {"a_task": {"acc,none": 0.5, "alias": "a_task"}}}
+
+    with pytest.raises(CapabilityError, match="pip install lm-eval"):
+        evaluate(run, num_prompts=1, tasks=["a_task"])
+    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace(simple_evaluate=simple_evaluate))
+    found = evaluate(run, num_prompts=1, tasks=["a_task"])
+    assert found["lm_eval"]["ppo"] == {"a_task": {"acc": 0.5}}
+    assert [each["model_args"]["pretrained"] for each in asked] == [
+        str(run / place) for place in ("sft/model", "ppo/actor", "ppo/actor_ema")
+    ]
+    assert all(each["apply_chat_template"] for each in asked)
 
 
 def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:

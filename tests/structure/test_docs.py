@@ -31,6 +31,8 @@ RUN_ELSEWHERE = {
     "python -m rlhf.evaluate runs/latest": "tests/evaluate/test_evaluate.py",
     "python -m rlhf.report runs/shops": "tests/runtime/test_sweep.py",
     ". .venv/bin/activate": ".ci/run",
+    "python3 -m venv .venv": ".ci/run",
+    "pip install -c constraints.txt -e .": ".ci/run",
     "python -m rlhf.evaluate RUN_DIR": "tests/evaluate/test_evaluate.py",
     "python -m rlhf.evaluate RUN_DIR --against OTHER_RUN --samples 8 --temperature 0.7 0.3": "same",
     "python -m rlhf.export RUN_DIR": "tests/test_export.py",

@@ -221,6 +221,8 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
     lines = [line.strip() for line in what_to_type_next(run_dir)]
     assert 'model = pipeline("text-generation", "runs/mine/ppo/actor")' in lines
     assert 'print(model("Your prompt")[0]["generated_text"])' in lines
+    assert "python -m rlhf.chat runs/mine" in lines
+    assert "python -m rlhf.evaluate runs/mine" in lines
     assert "python launch.py ppo.kl_ctl=0.6" in lines
     assert "python launch.py data=local data.path=FILE" in lines
     assert not any("wandb" in line for line in lines)

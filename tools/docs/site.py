@@ -25,14 +25,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, name in TOP.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=without_folder(text)))
+    for path in (ROOT / "LICENSE", Path(__file__).with_name("site.css")):
+        files.append(File.generated(config, path.name, abs_src_path=str(path)))
     pages = sorted(each.src_uri for each in files.documentation_pages())
     config.nav = with_rest(config.nav, pages)
     return files
 
 
 def without_folder(text: str) -> str:
-    """Return the Markdown ``text`` of a page at the top with links as they are inside docs/."""
-    return re.sub(r"(\]\(|=\")docs/", r"\1", text)
+    """Return the Markdown ``text`` of a page at the top with links as they are inside docs/.
+
+    Folders that are not in the site become plain text.
+    """
+    inside = re.sub(r"(\]\(|=\")docs/", r"\1", text)
+    return re.sub(r"\[([^]]+)\]\([\w/]+/\)", r"\1", inside)
 
 
 def with_rest(nav: Any, pages: list[str]) -> Any:

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.report.charts import Line, line_chart
 from rlhf.tracking.report.markup import Markup, joined, tag
 from rlhf.tracking.report.page import scrolled, section
 
 EVALUATION = Path("evaluation") / "evaluation.json"
+MOST_PROMPTS = 12  # whose answers are shown side by side
+MOST_LINES = 4  # models in one chart
 # Columns of the table of models: the title, and the figure.
 COLUMNS = {
     "score": "score",
@@ -65,10 +68,43 @@ def evaluation_section(run_dir: Path) -> Markup:
     if not path.is_file():
         return Markup()
     found = json.loads(path.read_text(encoding="utf-8"))
-    parts = [_table("Models", table_rows(found)), _table("Win rates by score", win_rows(found))]
+    answers = list(read_jsonl(path.with_name("answers.jsonl")))
+    charts = [_distribution(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
-        parts.append(tag("div", _calibration(found["reward_model"]), class_="charts"))
-    return section("Evaluation", joined(*parts))
+        charts.append(_calibration(found["reward_model"]))
+    return section(
+        "Evaluation",
+        joined(
+            _table("Models", table_rows(found)),
+            _table("Win rates by score", win_rows(found)),
+            tag("div", *charts, class_="charts"),
+            _table("The same prompts, answered by each model and decoder", _side_by_side(answers)),
+        ),
+    )
+
+
+def _distribution(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Markup:
+    """Return the sorted scores of each model's sampled answers."""
+    lines = []
+    for name in models:
+        scores = sorted(
+            row["score"] for row in answers if row["model"] == name and row["decoder"] == "sampled"
+        )
+        points = [((at + 0.5) / len(scores), score) for at, score in enumerate(scores)]
+        lines.append(Line(name, points))
+    return line_chart("Scores, from the lowest to the highest", lines, x_label="share of answers")
+
+
+def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
+    """Return a row for each of the first prompts: its answers with their scores."""
+    rows: dict[str, dict[str, object]] = {}
+    for each in answers:
+        prompt = each["prompt"].strip()
+        if each["sample"] == 0 and (prompt in rows or len(rows) < MOST_PROMPTS):
+            row = rows.setdefault(prompt, {"prompt": prompt})
+            shown = f"{each['response'].strip()} ({each['score']:.2f})"
+            row[f"{each['model']}, {each['decoder']}"] = shown
+    return list(rows.values())
 
 
 def _calibration(figures: Mapping[str, Any]) -> Markup:

@@ -1,0 +1,56 @@
+"""Scores of EleutherAI's lm-eval on its standard tasks, which it downloads from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import CapabilityError, ConfigError
+
+
+def require_lm_eval(tasks: Sequence[str]) -> None:
+    """Check that the package is installed, if there are tasks.
+
+    Raises:
+        CapabilityError: if it is not.
+    """
+    if tasks:
+        _lm_eval()
+
+
+def task_scores(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
+    """Return the metrics of each task for each model folder.
+
+    Raises:
+        ConfigError: if lm-eval does not know a task, or cannot download it.
+    """
+    lm_eval = _lm_eval()
+    found: dict[str, Any] = {}
+    for name, folder in folders.items():
+        has_template = (folder / "chat_template.jinja").exists()
+        try:
+            results = lm_eval.simple_evaluate(
+                model="hf",
+                model_args={"pretrained": str(folder)},
+                tasks=list(tasks),
+                apply_chat_template=has_template,
+            )["results"]
+        except (KeyError, ValueError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"--lm-eval {' '.join(tasks)}: {reason}") from error
+        found[name] = {
+            task: {k.partition(",")[0]: v for k, v in values.items() if isinstance(v, float)}
+            for task, values in results.items()
+        }
+    return found
+
+
+def _lm_eval() -> Any:
+    try:
+        import lm_eval
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            "--lm-eval: the package lm-eval is not installed; pip install lm-eval"
+        ) from error
+    return lm_eval
