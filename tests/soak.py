@@ -25,6 +25,7 @@ from tests.runs import ROOT, TINY_RUN, launch, metrics, start
 STEPS = ["sft.epochs=9", "reward.epochs=9", "ppo.steps=40", "ppo.eval_every=4"]
 EVERY_STEP = ["checkpoint.every_steps=1", "resume=auto"]
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
+LONGEST_STEP = 0.2  # seconds
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
 
 
@@ -57,23 +58,34 @@ def files(run_dir: Path) -> set[str]:
 
 
 def soak(
-    run_dir: Path, overrides: Sequence[str], *, kills: int, seed: int, say: Callable[[str], None]
+    run_dir: Path,
+    overrides: Sequence[str],
+    *,
+    kills: int,
+    lines: int,
+    seed: int,
+    say: Callable[[str], None],
 ) -> int:
-    """Kill the run ``kills`` times, then let it finish; return how many kills hit a save."""
+    """Kill the run ``kills`` times, then let it finish; return how many kills hit a save.
+
+    ``lines`` is the number of lines of metrics that the whole run writes.
+    """
     draw, in_saves = random.Random(seed), 0
     words = [ROOT / "launch.py", *TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={run_dir}"]
-    longest = 1.0  # seconds after which a kill comes; short attempts make no progress
     for number in range(1, kills + 1):
         aims_at_save = draw.random() < 0.5
-        process = start(*words, cwd=run_dir.parent)
         before, began = progress(run_dir), time.monotonic()
-        wait = draw.uniform(0, longest)
+        # Steps of this attempt: few enough that the run outlasts the kills on any machine.
+        advance = draw.randint(1, max(1, (lines - before) // (kills - number + 1)))
+        process = start(*words, cwd=run_dir.parent)
         while process.poll() is None:
             is_saving = bool(list(run_dir.glob("*/state/.step-*")))
-            is_time = progress(run_dir) > before and time.monotonic() - began > wait
+            is_time = progress(run_dir) >= before + advance
             if (is_time and (is_saving or not aims_at_save)) or time.monotonic() - began > 60:
                 break
             time.sleep(0.002)
+        if not aims_at_save:
+            time.sleep(draw.uniform(0, LONGEST_STEP))  # anywhere in a step
         if process.poll() is not None:
             raise RuntimeError(f"the run finished after {number - 1} kills: take more steps")
         is_saving = bool(list(run_dir.glob("*/state/.step-*")))
@@ -81,7 +93,6 @@ def soak(
         process.communicate()
         in_saves += is_saving
         say(f"kill {number}: after {progress(run_dir)} lines{', in a save' if is_saving else ''}")
-        longest = min(3.0, longest * 1.1)
     run = launch(*map(str, words[1:]), cwd=run_dir.parent, timeout=900)
     if run.returncode:
         raise RuntimeError(run.stderr)
@@ -111,7 +122,8 @@ def main() -> int:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    in_saves = soak(killed, STEPS, kills=options.kills, seed=options.seed, say=print)
+    of_run = {"kills": options.kills, "lines": progress(whole), "seed": options.seed}
+    in_saves = soak(killed, STEPS, **of_run, say=print)
     found = differences(whole, killed)
     minutes = (time.monotonic() - began) / 60
     print(f"{options.kills} kills, {in_saves} in a save, {minutes:.1f} minutes")
