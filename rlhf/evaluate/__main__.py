@@ -178,7 +178,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         for task, values in by_task.items()
         for metric, value in values.items()
     ]
-    console.table("lm-eval", rows)
+    if rows:
+        console.table("lm-eval", rows)
     console.say(f"wrote {run_dir / EVALUATION}, answers.jsonl beside it")
     console.say(f"wrote {write_report(run_dir)}")
 

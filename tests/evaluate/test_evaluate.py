@@ -94,6 +94,7 @@ def test_the_command_prints_tables_and_renews_the_report(
     said = capsys.readouterr().out
     assert "ppo_ema" in said
     assert "win rates" in said
+    assert "lm-eval" not in said
     report = (run / "report.html").read_text()
     assert "Calibration of the reward model" in report
     assert "Scores, from the lowest to the highest" in report
