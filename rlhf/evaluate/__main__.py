@@ -2,8 +2,8 @@
 
     python -m rlhf.evaluate RUN_DIR [--against OTHER_RUN ...]
 
-Every answer and every pair is written to RUN_DIR/evaluation, and all figures are computed from
-these files: evaluation.json, a table, and a section of RUN_DIR/report.html.
+Every answer and every pair is written to RUN_DIR/evaluation. The figures on answers and pairs are
+computed from these files: evaluation.json, a table, and a section of RUN_DIR/report.html.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 
 
 def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
-    """Return all figures, computed from the files of the evaluation."""
+    """Return all figures: those on answers and pairs from the files, and the perplexities given."""
     folder = (run_dir / EVALUATION).parent
     rows: list[Row] = list(read_jsonl(folder / "answers.jsonl"))
     models: dict[str, Any] = {}

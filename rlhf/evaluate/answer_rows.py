@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +93,7 @@ class Evaluator:
         temperature = rollout.eval_temperature or rollout.temperature
         return [Decoding("sampled", temperature), Decoding("greedy", rollout.temperature, True)]
 
+    @cached_property
     def prompts(self) -> HeldOutPrompts:
         """Return the held-out prompts that the run's own evaluation uses."""
         data = self.context.prompts(Phase.ppo)
@@ -138,7 +139,7 @@ class Evaluator:
             ranks=context.ranks,
         )
         policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
-        answering = partial(answered, context, policy, self.prompts(), num_prompts=num_prompts)
+        answering = partial(answered, context, policy, self.prompts, num_prompts=num_prompts)
         for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
             values = {
                 key: values_B.tolist() for key, values_B in values_of(context, rollout).items()

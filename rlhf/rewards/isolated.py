@@ -41,7 +41,7 @@ class IsolatedReward:
         """
         self.name, self.part = name, part
         self.rows = 0  # of the batch that was asked for last
-        self._until = 0.0  # time.monotonic() at which the batch must be scored
+        self._seconds, self._until = 0.0, 0.0  # allowed, and time.monotonic() when they end
         self._not_asked: FailureError | None = None
         self._start()
 
@@ -56,12 +56,12 @@ class IsolatedReward:
                 start_new_session=True,  # it is ended with the processes that it starts
             )
         self._channel, self._received = ours, b""
-        self._until = time.monotonic() + SECONDS_TO_START
+        self._allow(SECONDS_TO_START)
         try:
             self._send(asdict(self.part))
             problem = self._receive().get("error")
         except FailureError as error:
-            problem = str(error)
+            raise ConfigError(f"rewards.{self.name} does not start: {error}") from error
         if problem is not None:
             self.close()
             raise ConfigError(f"rewards.{self.name}.{problem}")
@@ -71,7 +71,7 @@ class IsolatedReward:
         self.rows = len(answers.responses)
         if self._process.poll() is not None:
             self._start()
-        self._until = time.monotonic() + self.part.timeout_seconds
+        self._allow(self.part.timeout_seconds)
         self._not_asked = None
         try:
             self._send(answers._asdict())
@@ -125,6 +125,9 @@ class IsolatedReward:
         answer: Mapping[str, Any] = json.loads(line)
         return answer
 
+    def _allow(self, seconds: float) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+
     def _seconds_left(self) -> float:
         return max(self._until - time.monotonic(), 1e-3)
 
@@ -132,5 +135,5 @@ class IsolatedReward:
         """End the process after an error, and return why."""
         self.close()
         if isinstance(error, TimeoutError):
-            return FailureError(f"it took more than {self.part.timeout_seconds:g} s")
+            return FailureError(f"it took more than {self._seconds:g} s")
         return FailureError("its process ended")

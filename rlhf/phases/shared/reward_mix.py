@@ -56,8 +56,9 @@ class RewardMix:
         Raises:
             RewardError: if a part without a fallback failed.
         """
-        for name, isolated in self._isolated.items():  # all compute while the first is waited for
-            isolated.ask(self._answers(prompts, responses, self.parts[name]))
+        texts = response_texts(self._tokenizer, responses) if self._isolated else []
+        for isolated in self._isolated.values():  # all compute while the first is waited for
+            isolated.ask(_answers(prompts, responses, texts, isolated.part))
         columns: list[Tensor] = []
         for name, part in self.parts.items():
             match part.kind:
@@ -79,22 +80,6 @@ class RewardMix:
         for isolated in self._isolated.values():
             isolated.close()
 
-    def _answers(self, prompts: PromptBatch, responses: Responses, part: RewardPart) -> Answers:
-        rows = prompts.columns or [{}] * len(prompts.texts)
-        missing = next((name for name in part.columns for row in rows if name not in row), None)
-        if missing is not None:
-            raise RewardError(
-                f"rewards read the column {missing}, and the prompts come without it; "
-                "give RLHFEngine.prompts the columns of each prompt"
-            )
-        return Answers(
-            prompts.texts,
-            response_texts(self._tokenizer, responses),
-            responses.ended_B.tolist(),
-            responses.keep_BT.sum(dim=1).tolist(),
-            {name: [row[name] for row in rows] for name in part.columns},
-        )
-
     def _scores_of(self, name: str) -> list[float]:
         """Return the scores of a part with a process; NaN where its fallback is to be used."""
         isolated, fallback = self._isolated[name], self.parts[name].fallback
@@ -114,6 +99,30 @@ class RewardMix:
             "warning: rewards.%s failed: %s; used its fallback %g", name, problem, fallback
         )
         return found
+
+
+def _answers(
+    prompts: PromptBatch, responses: Responses, texts: list[str], part: RewardPart
+) -> Answers:
+    """Return what a part is asked: the ``texts`` of the responses, and the columns that it reads.
+
+    Raises:
+        RewardError: if the prompts come without one of these columns.
+    """
+    rows = prompts.columns or [{}] * len(prompts.texts)
+    missing = next((name for name in part.columns for row in rows if name not in row), None)
+    if missing is not None:
+        raise RewardError(
+            f"rewards read the column {missing}, and the prompts come without it; "
+            "give RLHFEngine.prompts the columns of each prompt"
+        )
+    return Answers(
+        prompts.texts,
+        texts,
+        responses.ended_B.tolist(),
+        responses.keep_BT.sum(dim=1).tolist(),
+        {name: [row[name] for row in rows] for name in part.columns},
+    )
 
 
 def build_mix(
