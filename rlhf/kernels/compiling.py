@@ -21,12 +21,14 @@ from typing import NamedTuple
 from rlhf.atomic import replacing
 from rlhf.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 
-KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx512_bf16, "amx": Isa.amx}  # required CPU level
+KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx2, "decode": Isa.avx2}  # required CPU level
+X86_ONLY = {"logprobs", "decode"}
+HALF_ONLY = {"adamw"}  # used with bf16 weights only
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The functions of one C file, or the reason why it could not be compiled or loaded."""
+    """The functions of one C file, or the reason why there are none, or why AMX is not used."""
 
     library: ctypes.CDLL | None
     reason: str | None = None
@@ -36,19 +38,25 @@ class _Failure(Exception):
     """The reason why a kernel cannot be compiled or loaded."""
 
 
-def compiled(name: str) -> ctypes.CDLL | None:
+def compiled(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
-    They share torch's OpenMP threads, because torch's libgomp is already loaded.
+    Where the type of numbers is not an argument of a function, it is bf16, or fp32 if ``half`` is
+    False. The functions share torch's OpenMP threads, because torch's libgomp is already loaded.
     """
-    return kernel(name, usable_isa()).library
+    return kernel(name, usable_isa(), half=half).library
 
 
-def describe() -> str:
-    """Return one line with the kernels that run here, and why the others do not."""
+def describe(*, half: bool) -> str:
+    """Return one line with the kernels that a run in bf16 (``half``) or fp32 uses here, or why not.
+
+    It compiles them if they are not in the cache.
+    """
     isa = usable_isa()
     found = {
-        name: kernel(name, isa) for name, needed in KERNELS.items() if needed <= read_cpu().isa
+        name: kernel(name, isa, half=half)
+        for name, needed in KERNELS.items()
+        if needed <= read_cpu().isa and (half or name not in HALF_ONLY)
     }
     running = [name for name, each in found.items() if each.library is not None]
     reasons: dict[str, list[str]] = {}
@@ -56,29 +64,34 @@ def describe() -> str:
         if each.reason is not None:
             reasons.setdefault(each.reason, []).append(name)
     parts = [f"{', '.join(running) or 'none'} in C ({isa.name})"]
-    parts += [f"torch instead of {', '.join(of)}: {reason}" for reason, of in reasons.items()]
+    for reason, names in reasons.items():
+        missing = "no AMX for" if names[0] in running else "torch instead of"
+        parts.append(f"{missing} {', '.join(names)}: {reason}")
     return f"kernels: {'; '.join(parts)}"
 
 
 @cache
-def kernel(name: str, isa: Isa) -> Kernel:
+def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
     """Return the functions of ``name``.c compiled for at most ``isa``, or why there are none."""
     if isa < KERNELS[name]:
         cap = os.environ.get(MAX_ISA)
         return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {KERNELS[name].name}")
+    if name in X86_ONLY and "asimd" in read_cpu().flags:
+        return Kernel(None, "needs an x86 CPU")
     try:
-        library = _load(Path(__file__).with_name(f"{name}.c"), isa)
+        library = _load(Path(__file__).with_name(f"{name}.c"), isa, half)
     except _Failure as failure:
         return Kernel(None, str(failure))
     enable = getattr(library, f"{name}_enable", None)
     if enable is not None and not enable():
-        return Kernel(None, f"Linux does not let this process use {name}")
+        lower = kernel(name, Isa.avx512_bf16, half=half)
+        return lower._replace(reason="Linux does not let this process use AMX")
     return Kernel(library)
 
 
-def _load(source: Path, isa: Isa) -> ctypes.CDLL:
+def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     """Load the library from the cache; otherwise compile it there, or for this process only."""
-    options = [*FLAGS, *_target(isa)]
+    options = [*FLAGS, *_target(isa), f"-DISA={isa.name.upper()}", f"-DHALF={int(half)}"]
     texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
     # The CPU's name separates machines that share a home folder but have different CPUs.
     key = f"{options} {read_cpu().name} {sorted(read_cpu().flags)}"

@@ -1,4 +1,4 @@
-"""Log-probabilities from bf16 logits on a CPU: one pass where torch takes five.
+"""Log-probabilities from logits on a CPU: one pass where torch takes five.
 
 Shapes: N = tokens, V = vocabulary.
 """
@@ -14,17 +14,20 @@ from torch import Tensor
 from rlhf.kernels.compiling import compiled
 
 
-def logprob_kernel() -> LogprobKernel | None:
-    """Return the kernel, or None if the CPU lacks AVX512-BF16 or it cannot be compiled."""
-    library = compiled("logprobs")
-    return None if library is None else LogprobKernel(library)
+def logprob_kernel(logits: Tensor) -> LogprobKernel | None:
+    """Return the kernel for logits like these, or None if it cannot run here."""
+    if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
+        return None
+    library = compiled("logprobs", half=logits.dtype is torch.bfloat16)
+    return None if library is None else LogprobKernel(library, logits.dtype)
 
 
 class LogprobKernel:
-    """The compiled functions of logprobs.c; logits are contiguous bf16 tensors on the CPU."""
+    """The compiled functions of logprobs.c; logits are contiguous CPU tensors of ``dtype``."""
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: Any, dtype: torch.dtype) -> None:
         self._library = library
+        self.dtype = dtype
 
     def read(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor]
@@ -75,7 +78,7 @@ class LogprobKernel:
 
     def _common(self, logits_NV: Tensor, ids_N: Tensor, scale: float) -> tuple[Any, ...]:
         assert logits_NV.is_contiguous()
-        assert logits_NV.dtype is torch.bfloat16
+        assert logits_NV.dtype is self.dtype
         assert ids_N.is_contiguous()
         return (
             ctypes.c_void_p(logits_NV.data_ptr()),

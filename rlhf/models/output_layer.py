@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
+from rlhf.kernels.logprobs import logprob_kernel
 from rlhf.types import LogprobOptions, TokenLogprobs
 
 CHUNK_ROWS = 512  # tokens whose logits exist at the same time
@@ -84,7 +84,7 @@ class _FusedLogprobs(torch.autograd.Function):
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
-        kernel = _kernel_for(hidden_NH)
+        kernel = logprob_kernel(hidden_NH)
         logprobs_N, entropy_N = hidden_NH.new_empty((2, len(ids_N)), dtype=exact).unbind()
         for rows in _parts(len(ids_N), chunk):
             logits_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
@@ -131,7 +131,7 @@ class _FusedLogprobs(torch.autograd.Function):
 
 def _logits_slope_(logits_CV: Tensor, options: LogprobOptions, *given: Tensor) -> None:
     """Overwrite logits with their gradient, given ids, entropies and the slopes of both outputs."""
-    kernel = None if options.entropy_gradient else _kernel_for(logits_CV)
+    kernel = None if options.entropy_gradient else logprob_kernel(logits_CV)
     if kernel is not None:
         ids_C, _, slopes_C, _ = given
         kernel.slope_(logits_CV, ids_C, scale=1 / options.temperature, slopes_N=slopes_C)
@@ -165,11 +165,6 @@ def _log_softmax(logits_CV: Tensor, options: LogprobOptions) -> Tensor:
     if options.temperature != 1:
         logits_CV = logits_CV.to(exact) / options.temperature
     return functional.log_softmax(logits_CV, dim=-1, dtype=exact)
-
-
-def _kernel_for(x: Tensor) -> LogprobKernel | None:
-    is_half_on_cpu = x.device.type == "cpu" and x.dtype is torch.bfloat16
-    return logprob_kernel() if is_half_on_cpu else None
 
 
 def _parts(total: int, size: int) -> Iterator[slice]:

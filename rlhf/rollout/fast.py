@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlhf.config.choices import When
 from rlhf.decoder_parts import DecoderParts
+from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
@@ -114,6 +115,8 @@ class FastRollout:
         dtype, device = self._settings.dtype, self._ranks.device
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
+        if can_compile(parts, dtype):
+            return CompiledDecoder(parts, self._weight_of, rows=rows, tokens=tokens, dtype=dtype)
         decoder = FusedDecoder(parts, self._weight_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
             return GraphedDecoder(decoder, rows=rows, tokens=tokens)

@@ -139,5 +139,4 @@ def _slice_of(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
 def _kernel_for(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
     """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
-    is_half_on_cpu = logits_BV.is_cpu and logits_BV.dtype is torch.bfloat16
-    return logprob_kernel() if is_plain and is_half_on_cpu else None
+    return logprob_kernel(logits_BV) if is_plain else None

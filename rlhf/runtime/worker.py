@@ -156,8 +156,8 @@ def build_context(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
         f"{dtype}, ZeRO stage {config.zero.stage}, seed {config.seed}"
     )
-    if dtype is Dtype.bf16 and config.hardware.device is Device.cpu:
-        console.say(describe_kernels())
+    if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
+        console.say(describe_kernels(half=dtype is Dtype.bf16))
     parts = load_parts(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
     written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]

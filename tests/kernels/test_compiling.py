@@ -114,7 +114,43 @@ def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cpu, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset()))
     monkeypatch.setattr(compiling, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset({"asimd"})))
     monkeypatch.setenv(MAX_ISA, "none")
-    assert describe() == "kernels: none in C (none); torch instead of adamw: RLHF_MAX_CPU_ISA=none"
+    missing = "RLHF_MAX_CPU_ISA=none"
+    assert describe(half=True) == (
+        f"kernels: none in C (none); torch instead of adamw, logprobs, decode: {missing}"
+    )
+    assert describe(half=False) == (
+        f"kernels: none in C (none); torch instead of logprobs, decode: {missing}"
+    )
+
+
+def test_arm_has_adamw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = cpu.Cpu("Neoverse", frozenset({"asimd"}))
+    for module in (cpu, compiling):
+        monkeypatch.setattr(module, "read_cpu", lambda: arm)
+    monkeypatch.setenv("PATH", "")
+    assert kernel("decode", Isa.avx2) == (None, "needs an x86 CPU")
+    assert kernel("adamw", Isa.avx2) == (None, NO_GCC)
+
+
+@needs_gcc
+def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if read_cpu().isa < Isa.avx512_bf16:
+        pytest.skip("this CPU has no AVX-512 for bf16")
+
+    class Refused:
+        def decode_enable(self) -> int:
+            return 0
+
+    load = compiling._load
+    monkeypatch.setattr(
+        compiling, "_load", lambda *of: Refused() if of[1] is Isa.amx else load(*of)
+    )
+    found = kernel("decode", Isa.amx)
+    assert found.reason == "Linux does not let this process use AMX"
+    assert isinstance(found.library, ctypes.CDLL)
+    monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.amx)
+    monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
+    assert describe(half=True) == f"kernels: decode in C (amx); no AMX for decode: {found.reason}"
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,17 +11,17 @@ from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
 SHAPES = [(1, 1), (3, 15), (5, 16), (7, 61), (4, 1024), (6, 3001)]
 
 
-@pytest.fixture
-def kernel() -> LogprobKernel:
-    found = logprob_kernel()
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def kernel(request: pytest.FixtureRequest) -> LogprobKernel:
+    found = logprob_kernel(torch.empty(0, dtype=request.param))
     if found is None:
-        pytest.skip("this CPU has no AVX-512 for bf16, or there is no C compiler")
+        pytest.skip("this CPU has no AVX2, or there is no C compiler")
     return found
 
 
-def some_logits(rows: int, size: int) -> tuple[Tensor, Tensor]:
+def some_logits(kernel: LogprobKernel, rows: int, size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rows * size)
-    logits_NV = (4 * torch.randn(rows, size, generator=generator)).bfloat16()
+    logits_NV = (4 * torch.randn(rows, size, generator=generator)).to(kernel.dtype)
     return logits_NV, torch.randint(0, size, (rows,), generator=generator)
 
 
@@ -30,7 +30,7 @@ def some_logits(rows: int, size: int) -> tuple[Tensor, Tensor]:
 def test_logprobs_and_entropies(
     kernel: LogprobKernel, shape: tuple[int, int], scale: float
 ) -> None:
-    logits_NV, ids_N = some_logits(*shape)
+    logits_NV, ids_N = some_logits(kernel, *shape)
     outs = (torch.empty(shape[0]), torch.empty(shape[0]))
     kernel.read(logits_NV, ids_N, scale=scale, outs=outs)
     logs_NV = (logits_NV.double() * scale).log_softmax(-1)
@@ -41,7 +41,7 @@ def test_logprobs_and_entropies(
 
 
 def test_a_token_that_cannot_come_adds_nothing(kernel: LogprobKernel) -> None:
-    logits_NV = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]]).bfloat16()
+    logits_NV = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]]).to(kernel.dtype)
     outs = (torch.empty(2), torch.empty(2))
     ids_N = torch.tensor([1, 1])
     kernel.read(logits_NV, ids_N, scale=1.0, outs=outs)
@@ -57,21 +57,22 @@ def test_a_token_that_cannot_come_adds_nothing(kernel: LogprobKernel) -> None:
 def test_the_slope_by_the_logits(
     kernel: LogprobKernel, shape: tuple[int, int], scale: float
 ) -> None:
-    logits_NV, ids_N = some_logits(*shape)
+    logits_NV, ids_N = some_logits(kernel, *shape)
     slopes_N = torch.linspace(-2, 3, shape[0])
     plain_NV = logits_NV.double().requires_grad_()
     logs_NV = (plain_NV * scale).log_softmax(-1)
     (logs_NV.gather(1, ids_N[:, None])[:, 0] * slopes_N).sum().backward()
     assert plain_NV.grad is not None
     slope_NV = kernel.slope_(logits_NV.clone(), ids_N, scale=scale, slopes_N=slopes_N)
-    torch.testing.assert_close(slope_NV.double(), plain_NV.grad, atol=1e-6, rtol=8e-3)
+    rounding = 8e-3 if kernel.dtype is torch.bfloat16 else 2e-5
+    torch.testing.assert_close(slope_NV.double(), plain_NV.grad, atol=1e-6, rtol=rounding)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.4])
 @pytest.mark.parametrize("size", [1, 15, 61, 1024, 3001])
 def test_tokens_are_where_their_draws_fall(kernel: LogprobKernel, size: int, scale: float) -> None:
     count = 500
-    logits_V = some_logits(1, size)[0][0]
+    logits_V = some_logits(kernel, 1, size)[0][0]
     draws_N = torch.rand(count, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
     logits_NV = logits_V.expand(count, -1).contiguous()
     tokens_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=scale, barred_N=None, end_id=-1)
@@ -87,7 +88,7 @@ def test_tokens_are_where_their_draws_fall(kernel: LogprobKernel, size: int, sca
 
 def test_barred_rows_cannot_end_and_its_share_counts_still(kernel: LogprobKernel) -> None:
     size, end, count = 61, 7, 400
-    logits_V = some_logits(1, size)[0][0]
+    logits_V = some_logits(kernel, 1, size)[0][0]
     logits_V[end] = 12.0  # nearly certain
     barred_N = torch.arange(count) % 2 == 0
     draws_N = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -100,7 +101,7 @@ def test_barred_rows_cannot_end_and_its_share_counts_still(kernel: LogprobKernel
 
 
 def test_the_ends_of_the_range_are_drawn(kernel: LogprobKernel) -> None:
-    logits_NV = torch.tensor([[-200.0, 1.0, -200.0], [-200.0, 1.0, -200.0]]).bfloat16()
+    logits_NV = torch.tensor([[-200.0, 1.0, -200.0], [-200.0, 1.0, -200.0]]).to(kernel.dtype)
     draws_N = torch.tensor([0.0, 1.0 - 1e-16], dtype=torch.float64)
     tokens_N, _ = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
     assert tokens_N.tolist() == [1, 1]
@@ -108,7 +109,7 @@ def test_the_ends_of_the_range_are_drawn(kernel: LogprobKernel) -> None:
 
 def test_not_a_number_draws_a_token_all_the_same(kernel: LogprobKernel) -> None:
     """As torch's own way does: whoever looks at the log-probability sees it."""
-    logits_NV = torch.full((2, 2000), torch.nan).bfloat16()
+    logits_NV = torch.full((2, 2000), torch.nan).to(kernel.dtype)
     draws_N = torch.tensor([0.1, 0.9], dtype=torch.float64)
     tokens_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
     assert ((tokens_N >= 0) & (tokens_N < 2000)).all()

@@ -1,4 +1,4 @@
-"""The decoders of the known families: the shared checks, in every precision and on every kernel."""
+"""The decoders of the known families, in torch and compiled: the shared checks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rlhf.kernels import amx
+from rlhf.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.models.families import FAMILIES as TABLE
 from rlhf.models.families import decoder_parts
 from rlhf.rollout.decoders import projections
+from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from tests.rollout.decoder_checks import (
     CHECKS,
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from rlhf.rollout.decoders.decoder import Decoder
+
+    Maker = Callable[..., Decoder]
+
 KNOWN = [name for name, family in TABLE.items() if family.block is not None]
 FAST = [name for name in FAMILIES if name.partition("-")[0] in KNOWN]
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "ffn_dim": 96}  # whole tiles of AMX
@@ -39,6 +44,18 @@ def family(
     return FusedDecoder(parts, lambda module: module.weight, rows=rows, tokens=tokens, dtype=dtype)
 
 
+def compiled(
+    model: PreTrainedModel, rows: int, tokens: int, dtype: torch.dtype = torch.float32
+) -> CompiledDecoder:
+    parts = decoder_parts(model, tokens=tokens)
+    assert parts is not None
+    if not can_compile(parts, dtype):
+        pytest.skip("this CPU has no AVX2, or there is no C compiler")
+    return CompiledDecoder(
+        parts, lambda module: module.weight, rows=rows, tokens=tokens, dtype=dtype
+    )
+
+
 def test_the_families_of_the_configuration_are_known() -> None:
     assert {"opt", "llama", "qwen3", "gpt_neox"} <= set(KNOWN)
     assert {name.partition("-")[0] for name in FAST} == set(KNOWN)
@@ -47,31 +64,56 @@ def test_the_families_of_the_configuration_are_known() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("make", [family, compiled])
 def test_it_decodes_as_the_model_does(
-    name: str, check: Callable[[PreTrainedModel, DecoderFactory], None]
+    make: Maker, name: str, check: Callable[[PreTrainedModel, DecoderFactory], None]
 ) -> None:
-    check(tiny_model(name), family)
+    check(tiny_model(name), make)
 
 
-def test_one_block_after_the_other_in_gpt_neox() -> None:
+@pytest.mark.parametrize("make", [family, compiled])
+def test_one_block_after_the_other_in_gpt_neox(make: Maker) -> None:
     for check in CHECKS:
-        check(tiny_model("gpt_neox", use_parallel_residual=False), family)
+        check(tiny_model("gpt_neox", use_parallel_residual=False), make)
 
 
-def test_a_part_of_each_head_is_rotated_in_gpt_neox() -> None:
+@pytest.mark.parametrize("make", [family, compiled])
+def test_a_part_of_each_head_is_rotated_in_gpt_neox(make: Maker) -> None:
     model = tiny_model(
         "gpt_neox", rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     )
     for check in CHECKS:
-        check(model, family)
+        check(model, make)
+
+
+@pytest.mark.parametrize("level", [Isa.avx2, Isa.avx512_bf16])
+def test_every_instruction_set_decodes(level: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    if level > read_cpu().isa:
+        pytest.skip(f"this CPU has no {level.name}")
+    monkeypatch.setenv(MAX_ISA, level.name)
+    for name in FAST:
+        for check in CHECKS:
+            check(tiny_model(name), compiled)
+
+
+def test_odd_sizes_and_gpus_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = decoder_parts(tiny_model("opt", ffn_dim=27), tokens=24)
+    even = decoder_parts(tiny_model("opt"), tokens=24)
+    assert odd is not None
+    assert even is not None
+    assert not can_compile(odd, torch.bfloat16)
+    assert not can_compile(even, torch.float16)
+    monkeypatch.setenv(MAX_ISA, "none")
+    assert not can_compile(even, torch.bfloat16)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("make", [family, compiled])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_new", "silu"])
-def test_activations(activation: str) -> None:
+def test_activations(activation: str, make: Maker) -> None:
     for name, key in (("opt", "activation_function"), ("llama", "hidden_act")):
         for check in CHECKS:
-            check(tiny_model(name, **{key: activation}), family)
+            check(tiny_model(name, **{key: activation}), make)
 
 
 @pytest.mark.slow
@@ -83,20 +125,12 @@ def test_plain_projections_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             check(tiny_model(name), family)
 
 
-@pytest.mark.parametrize("kernels", ["amx", "amx, long prompts", "onednn"])
+@pytest.mark.parametrize("make", [family, compiled])
 @pytest.mark.parametrize("name", FAST)
-def test_half_precision_is_off_by_its_rounding_alone(
-    name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if kernels == "onednn":
-        monkeypatch.setattr(amx, "kernels", lambda: None)
-    elif amx.kernels() is None:
-        pytest.skip("this CPU has no AMX, or there is no C compiler")
-    elif kernels == "amx, long prompts":
-        monkeypatch.setattr("rlhf.rollout.decoders.fused.SHORT", 0)
+def test_half_precision_is_off_by_its_rounding_alone(name: str, make: Maker) -> None:
     model = tiny_model(name, **WIDE, initializer_range=0.1)
     reference = model.bfloat16().float()  # the weights that both have
-    rows = Rows(reference, family(model, 4, 24, torch.bfloat16))
+    rows = Rows(reference, make(model, 4, 24, torch.bfloat16))
     with torch.no_grad():
         rows.join(some_prompts())
         for _ in range(4):

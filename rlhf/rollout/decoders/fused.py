@@ -1,4 +1,4 @@
-"""Decoding for the known model families: few operations per token, on weights laid out for them.
+"""Decoding for the known model families in torch: few operations per token.
 
 Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
 all tokens of a forward pass, L = columns of the KV cache, Q = query heads, K = key/value heads, D =
@@ -9,7 +9,6 @@ values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,11 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.decoder_parts import BlockOrder, DecoderParts
-from rlhf.kernels import amx
 from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
-from rlhf.rollout.decoders.projections import ACTIVATIONS, on_amx
-
-SHORT = 96  # prompts of up to this many tokens use the decode attention kernel too
+from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 
 class Heads(NamedTuple):
@@ -62,11 +58,8 @@ class FusedDecoder:
         self._layers = [builder.layer(block) for block in parts.blocks]
         self._final = [builder.norm_or_projection(module) for module in parts.final]
         self._head = builder.project(parts.head)
-        self._project_in = None if parts.project_in is None else builder.project(parts.project_in)
-        self._rotations = (
-            None if parts.rotary is None else builder.rotations(parts.rotary, tokens, self._device)
-        )
-        self._attends_compiled = on_amx(self._device, dtype) and parts.head_dim % amx.TILE == 0
+        self._embed = builder.embedding()
+        self._rotations = builder.rotations(tokens)
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
@@ -97,17 +90,11 @@ class FusedDecoder:
         num_rows = len(ids_B)
         positions_B = torch.tensor(positions, device=self._device)
         positions_T = torch.cat([positions_B, self._columns(ids_NP)])
-        attend: Attend
-        if self._attends_compiled and ids_NP.shape[1] <= SHORT:
-            rows_N = torch.arange(num_rows, num_rows + len(ids_NP))
-            rows_T = torch.cat([torch.arange(num_rows), rows_N.repeat_interleave(ids_NP.shape[1])])
-            attend = partial(amx.attend, rows_T=rows_T, positions_T=positions_T)
-        else:
-            attend = _attend_both(
-                self._attend_newest(positions_B, max(positions) + 1),
-                self._attend_prompts(ids_NP, num_rows),
-                num_rows,
-            )
+        attend = _attend_both(
+            self._attend_newest(positions_B, max(positions) + 1),
+            self._attend_prompts(ids_NP, num_rows),
+            num_rows,
+        )
         x_TH = self._through(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
         last_N = num_rows + self._last_tokens(ids_NP, lengths)
         return self._logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
@@ -150,8 +137,6 @@ class FusedDecoder:
         """Return the attention function for one new token in each of the first B rows."""
         num_rows, parts = len(positions_B), self._parts
         rows_B = torch.arange(num_rows, device=self._device)
-        if self._attends_compiled:
-            return partial(amx.attend, rows_T=rows_B, positions_T=positions_B)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
         mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
@@ -170,16 +155,6 @@ class FusedDecoder:
             ).reshape(num_rows, parts.num_heads, parts.head_dim)
 
         return attend
-
-    def _embed(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
-        parts = self._parts
-        x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(self._dtype)
-        if self._project_in is not None:
-            x_TH = self._project_in(x_TH)
-        if parts.positions is not None:
-            places_T = positions_T + parts.position_offset
-            x_TH = x_TH + functional.embedding(places_T, parts.positions.weight).to(self._dtype)
-        return x_TH
 
     def _through(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Return the hidden state (T, H) after all blocks."""

@@ -1,6 +1,6 @@
 """A known family's decoder as callable functions: projections, norms and rotary tables.
 
-Shapes: O = outputs, I = inputs of a linear layer, D = head size.
+Shapes: T = tokens, H = hidden size, O = outputs, I = inputs of a linear layer, D = head size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.decoder_parts import BlockParts, DecoderParts
+from rlhf.kernels.decode import Linear, Norm
 from rlhf.rollout.decoders.projections import Projection, can_pack, projection
 
 WeightOf = Callable[[nn.Module], Tensor]  # a linear layer's weight with its adapters merged in
@@ -55,6 +56,28 @@ class Rotations(NamedTuple):
         return turned if size == x.shape[-1] else torch.cat([turned, x[..., size:]], dim=-1)
 
 
+class Embedding:
+    """The token embeddings, projected if they are narrower, plus the position embeddings if any."""
+
+    def __init__(
+        self, parts: DecoderParts, project_in: Projection | None, dtype: torch.dtype
+    ) -> None:
+        self._parts = parts
+        self._project_in = project_in
+        self._dtype = dtype
+
+    def __call__(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the embeddings (T, H) of tokens at their positions."""
+        parts = self._parts
+        x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(self._dtype)
+        if self._project_in is not None:
+            x_TH = self._project_in(x_TH)
+        if parts.positions is not None:
+            places_T = positions_T + parts.position_offset
+            x_TH = x_TH + functional.embedding(places_T, parts.positions.weight).to(self._dtype)
+        return x_TH
+
+
 class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
@@ -62,6 +85,7 @@ class LayerBuilder:
     """
 
     def __init__(self, parts: DecoderParts, weight_of: WeightOf, dtype: torch.dtype) -> None:
+        self._parts = parts
         self._weight_of = weight_of
         self._dtype = dtype
         self._activation = parts.activation
@@ -85,32 +109,48 @@ class LayerBuilder:
             down=self.project(block.down),
         )
 
+    def embedding(self) -> Embedding:
+        """Build the function that embeds tokens."""
+        module = self._parts.project_in
+        return Embedding(self._parts, None if module is None else self.project(module), self._dtype)
+
     def project(self, *modules: Any, activation: str | None = None) -> Projection:
         """Build one projection from linear layers that share their inputs."""
+        return projection(*self.joined(*modules), activation)
+
+    def joined(self, *modules: Any) -> Linear:
+        """Return the weights and biases of linear layers that share their inputs as one layer."""
         weights = [self._weight_of(module).to(self._dtype) for module in modules]
         biases = [module.bias.to(self._dtype) for module in modules if module.bias is not None]
         weight_OI = weights[0] if len(weights) == 1 else torch.cat(weights)
-        bias_O = torch.cat(biases) if biases else None
-        return projection(weight_OI, bias_O, activation)
+        return Linear(weight_OI, torch.cat(biases) if biases else None)
 
     def norm(self, module: Any) -> Step:
         """Build a LayerNorm, or the RMS norm that the transformers families share."""
+        weight, bias, epsilon, is_rms, size = self.norm_parts(module)
+        if is_rms:
+            return lambda x: functional.rms_norm(x, (size,), weight, epsilon)
+        return lambda x: functional.layer_norm(x, (size,), weight, bias, epsilon)
+
+    def norm_parts(self, module: Any) -> Norm:
+        """Return the weights and options of a norm."""
         weight, bias = (
             None if vector is None else vector.to(self._dtype)
             for vector in (module.weight, getattr(module, "bias", None))
         )
         if isinstance(module, nn.LayerNorm):
-            shape = module.normalized_shape
-            return lambda x: functional.layer_norm(x, shape, weight, bias, module.eps)
-        size, epsilon = module.weight.shape, module.variance_epsilon
-        return lambda x: functional.rms_norm(x, size, weight, epsilon)
+            return Norm(weight, bias, module.eps, False, module.normalized_shape[0])
+        return Norm(weight, None, module.variance_epsilon, True, len(module.weight))
 
     def norm_or_projection(self, module: Any) -> Step:
         """Build the function of a norm or linear layer that precedes the output layer."""
         return self.project(module) if hasattr(module, "in_features") else self.norm(module)
 
-    def rotations(self, rotary: Any, tokens: int, device: torch.device) -> Rotations:
-        """Build the tables of a rotary embedding for positions below ``tokens``."""
+    def rotations(self, tokens: int) -> Rotations | None:
+        """Build the rotary embedding's tables for positions below ``tokens``, if there is one."""
+        rotary, device = self._parts.rotary, self._parts.tokens.weight.device
+        if rotary is None:
+            return None
         like = torch.empty(0, dtype=torch.float32, device=device)
         cos, sin = rotary(like, torch.arange(tokens, device=device)[None])
         sin = sin[0].clone()

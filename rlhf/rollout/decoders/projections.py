@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.kernels import amx
+from rlhf.kernels import decode
 
 ROWS = 16  # oneDNN chooses its weight layout for about this many rows
 
@@ -87,42 +87,34 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 class Activation(NamedTuple):
-    """An activation function and its names in oneDNN and amx.c."""
+    """An activation function and its names in oneDNN and decode.c."""
 
     function: Callable[[Tensor], Tensor]
     onednn: tuple[str, str]
-    amx: str
+    compiled: decode.CompiledActivation
 
 
 # The keys of ACTIVATIONS are the names that transformers uses.
-GELU_TANH = Activation(_gelu_tanh, ("gelu", "tanh"), "gelu_tanh")
+GELU_TANH = Activation(_gelu_tanh, ("gelu", "tanh"), decode.CompiledActivation.gelu_tanh)
 ACTIVATIONS = {
-    None: Activation(lambda x: x, ("none", ""), "none"),
-    "relu": Activation(torch.relu, ("relu", ""), "relu"),
-    "gelu": Activation(functional.gelu, ("gelu", "none"), "gelu"),
+    None: Activation(lambda x: x, ("none", ""), decode.CompiledActivation.none),
+    "relu": Activation(torch.relu, ("relu", ""), decode.CompiledActivation.relu),
+    "gelu": Activation(functional.gelu, ("gelu", "none"), decode.CompiledActivation.gelu),
     "gelu_new": GELU_TANH,
     "gelu_fast": GELU_TANH,
     "gelu_pytorch_tanh": GELU_TANH,
-    "silu": Activation(functional.silu, ("swish", ""), "silu"),
+    "silu": Activation(functional.silu, ("swish", ""), decode.CompiledActivation.silu),
 }
 
 
 def projection(weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> Projection:
     """Return the fastest projection for these weights on their device, in their precision.
 
-    With AMX or oneDNN it holds a copy of the weights in the order in which they are read.
+    With oneDNN it holds a copy of the weights in the order in which they are read.
     """
-    inputs = weight_OI.shape[1]
-    if on_amx(weight_OI.device, weight_OI.dtype) and inputs % amx.DEPTH == 0:
-        return amx.AmxProjection(weight_OI, bias_O, ACTIVATIONS[activation].amx)
     if can_pack(weight_OI.device, weight_OI.dtype):
         return PackedProjection(weight_OI, bias_O, activation)
     return PlainProjection(weight_OI, bias_O, activation)
-
-
-def on_amx(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if the AMX kernels compute this type on this device."""
-    return device.type == "cpu" and dtype is torch.bfloat16 and amx.kernels() is not None
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

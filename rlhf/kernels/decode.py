@@ -1,0 +1,254 @@
+"""Programs of a decoder's steps, which compiled code runs on a CPU in one call.
+
+Shapes: T = tokens, R = rows and L = columns of a layer's KV cache, K = key/value heads, D = head
+size, I = inputs and O = outputs of a linear layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlhf.kernels.compiling import compiled
+
+LANES = 16  # numbers that a vector load may read behind the end of a table, at most
+
+
+class CompiledActivation(IntEnum):
+    """The activations of decode.c."""
+
+    none = 0
+    relu = 1
+    gelu = 2
+    gelu_tanh = 3
+    silu = 4
+
+
+class Combine(IntEnum):
+    """What a linear layer does with its result and another buffer."""
+
+    alone = 0
+    plus = 1
+    times = 2
+
+
+class HeadsAt(NamedTuple):
+    """Where a buffer holds the queries, keys or values of a token: ``heads`` vectors."""
+
+    buffer: int
+    first: int
+    """Index of the first vector within a token's row of the buffer."""
+    token: int
+    """Numbers from one token to the next: the width of the buffer."""
+    head: int
+    """Numbers from one vector to the next."""
+    heads: int
+
+
+class _Kind(IntEnum):
+    linear = 0
+    norm = 1
+    turn = 2
+    remember = 3
+    attend = 4
+
+
+_Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = _fields(_Size, "buffer first token head heads")
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *_fields(_Pointer, "packed bias next"),
+        *_fields(_Size, "x y other inputs outputs activation combine"),
+    ]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [
+        *_fields(_Pointer, "weight bias"),
+        *_fields(_Size, "x y size is_rms"),
+        ("epsilon", ctypes.c_float),
+    ]
+
+
+class _Turn(ctypes.Structure):
+    _fields_ = [("heads", _Heads), *_fields(_Pointer, "norm cos sin"), ("turned", _Size)]
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [
+        *_fields(_Heads, "query key value"),
+        *_fields(_Pointer, "keys values"),
+        *_fields(_Size, "capacity size"),
+        ("scale", ctypes.c_float),
+        ("mixed", _Size),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [("kind", _Size), ("of", _Pointer)]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [("buffers", _Pointer), ("tokens", _Size), *_fields(_Pointer, "rows positions")]
+
+
+class Linear(NamedTuple):
+    """The weight and bias of a linear layer."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None
+
+
+class Norm(NamedTuple):
+    """A LayerNorm or an RMS norm of ``size`` numbers."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    epsilon: float
+    is_rms: bool
+    size: int
+
+
+def decode_library(dtype: torch.dtype) -> Any | None:
+    """Return the compiled functions for numbers of ``dtype``, or None if they cannot run here."""
+    if dtype not in {torch.bfloat16, torch.float32}:
+        return None
+    return compiled("decode", half=dtype is torch.bfloat16)
+
+
+class DecodeProgram:
+    """Steps that read and write buffers; a buffer holds one row of numbers per token.
+
+    All threads finish a step before the next step begins.
+    """
+
+    def __init__(self, library: Any, dtype: torch.dtype) -> None:
+        self._library = library
+        self._dtype = dtype
+        self._steps: list[_Step] = []
+        self._array: Any = None  # the steps, when the first run has made it
+        self._last_linear: _Linear | None = None
+        self._scratch: list[Tensor] = []
+        self._kept: list[Any] = []  # what the steps' pointers point to
+
+    def buffer(self, width: int) -> int:
+        """Return a new buffer of ``width`` numbers per token."""
+        self._scratch.append(torch.empty(0, width, dtype=self._dtype))
+        return len(self._scratch) - 1
+
+    def linear(
+        self,
+        layer: Linear,
+        *,
+        x: int,
+        y: int,
+        activation: CompiledActivation = CompiledActivation.none,
+        combine: Combine = Combine.alone,
+        other: int = 0,
+    ) -> None:
+        """Add y = combine(activation(x W^T + b), other), on a copy of the weight for fast reads.
+
+        ``other`` may be ``y``. bf16 requires an even number of inputs.
+        """
+        outputs, inputs = layer.weight_OI.shape
+        sizes = (_Size(outputs), _Size(inputs))
+        self._library.decode_packed_size.restype = _Size
+        packed = torch.empty(self._library.decode_packed_size(*sizes), dtype=self._dtype)
+        weight_OI = self._numbers(layer.weight_OI)
+        pointers = (_Pointer(each.data_ptr()) for each in (weight_OI, packed))
+        self._library.decode_pack(next(pointers), *sizes, next(pointers))
+        bias = None if layer.bias_O is None else self._at(self._numbers(layer.bias_O))
+        sizes_and_choices = (x, y, other, inputs, outputs, activation, combine)
+        step = _Linear(self._at(packed), bias, None, *sizes_and_choices)
+        if self._last_linear is not None:
+            self._last_linear.next = ctypes.addressof(step)
+        self._last_linear = step
+        self._add(_Kind.linear, step)
+
+    def norm(self, norm: Norm, *, x: int, y: int) -> None:
+        """Add y = norm(x); ``y`` may be ``x``."""
+        self._add(_Kind.norm, self._norm(norm, x, y))
+
+    def turn(
+        self, heads: HeadsAt, norm: Norm | None, rotation: tuple[Tensor, Tensor] | None
+    ) -> None:
+        """Add the norm of each of the heads, then their rotation by the tokens' positions.
+
+        ``rotation`` holds the tables cos and sin (positions, turned) in fp32; the first half of
+        each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
+        """
+        own = None if norm is None else self._keep(self._norm(norm, 0, 0))
+        step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
+        if rotation is not None:
+            padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotation)
+            step.cos, step.sin = (self._at(table) for table in padded)
+            step.turned = rotation[0].shape[1]
+        self._add(_Kind.turn, step)
+
+    def attend(
+        self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], memory_2RKLD: Tensor, *, mixed: int
+    ) -> None:
+        """Add causal attention of queries, keys and values over a layer's KV cache.
+
+        Keys and values of all tokens are stored in the KV cache first. Then each token attends to
+        its own row, up to its position.
+        """
+        capacity, size = memory_2RKLD.shape[3:]
+        step = _Attention(
+            *(_Heads(*each) for each in heads),
+            *(self._at(numbers_RKLD) for numbers_RKLD in memory_2RKLD.unbind()),
+            *(capacity, size, size**-0.5, mixed),
+        )
+        self._add(_Kind.remember, step)
+        self._add(_Kind.attend, step)
+
+    def run(self, given: dict[int, Tensor], rows_T: Tensor, positions_T: Tensor) -> None:
+        """Run all steps on T tokens, which belong to these rows and positions of the KV cache.
+
+        ``given`` holds the buffers that the caller provides, contiguous tensors (T, width).
+        """
+        tokens = len(rows_T)
+        for index, buffer in enumerate(self._scratch):
+            if index not in given and len(buffer) < tokens:
+                self._scratch[index] = buffer.new_empty(tokens, buffer.shape[1])
+        buffers = [given.get(index, buffer) for index, buffer in enumerate(self._scratch)]
+        pointers = (_Pointer * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
+        if self._array is None:
+            self._array = (_Step * len(self._steps))(*self._steps)
+        tables = (rows_T.data_ptr(), positions_T.data_ptr())
+        call = _Pass(ctypes.addressof(pointers), tokens, *tables)
+        self._library.decode_run(self._array, _Size(len(self._steps)), ctypes.byref(call))
+
+    def _norm(self, norm: Norm, x: int, y: int) -> _Norm:
+        vectors = (
+            None if each is None else self._at(self._numbers(each))
+            for each in (norm.weight, norm.bias)
+        )
+        return _Norm(*vectors, x, y, norm.size, norm.is_rms, norm.epsilon)
+
+    def _add(self, kind: _Kind, of: Any) -> None:
+        self._steps.append(_Step(kind, ctypes.addressof(self._keep(of))))
+
+    def _numbers(self, x: Tensor) -> Tensor:
+        return x.detach().to(self._dtype).contiguous()
+
+    def _at(self, x: Tensor) -> int:
+        return int(self._keep(x).data_ptr())
+
+    def _keep(self, value: Any) -> Any:
+        self._kept.append(value)
+        return value

@@ -1,0 +1,116 @@
+/* Linear layers on packed weights, with bias, activation and another buffer combined. */
+
+enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
+enum { ALONE, PLUS, TIMES };
+
+typedef struct Linear {
+    const number *packed, *bias;
+    const struct Linear *next; /* of the program, or null */
+    int64_t x, y, other;       /* buffers */
+    int64_t inputs, outputs, activation, combine;
+} Linear;
+
+static inline vec activated(vec x, int64_t activation) {
+    switch (activation) {
+    case RELU: return larger(x, all(0));
+    case SILU: return x * sigmoid_of(x);
+    case GELU: return x * (all(0.5f) * erf_of(x * all(0.70710678f)) + all(0.5f));
+    case GELU_TANH: /* x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)) */
+        return x * sigmoid_of((x * x * x * all(0.044715f) + x) * all(1.59576912f));
+    default: return x;
+    }
+}
+
+/* Add the bias to rows of sums (rows, width), activate, combine with `other` and store. */
+static void finish(const Linear *l, const Pass *pass, const float *sums, int64_t width,
+                   int64_t row, int64_t rows, int64_t output) {
+    const int64_t end = l->outputs - output < width ? l->outputs - output : width;
+    for (int64_t o = 0; o < end; o += LANES) {
+        const vec bias = l->bias ? load_numbers(l->bias + output + o, end - o) : all(0);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = (row + i) * l->outputs + output + o;
+            vec x = activated(load(sums + i * width + o) + bias, l->activation);
+            if (l->combine == PLUS) x += load_numbers(pass->buffers[l->other] + at, end - o);
+            if (l->combine == TIMES) x *= load_numbers(pass->buffers[l->other] + at, end - o);
+            store_numbers(pass->buffers[l->y] + at, x, end - o);
+        }
+    }
+}
+
+/* Return the shape of the products with a weight of so many inputs. */
+static inline Shape shape_for(int64_t inputs) {
+    (void)inputs; /* which AMX alone looks at */
+#if HALF && ISA >= AMX
+    if (inputs % DEPTH == 0) return TILES;
+#endif
+    return VECTORS;
+}
+
+/* Return how many numbers the packed weight (outputs, inputs) has. */
+int64_t decode_packed_size(int64_t outputs, int64_t inputs) {
+    const int64_t width = shape_for(inputs).outputs;
+    return (outputs + width - 1) / width * width * inputs;
+}
+
+/* Copy the weight (outputs, inputs) into the order in which products read it. */
+void decode_pack(const number *weight, int64_t outputs, int64_t inputs, number *packed) {
+#if HALF && ISA >= AMX
+    if (inputs % DEPTH == 0) {
+        pack_tiles(weight, outputs, inputs, packed);
+        return;
+    }
+#endif
+    pack_vectors(weight, outputs, inputs, packed);
+}
+
+/* The chunks of a layer's weights that a thread reads. */
+typedef struct { int64_t begin, end, bytes; } Chunks;
+
+static Chunks own_chunks(const Linear *l) {
+    const Shape shape = shape_for(l->inputs);
+    const int64_t chunks = (l->outputs + shape.outputs - 1) / shape.outputs;
+    const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    return (Chunks){chunks * thread / threads, chunks * (thread + 1) / threads,
+                    l->inputs / shape.inputs * shape.bytes};
+}
+
+/* Return where the weights begin that this thread reads after a chunk, or null at the end. */
+static const uint8_t *next_weights(const Linear *l, Chunks own, int64_t chunk) {
+    if (chunk + 1 < own.end) return (const uint8_t *)l->packed + (chunk + 1) * own.bytes;
+    if (!l->next) return NULL;
+    const Chunks next = own_chunks(l->next);
+    return (const uint8_t *)l->next->packed + next.begin * next.bytes;
+}
+
+/* Compute y = combine(activation(x W^T + bias), other).
+ *
+ * A thread multiplies all rows by one chunk of weights and meanwhile prefetches the next chunk, in
+ * equal shares, one per group of rows. If there is only one group, and at the thread's first chunk,
+ * it prefetches a little ahead of the weights that it reads.
+ */
+static void linear(const Linear *l, const Pass *pass) {
+    const Shape shape = shape_for(l->inputs);
+    const Chunks own = own_chunks(l);
+    const int64_t groups = (pass->tokens + shape.rows - 1) / shape.rows, lines = shape.bytes / 64;
+    float sums[shape.rows * shape.outputs] __attribute__((aligned(64)));
+    for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
+        const uint8_t *weights = (const uint8_t *)l->packed + chunk * own.bytes;
+        const uint8_t *next = next_weights(l, own, chunk);
+        for (int64_t group = 0; group < groups; group++) {
+            const int64_t row = group * shape.rows, left = pass->tokens - row;
+            const int64_t rows = left < shape.rows ? left : shape.rows;
+            const number *x = pass->buffers[l->x] + row * l->inputs;
+            Window ahead = {next, lines * group / groups * 64, lines * (group + 1) / groups * 64,
+                            groups == 1 || (group == 0 && chunk == own.begin)};
+            if (groups == 1 || !next) ahead.to = 0;
+#if HALF && ISA >= AMX
+            if (l->inputs % DEPTH == 0) {
+                if (group == 0 || group == groups - 1) set_tiles(rows);
+                multiply_tiles(x, l->inputs, weights, ahead, sums);
+            } else
+#endif
+                multiply_vectors(x, rows, l->inputs, weights, ahead, sums);
+            finish(l, pass, sums, shape.outputs, row, rows, chunk * shape.outputs);
+        }
+    }
+}

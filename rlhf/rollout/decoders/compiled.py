@@ -1,0 +1,220 @@
+"""Decoding for the known model families on a CPU: a forward pass is one call of compiled code.
+
+Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
+all tokens of a forward pass, L = columns of the KV cache, K = key/value heads, D = head size, H =
+hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.decoder_parts import BlockOrder, BlockParts, DecoderParts
+from rlhf.kernels.decode import Combine, DecodeProgram, HeadsAt, decode_library
+from rlhf.rollout.decoders.layers import LayerBuilder, WeightOf
+from rlhf.rollout.decoders.projections import ACTIVATIONS
+
+
+def can_compile(parts: DecoderParts, dtype: torch.dtype) -> bool:
+    """Return True if ``CompiledDecoder`` can run ``parts`` on this machine."""
+    block = parts.blocks[0]
+    layers = (block.query_key_value[0], block.output, block.up, block.down)
+    return (
+        parts.tokens.weight.device.type == "cpu"
+        and decode_library(dtype) is not None
+        and all(layer.in_features % 2 == 0 for layer in layers)  # bf16 is multiplied in pairs
+    )
+
+
+class CompiledDecoder:
+    """A ``PackingDecoder`` for models of the known families on a CPU.
+
+    A pass has one list of tokens, without padding; each token knows its row and its position.
+    """
+
+    def __init__(
+        self,
+        parts: DecoderParts,
+        weight_of: WeightOf,
+        *,
+        rows: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        builder = LayerBuilder(parts, weight_of, dtype)
+        library = decode_library(dtype)
+        shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
+        self._memory = torch.zeros(shape, dtype=dtype)
+        self._embed = builder.embedding()
+        self._blocks = _Blocks(parts, builder, DecodeProgram(library, dtype), tokens=tokens)
+        for block, memory_2RKLD in zip(parts.blocks, self._memory, strict=True):
+            self._blocks.add(block, memory_2RKLD)
+        self._head = DecodeProgram(library, dtype)
+        self._logits = _add_head(self._head, parts, builder)
+        self._vocabulary = builder.joined(parts.head).weight_OI.shape[0]
+
+    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
+        state_TH = self._through(*_without_padding(ids_NP, lengths, first_row))
+        return self._read(state_TH[_ends(lengths)])
+
+    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
+        """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
+        return self._read(self._through(*_newest(ids_B, positions)))
+
+    def decode_and_prefill(
+        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+    ) -> Tensor:
+        """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
+        newest, num_rows = _newest(ids_B, positions), len(ids_B)
+        prompts = _without_padding(ids_NP, lengths, num_rows)
+        state_TH = self._through(*(torch.cat(both) for both in zip(newest, prompts, strict=True)))
+        last = torch.cat([torch.arange(num_rows), num_rows + _ends(lengths)])
+        return self._read(state_TH[last])
+
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
+        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
+
+    def _through(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the hidden state (T, H) after all blocks."""
+        state_TH = self._embed(ids_T, positions_T)
+        self._blocks.program.run({_Blocks.STATE: state_TH}, rows_T, positions_T)
+        return state_TH
+
+    def _read(self, state_BH: Tensor) -> Tensor:
+        """Return the logits (B, V) of hidden states."""
+        logits_BV = state_BH.new_empty(len(state_BH), self._vocabulary)
+        rows_B = torch.arange(len(state_BH))
+        self._head.run({_Blocks.STATE: state_BH, self._logits: logits_BV}, rows_B, rows_B)
+        return logits_BV
+
+
+class _Blocks:
+    """The program of all blocks; it updates the residual stream, which is buffer ``STATE``."""
+
+    STATE = 0
+
+    def __init__(
+        self, parts: DecoderParts, builder: LayerBuilder, program: DecodeProgram, *, tokens: int
+    ) -> None:
+        self.program = program
+        self._parts = parts
+        self._builder = builder
+        self._rotations = builder.rotations(tokens)
+        self._activation = ACTIVATIONS[parts.activation].compiled
+        sizes = {name: len(getattr(parts.blocks[0], name).weight) for name in ("output", "up")}
+        heads = parts.num_heads + 2 * parts.num_kv_heads
+        state = program.buffer(sizes["output"])
+        assert state == self.STATE
+        self._normed = program.buffer(sizes["output"])
+        self._normed_too = program.buffer(sizes["output"])
+        self._joined = program.buffer(heads * parts.head_dim)
+        self._mixed = program.buffer(parts.num_heads * parts.head_dim)
+        self._inner = program.buffer(sizes["up"])
+        self._gate = program.buffer(sizes["up"])
+
+    def add(self, block: BlockParts, memory_2RKLD: Tensor) -> None:
+        """Add the steps of one block, whose KV cache is ``memory_2RKLD``."""
+        order, state, normed = self._parts.order, self.STATE, self._normed
+        if order is BlockOrder.norm_last:
+            self._add_attention(block, memory_2RKLD, x=state)
+            self._add_norm(block.attention_norm, x=state, y=state)
+            self._add_mlp(block, x=state)
+            self._add_norm(block.mlp_norm, x=state, y=state)
+            return
+        self._add_norm(block.attention_norm, x=state, y=normed)
+        if order is BlockOrder.parallel:  # before attention changes the residual stream
+            self._add_norm(block.mlp_norm, x=state, y=self._normed_too)
+            self._add_attention(block, memory_2RKLD, x=normed)
+            self._add_mlp(block, x=self._normed_too)
+            return
+        self._add_attention(block, memory_2RKLD, x=normed)
+        self._add_norm(block.mlp_norm, x=state, y=normed)
+        self._add_mlp(block, x=normed)
+
+    def _add_norm(self, module: Any, *, x: int, y: int) -> None:
+        self.program.norm(self._builder.norm_parts(module), x=x, y=y)
+
+    def _add_attention(self, block: BlockParts, memory_2RKLD: Tensor, *, x: int) -> None:
+        """Add state += attention(x)."""
+        heads = self._heads(interleaved=len(block.query_key_value) == 1)
+        joined = self._builder.joined(*block.query_key_value)
+        self.program.linear(joined, x=x, y=self._joined)
+        for each, module in zip(heads, (block.query_norm, block.key_norm), strict=False):
+            norm = None if module is None else self._builder.norm_parts(module)
+            if norm is not None or self._rotations is not None:
+                self.program.turn(each, norm, self._rotations)
+        self.program.attend(heads, memory_2RKLD, mixed=self._mixed)
+        self._add_to_state(block.output, x=self._mixed)
+
+    def _add_mlp(self, block: BlockParts, *, x: int) -> None:
+        """Add state += mlp(x)."""
+        up = self._builder.joined(block.up)
+        if block.gate is None:
+            self.program.linear(up, x=x, y=self._inner, activation=self._activation)
+        else:
+            gate = self._builder.joined(block.gate)
+            self.program.linear(gate, x=x, y=self._gate, activation=self._activation)
+            self.program.linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
+        self._add_to_state(block.down, x=self._inner)
+
+    def _add_to_state(self, module: Any, *, x: int) -> None:
+        layer = self._builder.joined(module)
+        self.program.linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
+
+    def _heads(self, *, interleaved: bool) -> tuple[HeadsAt, HeadsAt, HeadsAt]:
+        """Return where queries, keys and values are in the joined projection."""
+        parts, size = self._parts, self._parts.head_dim
+        counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
+        width = sum(counts) * size
+        starts = (0, counts[0] * size, (counts[0] + counts[1]) * size)
+        if interleaved:  # q, k and v of the first head, then of the next
+            starts = (0, size, 2 * size)
+        head = 3 * size if interleaved else size
+        query, key, value = (
+            HeadsAt(self._joined, start, width, head, count)
+            for start, count in zip(starts, counts, strict=True)
+        )
+        return query, key, value
+
+
+def _add_head(program: DecodeProgram, parts: DecoderParts, builder: LayerBuilder) -> int:
+    """Add the steps after the last block; return the buffer of the logits."""
+    x = program.buffer(len(parts.blocks[0].output.weight))
+    for module in parts.final:
+        if hasattr(module, "in_features"):
+            layer = builder.joined(module)
+            y = program.buffer(len(layer.weight_OI))
+            program.linear(layer, x=x, y=y)
+            x = y
+        else:
+            program.norm(builder.norm_parts(module), x=x, y=x)
+    head = builder.joined(parts.head)
+    logits = program.buffer(len(head.weight_OI))
+    program.linear(head, x=x, y=logits)
+    return logits
+
+
+def _newest(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, rows and positions of the newest tokens of the first B rows."""
+    return ids_B, torch.arange(len(ids_B)), torch.tensor(positions)
+
+
+def _without_padding(
+    ids_NP: Tensor, lengths: list[int], first_row: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, rows and positions of the prompts' tokens, one prompt after the other."""
+    places_NP = torch.arange(ids_NP.shape[1]).expand_as(ids_NP)
+    rows_N, lengths_N = torch.arange(len(ids_NP)) + first_row, torch.tensor(lengths)
+    keep_NP = places_NP < lengths_N[:, None]
+    return ids_NP[keep_NP], rows_N.repeat_interleave(lengths_N), places_NP[keep_NP]
+
+
+def _ends(lengths: list[int]) -> Tensor:
+    """Return the index of each prompt's last token."""
+    return torch.tensor(list(accumulate(lengths))) - 1
