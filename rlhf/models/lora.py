@@ -141,10 +141,8 @@ def effective_weight(linear: nn.Module) -> Tensor:
 
 def _merged(layer: Any, weight: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
     """Return W + scaling * B A, computed in fp32 and rounded to the dtype of W."""
-    change_OI = layer.scaling[ADAPTER] * (b_OR @ a_RI)
-    change = change_OI.T if layer.fan_in_fan_out else change_OI
-    merged: Tensor = (weight.float() + change).to(weight.dtype)
-    return merged
+    factors = (a_RI.T, b_OR.T) if layer.fan_in_fan_out else (b_OR, a_RI)
+    return torch.addmm(weight.float(), *factors, alpha=layer.scaling[ADAPTER]).to(weight.dtype)
 
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
