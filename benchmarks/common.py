@@ -103,6 +103,13 @@ def peak_gb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
+def cpu_kind() -> str:
+    """The highest instruction set of this CPU that the project has code for, whatever the cap."""
+    from rlhf.cpu import read_cpu
+
+    return read_cpu().isa.name
+
+
 def machine(device: str) -> dict[str, Any]:
     """Where and with what something was measured."""
     import torch
@@ -118,7 +125,7 @@ def machine(device: str) -> dict[str, Any]:
         "processor": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
-        "has_amx": "amx_bf16" in cpuinfo,
+        "cpu_kind": cpu_kind(),
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "python": platform.python_version(),
@@ -158,23 +165,26 @@ def parser(usage: str | None, *, shape: str | list[str]) -> argparse.ArgumentPar
 
 
 def finish(options: argparse.Namespace, text: str, found: dict[str, Any]) -> None:
-    """Print the table and write the figures, with machine and versions, as JSON."""
+    """Print the table and write the figures, with machine and versions, as JSON.
+
+    Every kind of CPU has files of its own: times of one kind say little of another.
+    """
     name = Path(sys.argv[0]).stem
     shape = options.shape if isinstance(options.shape, str) else "_".join(options.shape)
-    place = BENCHMARKS / "results" / f"{name}_{shape}_{options.device}.json"
+    kind = cpu_kind() if options.device == "cpu" else options.device
+    place = BENCHMARKS / "results" / f"{name}_{shape}_{kind}.json"
     place = options.json or place
     place.parent.mkdir(parents=True, exist_ok=True)
     # Paths of this machine tell nobody anything: their last part does.
-    given = {key: v.name if isinstance(v, Path) else v for key, v in vars(options).items()}
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     document = {
         "benchmark": name,
         "command": shlex.join(["python", f"benchmarks/{name}.py", *words]),
-        "options": given,
+        "options": vars(options),
         "machine": machine(options.device),
         **found,
     }
-    place.write_text(json.dumps(document, indent=1) + "\n")
+    place.write_text(json.dumps(document, indent=1, default=lambda path: path.name) + "\n")
     sys.stdout.write(f"{text}\n\nFigures: {place}\n")
 
 

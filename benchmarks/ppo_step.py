@@ -6,16 +6,17 @@
 for actor and critic, a learned reward model, a frozen reference. The ways take turns; each turn is
 a new process, whose first two iterations are not counted.
 
-``generate`` of transformers in fp32 runs in the same turns: the peers' times, which
-docs/performance.md has from another machine of this kind, are multiplied by its time here over its
-time there.
+The peers' times are those that docs/performance.md has for this kind of CPU, from another machine
+and day; they are not scaled. ``generate`` of transformers in fp32 runs in the same turns: its time
+here and its time there say how alike the machines were.
 ``--peer trl`` runs TRL's PPO too, with the interpreter of an environment of its own:
 
     python3 -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.23.0 \
         accelerate==1.15.0 datasets
     python benchmarks/ppo_step.py --shape tiny --peer trl --peer-python trl/bin/python
 
-Floors and FLOP are those of ``floors.py``: a part's share is its floor over its time.
+Floors and FLOP are those of ``floors.py``: a part's share is its floor over its time. MFU is the
+iteration's FLOP per second over the measured rate of large products.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from common import (
     KEPT_MEMORY,
     Samples,
     Way,
+    cpu_kind,
     finish,
     medians,
     parser,
@@ -42,6 +44,7 @@ from shapes import SHAPES, Shape, Work, make_models
 
 GENERATE = "generate fp32"
 PARTS = ("generate", "score", "train")
+PUBLISHED = (*PARTS, "iteration", "peak_gb")
 
 
 class Peer(NamedTuple):
@@ -55,27 +58,54 @@ class Peer(NamedTuple):
     peak_gb: float
 
 
-# From docs/performance.md, "The peers": 2 cores with AMX, torch 2.13.0, transformers 5.23.0.
-GENERATE_SECONDS = {"tiny": 0.65, "opt125m": 6.1}
-PEERS = {
-    "tiny": [
-        Peer("DeepSpeed-Chat fp32", 0.65, 0.58, 0.79, 2.02, 1.4),
-        Peer("DeepSpeed-Chat fp32, kept memory", 0.66, 0.45, 0.71, 1.83, 1.6),
-        Peer("DeepSpeed-Chat bf16", 0.56, 0.18, 0.55, 1.34, 1.2),
-        Peer("TRL 1.12 fp32", 0.65, 0.49, 0.92, 2.20, 1.6),
-        Peer("TRL 1.12 fp32, kept memory", 0.62, 0.45, 0.67, 1.90, 1.7),
-        Peer("trlx fp32, shared trunk", 0.67, 0.67, 0.73, 2.12, 1.6),
-    ],
-    "opt125m": [
-        Peer("DeepSpeed-Chat fp32", 6.1, 6.2, 8.7, 20.8, 6.7),
-        Peer("DeepSpeed-Chat fp32, kept memory", 6.1, 4.0, 6.2, 16.3, 7.5),
-        Peer("DeepSpeed-Chat bf16", 3.6, 1.9, 4.0, 9.5, 5.2),
-        Peer("TRL 1.12 fp32", 6.2, 2.5, 10.6, 19.3, 7.3),
-        Peer("TRL 1.12 fp32, kept memory", 6.1, 2.4, 6.2, 14.9, 7.9),
-        Peer("trlx fp32, shared trunk", 6.3, 8.8, 7.8, 22.8, 7.3),
-    ],
-}
-HEADER = ("way", *PARTS, "iteration, s", "peak GB", "times as long as the first")
+class Kind(NamedTuple):
+    """What docs/performance.md, "The peers", has for one kind of CPU: 2 cores, torch 2.13.0."""
+
+    generate_seconds: dict[str, float]
+    """Of transformers' generate in fp32 with its dynamic cache, by shape."""
+    peers: dict[str, list[Peer]]
+
+
+AMX = Kind(
+    {"tiny": 0.65, "opt125m": 6.1},
+    {
+        "tiny": [
+            Peer("DeepSpeed-Chat fp32", 0.65, 0.58, 0.79, 2.02, 1.4),
+            Peer("DeepSpeed-Chat fp32, kept memory", 0.66, 0.45, 0.71, 1.83, 1.6),
+            Peer("DeepSpeed-Chat bf16", 0.56, 0.18, 0.55, 1.34, 1.2),
+            Peer("TRL 1.12 fp32", 0.65, 0.49, 0.92, 2.20, 1.6),
+            Peer("TRL 1.12 fp32, kept memory", 0.62, 0.45, 0.67, 1.90, 1.7),
+            Peer("trlx fp32, shared trunk", 0.67, 0.67, 0.73, 2.12, 1.6),
+        ],
+        "opt125m": [
+            Peer("DeepSpeed-Chat fp32", 6.1, 6.2, 8.7, 20.8, 6.7),
+            Peer("DeepSpeed-Chat fp32, kept memory", 6.1, 4.0, 6.2, 16.3, 7.5),
+            Peer("DeepSpeed-Chat bf16", 3.6, 1.9, 4.0, 9.5, 5.2),
+            Peer("TRL 1.12 fp32", 6.2, 2.5, 10.6, 19.3, 7.3),
+            Peer("TRL 1.12 fp32, kept memory", 6.1, 2.4, 6.2, 14.9, 7.9),
+            Peer("trlx fp32, shared trunk", 6.3, 8.8, 7.8, 22.8, 7.3),
+        ],
+    },
+)
+AVX512_BF16 = Kind(
+    {"tiny": 0.72, "opt125m": 7.2},
+    {
+        "tiny": [
+            Peer("DeepSpeed-Chat bf16", 0.61, 0.29, 0.57, 1.47, 1.0),
+            Peer("DeepSpeed-Chat bf16, kept memory", 0.63, 0.26, 0.55, 1.44, 1.1),
+            Peer("DeepSpeed-Chat fp32", 0.71, 0.82, 1.24, 2.75, 1.2),
+            Peer("TRL 1.12 fp32", 0.69, 0.73, 1.22, 2.92, 1.6),
+        ],
+        "opt125m": [
+            Peer("DeepSpeed-Chat bf16", 3.84, 2.98, 5.70, 12.8, 5.0),
+            Peer("DeepSpeed-Chat bf16, kept memory", 3.61, 1.96, 3.46, 8.99, 5.7),
+            Peer("DeepSpeed-Chat fp32", 7.23, 9.02, 15.7, 31.4, 6.3),
+            Peer("TRL 1.12 fp32", 7.50, 4.44, 15.7, 27.9, 7.3),
+        ],
+    },
+)
+KINDS = {"amx": AMX, "avx512_bf16": AVX512_BF16}
+HEADER = ("way", *PARTS, "iteration, s", "MFU", "peak GB", "times as long as the first")
 SHARES = ("part", "seconds", "TFLOP", "TFLOP/s", "floor, s", "share of floor")
 
 
@@ -102,7 +132,7 @@ def peer_ways(options: argparse.Namespace, shared: dict[str, Any]) -> dict[str, 
 
 
 def own_row(
-    name: str, samples: Samples, floors: dict[str, float], flops: dict[str, float]
+    name: str, samples: Samples, floors: dict[str, float], flops: dict[str, float], peak: float
 ) -> dict[str, Any]:
     """Figures of one way that ran here, with the share of its floors that each part reaches."""
     middle = medians(samples)
@@ -111,6 +141,7 @@ def own_row(
         "way": name,
         **seconds,
         "iteration": middle["iteration"],
+        "mfu": sum(flops.values()) / middle["iteration"] / peak,
         "peak_gb": max(samples["peak_gb"]),
         "flop": flops,
         "tflop_per_s": {part: flops[part] / seconds[part] / 1e12 for part in PARTS},
@@ -128,27 +159,26 @@ def part_floors(
     return floors | {"generate": rates.generation_floor(shape.policy, work, dtype)}
 
 
-def scaled_peers(shape: str, generate_seconds: float) -> list[dict[str, Any]]:
-    """The published rows, as they would be on this machine in this hour."""
-    scale = generate_seconds / GENERATE_SECONDS.get(shape, generate_seconds)
+def published(kind: str, shape: str) -> list[dict[str, Any]]:
+    """The peers' rows of this kind of CPU, as they were measured."""
     return [
-        {
-            "way": f"{peer.name}, published, x {scale:.2f}",
-            **{name: getattr(peer, name) * scale for name in (*PARTS, "iteration")},
-            "peak_gb": peer.peak_gb,
-            "scale": scale,
-        }
-        for peer in PEERS.get(shape, [])
+        {"way": f"{peer.name}, published"} | {key: getattr(peer, key) for key in PUBLISHED}
+        for peer in (KINDS[kind].peers.get(shape, []) if kind in KINDS else [])
     ]
+
+
+def likeness(kind: str, shape: str, seconds: float) -> str:
+    """How long generate took here, and where the peers were measured."""
+    there = KINDS[kind].generate_seconds.get(shape) if kind in KINDS else None
+    beside = f"; {there} s where the peers were measured" if there else "; no peers of this kind"
+    return f"transformers' generate in fp32 took {seconds:.3g} s{beside} ({kind})."
 
 
 def report(options: argparse.Namespace, rows: list[dict[str, Any]], rates: Rates) -> str:
     """The table of the ways, and the shares of the floors of those that are this project's."""
     first = rows[0]["iteration"]
-    times = [
-        [*(row[key] for key in ("way", *PARTS, "iteration", "peak_gb")), row["iteration"] / first]
-        for row in rows
-    ]
+    keys = ("way", *PARTS, "iteration", "mfu", "peak_gb")
+    times = [[*(row.get(key) for key in keys), row["iteration"] / first] for row in rows]
     shares = [
         [
             f"{row['way']}: {part}",
@@ -209,10 +239,14 @@ def main() -> None:
         dtype = name.removeprefix("rlhf ") if name.startswith("rlhf") else "fp32"
         reuses = samples.get("reused", [1.0])[-1] == 1.0  # TRL always does
         flops = iteration_flops(shape, work, reuses_logprobs=reuses)
-        rows.append(own_row(name, samples, part_floors(shape, work, dtype, rates, flops), flops))
-    rows += [] if generate_seconds is None else scaled_peers(options.shape, generate_seconds)
+        floors = part_floors(shape, work, dtype, rates, flops)
+        rows.append(own_row(name, samples, floors, flops, rates.gemm[dtype]))
+    text = ""
+    if generate_seconds is not None:
+        rows += published(cpu_kind(), options.shape)
+        text = "\n\n" + likeness(cpu_kind(), options.shape, generate_seconds)
     figures = {"rows": rows, "generate_fp32_seconds": generate_seconds, "rates": rates.as_json()}
-    finish(options, report(options, rows, rates), figures)
+    finish(options, report(options, rows, rates) + text, figures)
 
 
 if __name__ == "__main__":

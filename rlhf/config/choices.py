@@ -173,11 +173,19 @@ class Template(StrEnum):
 
 
 class Backend(StrEnum):
-    """Programs that sample responses: ours, Hugging Face generate, or DeepSpeed's Hybrid Engine."""
+    """Programs that sample responses: ours, generate, DeepSpeed's Hybrid Engine, a vLLM server."""
 
     fast = "fast"
     hf = "hf"
     hybrid_engine = "hybrid_engine"
+    vllm_server = "vllm_server"
+
+
+class RolloutCorrection(StrEnum):
+    """Corrections for responses whose sampling probabilities differ from those of training."""
+
+    none = "none"
+    token_tis = "token_tis"
 
 
 class When(StrEnum):

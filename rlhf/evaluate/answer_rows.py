@@ -209,6 +209,6 @@ def policies_of(run_dir: Path) -> dict[str, Path]:
 
 def _that_answers(config: RunConfig) -> RunConfig:
     """Return a configuration whose rollouts run anywhere."""
-    if config.rollout.backend is Backend.hybrid_engine:
+    if config.rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
         return replace(config, rollout=replace(config.rollout, backend=Backend.fast))
     return config

@@ -254,6 +254,21 @@ DIVERGENCE = {
         "1e-4 in fp32, below 1 in bf16",
         "above 2: some tokens come from another policy, or rare tokens suffer from low precision",
     ),
+    "ppo/rollout_weight": MetricInfo(
+        "1",
+        "mean weight min(p of training / p of the rollout, `ppo.rollout_correction_cap`) of "
+        "response tokens, before the first update; only with `ppo.rollout_correction=token_tis`",
+        "0.99 to 1",
+        "far below 1: many tokens are cut off at the cap, since the rollout samples from another "
+        "policy; see ppo/logprob_mismatch",
+        healthy_range=(0.98, 1.02),
+    ),
+    "ppo/rollout_weight_min": MetricInfo(
+        "1",
+        "smallest weight of any response token, see ppo/rollout_weight",
+        "above 0.5",
+        "near 0: a token that training finds impossible was sampled",
+    ),
     "ppo/kl_ctl": MetricInfo(
         "reward per nat",
         "coefficient of the KL penalty in this step",

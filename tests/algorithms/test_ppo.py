@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.masking import sum_of_means
-from rlhf.algorithms.ppo import PolicyLoss, ValueLoss, policy_loss, value_loss
+from rlhf.algorithms.ppo import (
+    PolicyLoss,
+    ValueLoss,
+    policy_loss,
+    truncated_weights,
+    value_loss,
+)
 from rlhf.metrics import Maximum, Mean
 from tests.algorithms.padded_batches import (
     assert_close,
@@ -339,3 +345,20 @@ def test_metrics_carry_no_gradient() -> None:
             assert isinstance(metric, Mean | Maximum)
             number = metric.total if isinstance(metric, Mean) else metric.largest
             assert not number.requires_grad
+
+
+def test_truncated_weights_by_hand() -> None:
+    """exp(-0.5), 1, 2 cut to 1.5, and cells of a row's end."""
+    sampled_BT = torch.tensor([[-1.0, -2.0, -3.0, torch.nan]])
+    trained_BT = torch.tensor([[-1.5, -2.0, -3.0 + math.log(2), 0.0]], requires_grad=True)
+    keep_BT = torch.tensor([[True, True, True, False]])
+    weights_BT = truncated_weights(trained_BT, sampled_BT, keep_BT, cap=1.5)
+    expected_BT = torch.tensor([[math.exp(-0.5), 1.0, 1.5, 1.0]])
+    torch.testing.assert_close(weights_BT, expected_BT)
+    assert not weights_BT.requires_grad
+
+
+def test_truncated_weights_of_an_impossible_token_stay_finite() -> None:
+    sampled_BT, keep_BT = torch.tensor([[-1e4, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
+    weights_BT = truncated_weights(torch.tensor([[0.0, -1e4]]), sampled_BT, keep_BT, cap=2.0)
+    assert weights_BT.tolist() == [[2.0, 0.0]]

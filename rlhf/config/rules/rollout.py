@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlhf.config.choices import (
     Backend,
+    RolloutCorrection,
     When,
 )
 from rlhf.config.rules.hybrid import check_hybrid_engine
@@ -25,4 +26,33 @@ def check_rollout(config: RunConfig) -> None:
             "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
             "rollout.reuse_logprobs=auto"
         )
+    _check_correction(config)
     check_hybrid_engine(config)
+
+
+def _check_correction(config: RunConfig) -> None:
+    """Check that ppo.rollout_correction has sampling probabilities to compare with, if it is set.
+
+    Under top-k or top-p a server's probabilities are those of the tokens that are left, and
+    training's are those of all tokens: their ratio would mean something else.
+    """
+    rollout, correction = config.rollout, config.ppo.rollout_correction
+    if correction is RolloutCorrection.none:
+        return
+    reasons = {
+        f"rollout.backend={rollout.backend} measures no log-probabilities; use rollout=fast or "
+        "rollout=vllm_server": rollout.backend not in (Backend.fast, Backend.vllm_server),
+        f"rollout.reuse_logprobs={rollout.reuse_logprobs} trains on the rollout's own "
+        "log-probabilities, so that all weights are 1; use rollout.reuse_logprobs=never": (
+            rollout.reuse_logprobs is not When.never
+        ),
+        f"rollout.top_p={rollout.top_p} changes what the probabilities mean; use rollout.top_p=1": (
+            rollout.top_p < 1
+        ),
+        f"rollout.top_k={rollout.top_k} changes what the probabilities mean; use rollout.top_k=0": (
+            rollout.top_k > 0
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigError(f"ppo.rollout_correction={correction}: {reason}")

@@ -10,6 +10,7 @@ from rlhf.config.choices import (
     KlPlacement,
     LossAggregation,
     LrSchedule,
+    RolloutCorrection,
     ScaleReward,
 )
 from rlhf.config.schema.bounds import (
@@ -102,6 +103,10 @@ class PpoConfig:
     """Maximum held-out blocks of data.ptx_path to measure perplexity on; 0: do not measure it."""
     ema_beta: float = bounded(FROM_0_BELOW_1)
     """Decay per optimizer step of a moving average of the actor's weights; 0: no average."""
+    rollout_correction: RolloutCorrection
+    """token_tis: weigh each token by min(p_training / p_rollout, rollout_correction_cap)."""
+    rollout_correction_cap: float = bounded(ABOVE_1)
+    """Largest weight of rollout_correction=token_tis."""
     actor_freeze_steps: int = bounded(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = bounded(ABOVE_0)

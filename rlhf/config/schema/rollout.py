@@ -30,11 +30,23 @@ class HybridEngineConfig:
 
 
 @dataclass(kw_only=True)
+class ServerConfig:
+    """The server of backend=vllm_server (docs/vllm_server.md)."""
+
+    url: str
+    """Address of a vLLM server of this run's own."""
+    timeout_seconds: float = bounded(ABOVE_0)
+    """Longest time for one answer: a response, or loading the weights."""
+    weights_dir: str | None
+    """Folder in which both processes see the weights; null: a temporary folder of this machine."""
+
+
+@dataclass(kw_only=True)
 class RolloutConfig:
     """Settings for sampling responses."""
 
     backend: Backend
-    """fast: this project's decode loop; hf: Hugging Face generate; hybrid_engine: DeepSpeed."""
+    """fast: this project's decode loop; hf: generate; hybrid_engine: DeepSpeed; vllm_server."""
     max_prompt_tokens: int = bounded(ABOVE_0)
     """Maximum length of a prompt in tokens; longer prompts are skipped and counted."""
     max_response_tokens: int = bounded(ABOVE_0)
@@ -63,3 +75,5 @@ class RolloutConfig:
     """Replay decode steps as CUDA graphs, on a GPU with backend=fast."""
     hybrid_engine: HybridEngineConfig
     """Options of backend=hybrid_engine."""
+    server: ServerConfig
+    """Options of backend=vllm_server."""

@@ -57,6 +57,9 @@ def rollout_metrics(
     measured_BT = rollout.responses.logprobs_BT
     if measured_BT is not None and measured_BT is not rollout.logprobs_BT:
         metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
+    if targets.weights_BT is not None:
+        metrics["ppo/rollout_weight"] = Mean.of(targets.weights_BT, keep_BT)
+        metrics["ppo/rollout_weight_min"] = Minimum.of(targets.weights_BT, keep_BT)
     return metrics
 
 

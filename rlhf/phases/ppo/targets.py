@@ -23,7 +23,8 @@ from rlhf.algorithms.advantages import (
 )
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import whiten
-from rlhf.config.choices import AdvantageEstimator, KlPlacement, ScaleReward
+from rlhf.algorithms.ppo import truncated_weights
+from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrection, ScaleReward
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.metrics import Moments
@@ -34,9 +35,10 @@ from rlhf.types import Ranks, Rollout
 class Targets(NamedTuple):
     """Rewards, advantages and returns of a rollout, fixed before its first update."""
 
-    advantages: Advantages  # whitened if configured; the updates use these
+    advantages: Advantages  # whitened and corrected if configured; the updates use these
     rewards_BT: Tensor  # before whitening
     raw: Advantages  # before whitening
+    weights_BT: Tensor | None = None  # of ppo.rollout_correction, factors of the advantages
 
 
 class TargetMaker:
@@ -121,7 +123,21 @@ class TargetMaker:
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
             used = raw._replace(advantages_BT=whitened_BT)
-        return Targets(used, shaped_BT, raw)
+        weights_BT = self._weights(rollout)
+        if weights_BT is not None:
+            used = used._replace(advantages_BT=used.advantages_BT * weights_BT)
+        return Targets(used, shaped_BT, raw, weights_BT)
+
+    def _weights(self, rollout: Rollout) -> Tensor | None:
+        """Return the weights (B, T) of ppo.rollout_correction; None without a correction.
+
+        A positive factor of an advantage is a factor of the token's clipped loss.
+        """
+        sampled_BT = rollout.responses.logprobs_BT
+        if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
+            return None
+        keep_BT, cap = rollout.responses.keep_BT, self._config.rollout_correction_cap
+        return truncated_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
 
     def _scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,), with the parts that are to be normalised on one scale."""

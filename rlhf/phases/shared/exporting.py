@@ -54,6 +54,15 @@ def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
     return Export(model, engine, saved_tensors(model))
 
 
+def write_weights(engine: Engine, folder: Path | None) -> None:
+    """Write the engine's language model, with adapters merged, for a program that samples from it.
+
+    Every rank calls it, all but rank 0 with None. Under ZeRO-3 one tensor is gathered at a time.
+    """
+    model: Any = engine.module.pretrained
+    Export(model, engine, saved_tensors(model)).write(folder)
+
+
 def sample_as_trained(model: Any, rollout: RolloutConfig) -> None:
     """Set how ``generate`` samples from the saved ``model``, as rollouts do by default.
 

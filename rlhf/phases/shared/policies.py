@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +21,7 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapters_off, effective_weight
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.shared.adapters import lora_spec
+from rlhf.phases.shared.exporting import write_weights
 from rlhf.phases.shared.model_sources import policy_source
 from rlhf.random_streams import seed_for
 from rlhf.rollout.fast import FastRollout, FastSettings
@@ -26,6 +29,7 @@ from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.hybrid.hybrid_rollout import HybridEngineRollout, HybridSettings
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
 from rlhf.types import (
     LogprobOptions,
     Ranks,
@@ -119,6 +123,16 @@ def rollout_backend(
                 cuda_graphs=rollout.hybrid_engine.enable_cuda_graph,
             )
             return HybridEngineRollout(sampling, hybrid, end_id=end_id, pad_id=pad_id, stop=stop)
+        case Backend.vllm_server:
+            server = ServerSettings(
+                url=rollout.server.url,
+                timeout=rollout.server.timeout_seconds,
+                weights_dir=Path(rollout.server.weights_dir or tempfile.gettempdir()),
+                stop=list(rollout.stop),
+            )
+            return VllmServerRollout(
+                sampling, server, write=write_weights, end_id=end_id, pad_id=pad_id, ranks=ranks
+            )
         case Backend.fast:
             settings = FastSettings(
                 dtype=TORCH_DTYPES[dtype],

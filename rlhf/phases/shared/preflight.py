@@ -13,6 +13,7 @@ from rlhf.phases.shared.reward_mix import start_parts
 from rlhf.rollout.decoders.via_cache import decoding_obstacle
 from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
 from rlhf.rollout.hybrid.supported_models import model_obstacle
+from rlhf.rollout.vllm_client import VllmClient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -24,6 +25,7 @@ def require_rollouts(config: RunConfig) -> None:
     Raises:
         CapabilityError: if they do not; the message names the reason and a backend that works.
         ConfigError: if rollout.backend=hybrid_engine is combined with the DPO phase.
+        RolloutError: if the server of rollout.backend=vllm_server cannot be used.
     """
     if not {Phase.ppo, Phase.dpo} & set(config.phase.order):
         return
@@ -48,6 +50,10 @@ def require_rollouts(config: RunConfig) -> None:
             obstacle = _of_model(model, model_obstacle(model))
         if obstacle is not None:
             raise CapabilityError(f"rollout.backend=hybrid_engine: {obstacle}; use rollout=fast")
+    if config.rollout.backend is Backend.vllm_server:
+        server = config.rollout.server
+        ties = model is not None and model.tie_word_embeddings
+        VllmClient(server.url, timeout=server.timeout_seconds).check(ties_embeddings=ties)
     if config.rollout.backend is Backend.fast and model is not None:
         obstacle = _of_model(model, _decoding_obstacle(model))
         if obstacle is not None:

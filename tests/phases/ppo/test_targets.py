@@ -150,3 +150,22 @@ def test_an_estimator_over_groups_has_no_held_out_advantages(compose: Compose) -
     config = to_run_config(compose(overrides)).ppo
     maker = TargetMaker(config, Ranks())
     assert maker.held_out_advantages(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
+
+
+def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose) -> None:
+    plain = rollout_of(1.0, 3.0)
+    sampled_BT = torch.tensor([[0.1, -0.1], [-9.0, 0.0]])
+    measured = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
+    correction = ["rollout.reuse_logprobs=never", "ppo.rollout_correction=token_tis"]
+    without, found = (
+        TargetMaker(to_run_config(compose([*BARE, *more])).ppo, Ranks())(measured, kl_ctl=0.0)
+        for more in ([], correction)
+    )
+    weights_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp().clamp(max=2.0)
+    assert without.weights_BT is None
+    assert found.weights_BT is not None
+    torch.testing.assert_close(found.weights_BT, weights_BT)
+    expected_BT = without.advantages.advantages_BT * weights_BT
+    torch.testing.assert_close(found.advantages.advantages_BT, expected_BT)
+    assert torch.equal(found.advantages.returns_BT, without.advantages.returns_BT), "of the critic"
+    assert torch.equal(found.raw.advantages_BT, without.raw.advantages_BT)
