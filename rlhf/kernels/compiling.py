@@ -21,9 +21,9 @@ from typing import NamedTuple
 from rlhf.atomic import replacing
 from rlhf.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 
-KERNELS = {"adamw": Isa.avx2, "logprobs": Isa.avx2, "decode": Isa.avx2}  # required CPU level
-X86_ONLY = {"logprobs", "decode"}
-HALF_ONLY = {"adamw"}  # used with bf16 weights only
+KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # required level
+X86_ONLY = {"logprobs", "softmax", "decode"}
+HALF_ONLY = {"adamw", "softmax"}  # used with bf16 weights only
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.kernels.softmax import softmax_, softmax_slopes_
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -127,11 +129,9 @@ class _MatmulAttention(torch.autograd.Function):
         gradient_MSD = gradient.reshape(query_MSD.shape)
         of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
         of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
-        of_scores_MSS = torch._softmax_backward_data(
-            of_shares_MSS, shares_MSS, -1, shares_MSS.dtype
-        )
-        of_query_MSD = torch.bmm(of_scores_MSS, key_MSD).mul_(ctx.scaling)
-        of_key_MSD = torch.bmm(of_scores_MSS.transpose(1, 2), query_MSD).mul_(ctx.scaling)
+        of_products_MSS = softmax_slopes_(of_shares_MSS, shares_MSS, scale=ctx.scaling)
+        of_query_MSD = torch.bmm(of_products_MSS, key_MSD)
+        of_key_MSD = torch.bmm(of_products_MSS.transpose(1, 2), query_MSD)
         parts = (of_query_MSD, of_key_MSD, of_value_MSD)
         return *(part.view(gradient.shape) for part in parts), None, None
 
@@ -139,4 +139,4 @@ class _MatmulAttention(torch.autograd.Function):
 def _shares(query_MSD: Tensor, key_MSD: Tensor, bias_MSS: Tensor, scaling: float) -> Tensor:
     """Return the attention weights softmax(scaling * q k^T + bias), (M, S, S)."""
     scores_MSS = torch.baddbmm(bias_MSS, query_MSD, key_MSD.transpose(1, 2), alpha=scaling)
-    return scores_MSS.softmax(dim=-1)
+    return softmax_(scores_MSS)

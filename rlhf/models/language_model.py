@@ -83,8 +83,10 @@ def logprobs_at(
 
 
 def set_output_layer(pretrained: PreTrainedModel) -> bool:
-    """Replace the output layer with an ``OutputLayer`` and return True, if the family allows it."""
+    """Make the output layer an ``OutputLayer`` and return True, if the family allows it."""
     output = pretrained.get_output_embeddings()
+    if isinstance(output, OutputLayer):
+        return True
     if not family_of(pretrained).has_plain_output or type(output) is not nn.Linear:
         return False
     pretrained.set_output_embeddings(OutputLayer.of(output))

@@ -116,7 +116,7 @@ def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(MAX_ISA, "none")
     missing = "RLHF_MAX_CPU_ISA=none"
     assert describe(half=True) == (
-        f"kernels: none in C (none); torch instead of adamw, logprobs, decode: {missing}"
+        f"kernels: none in C (none); torch instead of adamw, logprobs, softmax, decode: {missing}"
     )
     assert describe(half=False) == (
         f"kernels: none in C (none); torch instead of logprobs, decode: {missing}"

@@ -1,0 +1,47 @@
+/* Softmax of the rows of attention scores, and its gradient; both overwrite their argument.
+ *
+ * Compiled at first use by compiling.py; softmax.py documents the arguments. Sums are fp32.
+ */
+#include "vectors.h"
+
+/* Replace each row of scores by its softmax. */
+void softmax_rows(number *scores, int64_t rows, int64_t size) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        number *own = scores + row * size;
+        float powers[size + LANES];
+        vec top = all(-INFINITY), total = all(0);
+        for (int64_t i = 0; i < size; i += LANES) {
+            store(powers + i, load_numbers(own + i, size - i));
+            if (size - i < LANES) /* Beyond the row: no score. */
+                for (int64_t j = size; j < i + LANES; j++) powers[j] = -INFINITY;
+            top = larger(top, load(powers + i));
+        }
+        const vec largest = all(top_of(top));
+        for (int64_t i = 0; i < size; i += LANES) {
+            const vec power = only(exp_of(load(powers + i) - largest), size - i);
+            store(powers + i, power);
+            total += power;
+        }
+        const vec share = all(1.0f / sum_of(total));
+        for (int64_t i = 0; i < size; i += LANES)
+            store_numbers(own + i, load(powers + i) * share, size - i);
+    }
+}
+
+/* Replace the gradients by the shares by scale * the gradients by the scores, given the shares. */
+void softmax_slopes(number *slopes, const number *shares, int64_t rows, int64_t size, float scale) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        number *own = slopes + row * size;
+        const number *share = shares + row * size;
+        vec total = all(0);
+        for (int64_t i = 0; i < size; i += LANES)
+            total = load_numbers(own + i, size - i) * load_numbers(share + i, size - i) + total;
+        const vec mean = all(sum_of(total)), factor = all(scale);
+        for (int64_t i = 0; i < size; i += LANES) {
+            const vec apart = load_numbers(own + i, size - i) - mean;
+            store_numbers(own + i, load_numbers(share + i, size - i) * factor * apart, size - i);
+        }
+    }
+}

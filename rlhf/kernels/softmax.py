@@ -1,0 +1,46 @@
+"""Softmax of attention scores in bf16 on a CPU: torch is slow on short rows of bf16.
+
+Shapes: ... = any leading dimensions, S = scores of a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.kernels.compiling import compiled
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Return the softmax over the last dimension of contiguous scores (..., S), in their memory."""
+    library = _library_for(scores)
+    if library is None:
+        return torch.softmax(scores, dim=-1, out=scores)
+    library.softmax_rows(ctypes.c_void_p(scores.data_ptr()), *_sizes(scores))
+    return scores
+
+
+def softmax_slopes_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
+    """Return scale * the gradient by the scores (..., S), in the memory of ``slopes``.
+
+    ``slopes`` is the gradient by the ``shares``, which are the softmax of the scores.
+    """
+    library = _library_for(slopes)
+    if library is None:
+        found = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
+        return slopes.copy_(found).mul_(scale)
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
+    library.softmax_slopes(*pointers, *_sizes(slopes), ctypes.c_float(scale))
+    return slopes
+
+
+def _library_for(x: Tensor) -> Any | None:
+    assert x.is_contiguous()
+    return compiled("softmax") if x.is_cpu and x.dtype is torch.bfloat16 else None
+
+
+def _sizes(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+    return ctypes.c_int64(x.numel() // x.shape[-1]), ctypes.c_int64(x.shape[-1])
