@@ -52,7 +52,9 @@ EFFICIENCY = {
     ),
 }
 START_SECONDS = 11.0  # seconds to import libraries, read the data and run everything once
-AMX_ATTENTION = 0.35  # share of the bandwidth that the AMX attention kernel reaches
+# What the compiled decode step (rlhf/kernels/decode.c) changes: the share of the bandwidth that its
+# attention reaches, measured with AMX, and the calls of torch's operations per layer and step.
+COMPILED = {"attention": 0.35, "decode_calls": 4.0}
 HOST_RESERVED = 0.1  # share of the host's memory for the system, data and files being read
 
 
@@ -227,9 +229,8 @@ def plan_run(
 def efficiency_of(machine: Machine) -> Efficiency:
     """Return the shares of its peak rates that ``machine`` reaches."""
     found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
-    if not machine.is_gpu and machine.dtype is Dtype.bf16 and usable_isa() is Isa.amx:
-        return replace(found, attention=AMX_ATTENTION)
-    return found
+    is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
+    return replace(found, **COMPILED) if is_compiled and not machine.is_gpu else found
 
 
 def best_of(plans: Sequence[Plan]) -> Plan:

@@ -20,6 +20,8 @@ OPTIONS = [
     "ppo.lr_guard_kl=1.0",
     "ppo.ptx_coef=0.5",
     "ppo.eval_every=1",
+    "ppo.rollout_correction=token_tis",
+    "rollout.reuse_logprobs=never",
     "rewards={model: {kind: model}, ends: {kind: stop, weight: 0.1}}",
 ]
 # Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/rollout/hybrid).

@@ -48,6 +48,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Share of duplicates", ("ppo/duplicate_share",)),
         Panel("Log-prob mismatch of rollout and training", ("ppo/logprob_mismatch",)),
         Panel("Tokens with a large mismatch", ("ppo/logprob_mismatch_share",)),
+        Panel("Weight of tokens for that mismatch", ("ppo/rollout_weight",)),
         Panel("Speed", ("speed/tokens_per_second",)),
     ),
     "PPO: time and memory": (
