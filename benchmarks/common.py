@@ -89,6 +89,18 @@ def take_turns(ways: Mapping[str, Way], rounds: int) -> dict[str, Samples]:
     return found
 
 
+def whole_and_first(
+    seconds: Callable[[int, int], float], *, tokens: int, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds of whole generations and of their first tokens alone, without the warm-ups.
+
+    ``seconds`` takes a step's number and the response tokens.
+    """
+    pairs = [(seconds(step, tokens), seconds(step, 1)) for step in range(WARM_UPS + repeats)]
+    whole, first = zip(*pairs[WARM_UPS:], strict=True)
+    return {"seconds": list(whole), "first_seconds": list(first)}
+
+
 def medians(samples: Samples) -> dict[str, float]:
     """Median of each measure; memory and rates of the machine are not for this."""
     return {name: statistics.median(values) for name, values in samples.items() if values}

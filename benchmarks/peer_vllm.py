@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import WARM_UPS, peak_gb, start
+from common import peak_gb, start, whole_and_first
 from shapes import FIRST_ID, Work
 
 
@@ -61,15 +61,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             raise AssertionError(f"vLLM answered with other lengths than {tokens} tokens")
         return ended - started
 
-    whole, first = [], []
-    for step in range(WARM_UPS + task["repeats"]):
-        whole.append(seconds(step, work.response_tokens))
-        first.append(seconds(step, 1))
-    return {
-        "seconds": whole[WARM_UPS:],
-        "first_seconds": first[WARM_UPS:],
-        "peak_gb": peak_gb(torch.device("cpu")),
-    }
+    times = whole_and_first(seconds, tokens=work.response_tokens, repeats=task["repeats"])
+    return {**times, "peak_gb": peak_gb(torch.device("cpu"))}
 
 
 if __name__ == "__main__":

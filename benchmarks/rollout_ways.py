@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import WARM_UPS, peak_gb, start
+from common import peak_gb, start, whole_and_first
 from shapes import Work, run_config
 
 Generate = Callable[[int, int], Any]  # of a step's number and the response tokens
@@ -96,15 +96,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         wait()
         return time.perf_counter() - started
 
-    whole, first = [], []
-    for step in range(WARM_UPS + task["repeats"]):
-        whole.append(seconds(step, work.response_tokens))
-        first.append(seconds(step, 1))
-    return {
-        "seconds": whole[WARM_UPS:],
-        "first_seconds": first[WARM_UPS:],
-        "peak_gb": peak_gb(device),
-    }
+    times = whole_and_first(seconds, tokens=work.response_tokens, repeats=task["repeats"])
+    return {**times, "peak_gb": peak_gb(device)}
 
 
 if __name__ == "__main__":

@@ -78,21 +78,6 @@ ALWAYS_INLINE void dot(const number *query, const number *const *keys, int64_t s
     sum_of_4(sums, to);
 }
 
-/* Replace the scores of `seen` keys by softmax(scale * scores), shifted by the largest score. */
-static void softmax(float *scores, int64_t seen, float scale) {
-    vec top = all(-INFINITY), total = all(0);
-    for (int64_t i = seen; i % LANES; i++) scores[i] = -INFINITY;
-    for (int64_t i = 0; i < seen; i += LANES) top = larger(top, load(scores + i));
-    const vec largest = all(top_of(top));
-    for (int64_t i = 0; i < seen; i += LANES) {
-        const vec x = only(exp_of((load(scores + i) - largest) * all(scale)), seen - i);
-        store(scores + i, x);
-        total += x;
-    }
-    const vec share = all(1.0f / sum_of(total));
-    for (int64_t i = 0; i < seen; i += LANES) store(scores + i, load(scores + i) * share);
-}
-
 /* Compute attention of one query head over the token's row, up to the token.
  *
  * While keys are read, values are prefetched; while values are read, the keys of the next head.

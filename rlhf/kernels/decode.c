@@ -20,6 +20,7 @@ typedef struct {
 
 #include "linear.h"
 #include "norm.h"
+#include "softmax.h"
 #include "attention.h"
 
 enum { LINEAR, NORM, TURN, REMEMBER, ATTEND };

@@ -3,29 +3,19 @@
  * Compiled at first use by compiling.py; softmax.py documents the arguments. Sums are fp32.
  */
 #include "vectors.h"
+#include "softmax.h"
 
 /* Replace each row of scores by its softmax. */
 void softmax_rows(number *scores, int64_t rows, int64_t size) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         number *own = scores + row * size;
-        float powers[size + LANES];
-        vec top = all(-INFINITY), total = all(0);
-        for (int64_t i = 0; i < size; i += LANES) {
-            store(powers + i, load_numbers(own + i, size - i));
-            if (size - i < LANES) /* Beyond the row: no score. */
-                for (int64_t j = size; j < i + LANES; j++) powers[j] = -INFINITY;
-            top = larger(top, load(powers + i));
-        }
-        const vec largest = all(top_of(top));
-        for (int64_t i = 0; i < size; i += LANES) {
-            const vec power = only(exp_of(load(powers + i) - largest), size - i);
-            store(powers + i, power);
-            total += power;
-        }
-        const vec share = all(1.0f / sum_of(total));
+        float exact[size + LANES];
         for (int64_t i = 0; i < size; i += LANES)
-            store_numbers(own + i, load(powers + i) * share, size - i);
+            store(exact + i, load_numbers(own + i, size - i));
+        softmax(exact, size, 1.0f);
+        for (int64_t i = 0; i < size; i += LANES)
+            store_numbers(own + i, load(exact + i), size - i);
     }
 }
 

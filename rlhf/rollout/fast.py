@@ -17,6 +17,7 @@ from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.via_cache import CacheDecoder
+from rlhf.rollout.padding import padded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
@@ -95,7 +96,7 @@ class FastRollout:
                     max_rows=rows,
                     anyone_works=self._any_rank if is_layerwise else bool,
                 ).run(requests, prompts.draws_BT)
-        return self._responses(requests, prompts.ids_BP.device)
+        return padded(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
         return [
@@ -136,19 +137,6 @@ class FastRollout:
 
     def _any_rank(self, here: bool) -> bool:
         return bool(self._ranks.max(torch.tensor(int(here), device=self._ranks.device)))
-
-    def _responses(self, requests: list[Request], device: torch.device) -> Responses:
-        longest = max(len(request.ids) for request in requests)
-        shape = (len(requests), longest)
-        ids_BT = torch.full(shape, self._pad_id)
-        logprobs_BT, keep_BT = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-        for row, request in enumerate(requests):
-            size = len(request.ids)
-            ids_BT[row, :size] = torch.tensor(request.ids)
-            logprobs_BT[row, :size] = torch.tensor(request.logprobs)
-            keep_BT[row, :size] = True
-        ended_B = torch.tensor([request.has_ended for request in requests])
-        return Responses(*(x.to(device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))
 
 
 def free_bytes(device: torch.device) -> int:

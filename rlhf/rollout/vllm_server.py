@@ -1,7 +1,4 @@
-"""Rollouts on a vLLM server, which gets the actor's weights before each of them.
-
-Shapes: B = responses, T = tokens of the longest response.
-"""
+"""Rollouts on a vLLM server, which gets the actor's weights before each of them."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ from uuid import uuid4
 import torch
 
 from rlhf.errors import RolloutError
+from rlhf.rollout.padding import padded
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.vllm_client import Sampled, VllmClient
+from rlhf.rollout.vllm_client import VllmClient
 from rlhf.types import Engine, PromptBatch, Ranks, Responses
 
 # Writes the actor's weights into a folder, tensor by tensor; every rank calls it, and all but rank
@@ -73,7 +71,7 @@ class VllmServerRollout:
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
         sampled = self._client.sample(ids, seeds, self._vllm_settings())
         self._require_version(version)
-        return self._responses(sampled, prompts.ids_BP.device)
+        return padded(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _send_weights(self, actor: Engine) -> str:
         """Give the server the actor's weights; return their version, which no other weights have.
@@ -123,15 +121,3 @@ class VllmServerRollout:
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
         }
-
-    def _responses(self, sampled: list[Sampled], device: torch.device) -> Responses:
-        shape = (len(sampled), max(len(response.ids) for response in sampled))
-        ids_BT, logprobs_BT = torch.full(shape, self._pad_id), torch.zeros(shape)
-        keep_BT = torch.zeros(shape, dtype=torch.bool)
-        for row, response in enumerate(sampled):
-            size = len(response.ids)
-            ids_BT[row, :size] = torch.tensor(response.ids)
-            logprobs_BT[row, :size] = torch.tensor(response.logprobs)
-            keep_BT[row, :size] = True
-        ended_B = torch.tensor([response.has_ended for response in sampled])
-        return Responses(*(x.to(device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))

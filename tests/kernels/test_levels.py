@@ -8,14 +8,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rlhf.config.choices import Dtype
 from rlhf.cpu import MAX_ISA, Isa, read_cpu, usable_isa
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.kernels.compiling import KERNELS, kernel
 from rlhf.models.output_layer import fused_logprobs
+from rlhf.rollout.decoders.projections import projection
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.types import LogprobOptions
+
+HALF = {"atol": 1e-2, "rtol": 1e-2}  # bf16 keeps 8 bits
 
 
 @pytest.fixture(params=[level for level in Isa if level <= read_cpu().isa], ids=lambda x: x.name)
@@ -33,6 +37,24 @@ def numbers(*shape: int, seed: int) -> Tensor:
 def test_the_kernels_of_a_level_run(isa: Isa) -> None:
     for name, needed in KERNELS.items():
         assert (kernel(name, isa).library is not None) is (isa >= needed), kernel(name, isa).reason
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 15, 33])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (100, 96), (7, 64)])
+def test_projections(outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> None:
+    weight = (numbers(outputs, inputs, seed=1) / 8).to(dtype)
+    bias, x = numbers(outputs, seed=2).to(dtype), numbers(rows, inputs, seed=3).to(dtype)
+    other = numbers(rows, outputs, seed=4).to(dtype)
+    expected = functional.linear(x.float(), weight.float(), bias.float())
+    layer = projection(weight, bias, None)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x).float(), expected, **HALF)
+        torch.testing.assert_close(layer.plus(x, other).float(), expected + other.float(), **HALF)
+        torch.testing.assert_close(layer.times(x, other).float(), expected * other.float(), **HALF)
+        relu = projection(weight, bias, "relu")(x).float()
+        torch.testing.assert_close(relu, expected.relu(), **HALF)
 
 
 @pytest.mark.usefixtures("isa")

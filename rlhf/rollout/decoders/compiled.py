@@ -55,7 +55,7 @@ class CompiledDecoder:
             self._blocks.add(block, memory_2RKLD)
         self._head = DecodeProgram(library, dtype)
         self._logits = _add_head(self._head, parts, builder)
-        self._vocabulary = builder.joined(parts.head).weight_OI.shape[0]
+        self._vocabulary = len(parts.head.weight)
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""

@@ -1,0 +1,40 @@
+"""Answers of a rollout as tensors. Shapes: B = answers, T = tokens of the longest answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from rlhf.types import Responses
+
+
+class SampledAnswer(Protocol):
+    """The tokens of one answer with their log-probabilities, and whether it ended by itself."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the tokens."""
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Return the log-probability of each token, in nats."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Return False if the answer was cut off."""
+
+
+def padded(answers: Sequence[SampledAnswer], *, pad_id: int, device: torch.device) -> Responses:
+    """Return the answers as right-padded responses (B, T)."""
+    shape = (len(answers), max(len(answer.ids) for answer in answers))
+    ids_BT, logprobs_BT = torch.full(shape, pad_id), torch.zeros(shape)
+    keep_BT = torch.zeros(shape, dtype=torch.bool)
+    for row, answer in enumerate(answers):
+        size = len(answer.ids)
+        ids_BT[row, :size] = torch.tensor(answer.ids)
+        logprobs_BT[row, :size] = torch.tensor(answer.logprobs)
+        keep_BT[row, :size] = True
+    ended_B = torch.tensor([answer.has_ended for answer in answers])
+    return Responses(*(x.to(device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))
