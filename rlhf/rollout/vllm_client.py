@@ -107,7 +107,10 @@ class VllmClient:
     def _ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
         import urllib3
 
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        # The server closes idle connections between rollouts, perhaps as a request is on its way.
+        headers = {"Connection": "close"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         try:
             answer = self._pool.request(
                 method,
