@@ -46,6 +46,7 @@ EFFICIENCY = {
         link=0.5,
         layer_seconds=0.0,
         message_seconds=100e-6,
+        sharded_layer_seconds=6e-3,
         touches=12.0,
         layer_calls=450.0,
         decode_calls=80.0,

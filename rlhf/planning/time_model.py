@@ -37,6 +37,9 @@ class Efficiency:
     """Seconds of launches and waiting per layer and decode step."""
     message_seconds: float
     """Latency in seconds of one message between ranks."""
+    sharded_layer_seconds: float = 0.0
+    """Seconds of collectives per layer of a forward pass over a sharded model, if these do not
+    overlap with the computation."""
     touches: float = 0.0
     """Reads and writes of each byte of activations in a forward pass; 0: hidden by matmuls."""
     layer_calls: float = 0.0
@@ -58,10 +61,13 @@ class CostModel:
         """Return the FLOPs per second that one rank reaches."""
         return self.machine.operations * self.efficiency.matmul
 
+    def is_gathered(self, model: ModelUse) -> bool:
+        """Return True if the ranks gather the weights of ``model`` from each other."""
+        return self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
+
     def rate_of(self, model: ModelUse) -> float:
         """Return the FLOPs per second of a rank in passes over ``model``; lower if sharded."""
-        is_gathered = self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
-        return self.operations * (self.efficiency.sharded if is_gathered else 1.0)
+        return self.operations * (self.efficiency.sharded if self.is_gathered(model) else 1.0)
 
     @property
     def bandwidth(self) -> float:
@@ -111,11 +117,13 @@ class Pass(NamedTuple):
 def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     """Return the seconds of the forward passes without gathering weights."""
     efficiency = at.efficiency
-    calls = work.passes * model.shape.layers * efficiency.layer_calls
+    layer = efficiency.layer_calls * at.machine.call_seconds
+    if at.is_gathered(model):
+        layer += efficiency.sharded_layer_seconds
     return (
         work.operations / at.rate_of(model)
         + efficiency.touches * work.bytes / at.bandwidth
-        + calls * at.machine.call_seconds
+        + work.passes * model.shape.layers * layer
     )
 
 

@@ -100,6 +100,14 @@ def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:
     assert decided.rollout.max_rows == rows
 
 
+@pytest.mark.parametrize("steps", [3, 60])
+def test_ranks_on_a_cpu_do_not_shard_weights_that_fit(compose: Compose, steps: int) -> None:
+    # Measured with two ranks: stage 3 takes three times as long as stage 1.
+    ranks = ("hardware.ranks_per_node=2", f"ppo.steps={steps}", "hardware.memory_gib=16")
+    zero = plan_run(run_of(compose, "experiment=smoke", *ranks)).zero
+    assert 3 not in (zero.stage, zero.critic_stage)
+
+
 def test_rows_that_all_fit_stay_open(compose: Compose) -> None:
     decided = chosen(plan_run(run_of(compose, "model=opt_125m", "hardware=8xa100_80g")))
     assert decided.rollout.max_rows is None

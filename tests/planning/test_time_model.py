@@ -106,6 +106,10 @@ def test_reading_computes_while_weights_come() -> None:
     assert time_model.reading_seconds(at, use(), time_model.Pass(4e4, 0, 5)) == pytest.approx(
         5 * whole
     )
+    slow = replace(at, efficiency=replace(at.efficiency, sharded_layer_seconds=0.25))
+    assert time_model.reading_seconds(slow, use(), time_model.Pass(4e5, 0, 3)) == pytest.approx(
+        1.0 + 3 * 2 * 0.25
+    )
     # Weights that are not gathered make nobody wait.
     plain = replace(at, zero=zero_config(stage=2))
     assert time_model.reading_seconds(plain, use(), time_model.Pass(4e5, 0, 1)) == pytest.approx(
