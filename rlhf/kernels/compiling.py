@@ -28,7 +28,7 @@ FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The functions of one C file, or the reason why there are none, or why AMX is not used."""
+    """The functions of one C file; ``reason``: why there are none, or why of a lower level."""
 
     library: ctypes.CDLL | None
     reason: str | None = None
@@ -65,14 +65,14 @@ def describe(*, half: bool) -> str:
             reasons.setdefault(each.reason, []).append(name)
     parts = [f"{', '.join(running) or 'none'} in C ({isa.name})"]
     for reason, names in reasons.items():
-        missing = "no AMX for" if names[0] in running else "torch instead of"
+        missing = f"no {isa.name} for" if names[0] in running else "torch instead of"
         parts.append(f"{missing} {', '.join(names)}: {reason}")
     return f"kernels: {'; '.join(parts)}"
 
 
 @cache
 def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
-    """Return the functions of ``name``.c compiled for at most ``isa``, or why there are none."""
+    """Return the functions of ``name``.c for ``isa``, or else for the highest level that works."""
     if isa < KERNELS[name]:
         cap = os.environ.get(MAX_ISA)
         return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {KERNELS[name].name}")
@@ -80,13 +80,19 @@ def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
         return Kernel(None, "needs an x86 CPU")
     try:
         library = _load(Path(__file__).with_name(f"{name}.c"), isa, half)
-    except _Failure as failure:
-        return Kernel(None, str(failure))
+    except _Failure as failure:  # gcc may be older than the CPU
+        return _below(name, isa, half, str(failure))
     enable = getattr(library, f"{name}_enable", None)
     if enable is not None and not enable():
-        lower = kernel(name, Isa.avx512_bf16, half=half)
-        return lower._replace(reason="Linux does not let this process use AMX")
+        return _below(name, isa, half, "Linux does not let this process use AMX")
     return Kernel(library)
+
+
+def _below(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
+    """Return the functions for the level below ``isa``, if there is one, and the ``reason``."""
+    if isa == KERNELS[name]:
+        return Kernel(None, reason)
+    return kernel(name, Isa(isa - 1), half=half)._replace(reason=reason)
 
 
 def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,7 +151,27 @@ def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyP
     assert isinstance(found.library, ctypes.CDLL)
     monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.amx)
     monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
-    assert describe(half=True) == f"kernels: decode in C (amx); no AMX for decode: {found.reason}"
+    assert describe(half=True) == f"kernels: decode in C (amx); no amx for decode: {found.reason}"
+
+
+@needs_gcc
+def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
+    compiler: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler(
+        "gcc",
+        'case "$*" in *ISA=AVX512*) echo "error: what is bf16?" >&2; exit 1;; esac\n'
+        f'PATH={os.environ["PATH"]} exec gcc "$@"',
+    )
+    found = kernel("decode", Isa.avx512_bf16)
+    assert isinstance(found.library, ctypes.CDLL)
+    failed = f"{tmp_path}/bin/gcc failed with exit code 1 (error: what is bf16?)"
+    assert found.reason == failed
+    monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.avx512_bf16)
+    monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
+    assert describe(half=True) == (
+        f"kernels: decode in C (avx512_bf16); no avx512_bf16 for decode: {failed}"
+    )
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
