@@ -1,7 +1,9 @@
-/* Log-probabilities and entropies of tokens, their gradient, and sampling, from logits.
+/* Log-probabilities and entropies from logits, the gradient of log-probabilities, and sampling.
  *
  * Compiled at first use by compiling.py; logprobs.py documents the arguments. Sums are fp32.
  */
+#include <float.h>
+
 #include "vectors.h"
 
 static float largest_of(const number *logits, int64_t size) {
@@ -13,57 +15,52 @@ static float largest_of(const number *logits, int64_t size) {
     return largest;
 }
 
-/* Compute the log-sum-exp of a row of scaled logits, and the mean of these logits under softmax.
+/* Compute the log-sum-exp and the entropy of each row of a block of the logits times `scale`.
  *
- * A logit of minus infinity adds 0 to both: x log x is 0 at 0. `larger` returns its second argument
- * if either is NaN, so the clamp to `least` keeps NaN.
+ * An id is counted from the block's first logit; if it is in the block, its logit goes to `picked`.
+ * A logit of minus infinity adds 0 to both sums: x log x is 0 at 0. `larger` returns its second
+ * argument if either is NaN, so the clamp to `least` keeps NaN.
  */
-static void reduce(const number *logits, int64_t size, float scale, float *log_sum, float *mean) {
-    const vec factor = all(scale), least = all(-100.0f);
-    vec total = all(0), weighted = all(0);
-    const float largest = largest_of(logits, size) * scale;
-    const vec shift = all(largest);
-    for (int64_t i = 0; i < size; i += LANES) {
-        const vec logit = load_numbers(logits + i, size - i);
-        const vec x = larger(least, logit * factor - shift);
-        const vec p = only(exp_of(x), size - i);
-        total += p;
-        weighted = p * x + weighted;
-    }
-    const float sum = sum_of(total);
-    *log_sum = largest + logf(sum);
-    *mean = largest + sum_of(weighted) / sum;
-}
-
-/* Compute the log-probability of each row's id and the row's entropy from logits times `scale`. */
 void logprobs_read(const number *logits, const int64_t *ids, int64_t rows, int64_t size, float scale,
-                   float *logprobs, float *entropies) {
+                   float *log_sums, float *entropies, float *picked) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         const number *own = logits + row * size;
-        float log_sum, mean;
-        reduce(own, size, scale, &log_sum, &mean);
-        logprobs[row] = number_at(own + ids[row]) * scale - log_sum;
-        entropies[row] = log_sum - mean;
+        const float largest = fmaxf(largest_of(own, size) * scale, -FLT_MAX);
+        const vec factor = all(scale), shift = all(largest), least = all(-100.0f);
+        vec total = all(0), weighted = all(0);
+        for (int64_t i = 0; i < size; i += LANES) {
+            const vec x = larger(least, load_numbers(own + i, size - i) * factor - shift);
+            const vec p = only(exp_of(x), size - i);
+            total += p;
+            weighted = p * x + weighted;
+        }
+        const float sum = sum_of(total), mean = sum_of(weighted) / sum;
+        const float log_of_sum = isnan(mean) ? mean : logf(sum); /* exp_of hides NaN */
+        log_sums[row] = largest + log_of_sum;
+        entropies[row] = log_of_sum - mean;
+        if (ids[row] >= 0 && ids[row] < size) picked[row] = number_at(own + ids[row]) * scale;
     }
 }
 
-/* Overwrite logits with d sum(slopes * logprobs) / d logits = slope * scale * (1[id] - p). */
+/* Overwrite a block of logits with d sum(slopes * logprobs) / d logits.
+ *
+ * This is slope * scale * (1[id] - p). `log_sums` are those of whole rows; ids as in logprobs_read.
+ */
 void logprobs_slope(number *logits, const int64_t *ids, int64_t rows, int64_t size, float scale,
-                    const float *slopes) {
+                    const float *log_sums, const float *slopes) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         number *own = logits + row * size;
-        float log_sum, mean;
-        reduce(own, size, scale, &log_sum, &mean);
+        const int is_here = ids[row] >= 0 && ids[row] < size;
+        const float drawn = is_here ? number_at(own + ids[row]) * scale - log_sums[row] : 0;
         const float slope = slopes[row] * scale;
-        const float drawn = number_at(own + ids[row]) * scale - log_sum;
-        const vec factor = all(scale), shift = all(log_sum);
+        const vec factor = all(scale), shift = all(log_sums[row]);
         for (int64_t i = 0; i < size; i += LANES) {
             const vec x = load_numbers(own + i, size - i) * factor - shift;
             store_numbers(own + i, all(-slope) * exp_of(x), size - i);
         }
-        store_numbers(own + ids[row], all(slope * (1.0f - expf(drawn))), 1);
+        if (is_here) store_numbers(own + ids[row], all(slope * (1.0f - expf(drawn))), 1);
     }
 }
 

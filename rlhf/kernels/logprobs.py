@@ -30,24 +30,36 @@ class LogprobKernel:
         self.dtype = dtype
 
     def read(
-        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor]
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write log-probs of ``ids_N``, and entropies, under softmax(scale * logits) to ``outs``.
+        """Write log-sum-exp and entropies of scale * logits, and those of the ids, to ``outs``.
 
-        Both outputs are fp32 vectors (N,).
+        All three are fp32 vectors (N,). Where an id is not between 0 and V, the third is not
+        written: logits may be a block of the vocabulary, and ids are counted from its first.
         """
         self._library.logprobs_read(
             *self._common(logits_NV, ids_N, scale),
             *(ctypes.c_void_p(row_N.data_ptr()) for row_N in outs),
         )
 
-    def slope_(self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, slopes_N: Tensor) -> Tensor:
-        """Overwrite the logits with d sum(slopes * log-probs) / d logits, and return them."""
-        slopes_N = slopes_N.float().contiguous()
+    def slope_(
+        self,
+        logits_NV: Tensor,
+        ids_N: Tensor,
+        *,
+        scale: float,
+        log_sums_N: Tensor,
+        slopes_N: Tensor,
+    ) -> None:
+        """Overwrite the logits with d sum(slopes * log-probs) / d logits.
+
+        ``log_sums_N`` are those of scale * logits over the whole vocabulary, in fp32.
+        """
+        vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
         self._library.logprobs_slope(
-            *self._common(logits_NV, ids_N, scale), ctypes.c_void_p(slopes_N.data_ptr())
+            *self._common(logits_NV, ids_N, scale),
+            *(ctypes.c_void_p(row_N.data_ptr()) for row_N in vectors),
         )
-        return logits_NV
 
     def draw(
         self,

@@ -1,13 +1,12 @@
 """Log-probabilities of tokens from the output layer, without storing its logits.
 
-Shapes: N = picked tokens, C = tokens of one chunk, H = hidden size, V = vocabulary, B = sequences,
-S = tokens.
+Shapes: N = picked tokens, R = tokens and W = vocabulary entries of one block of logits, K = blocks
+of the vocabulary, H = hidden size, V = vocabulary, B = sequences, S = tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +15,19 @@ from torch.nn import functional
 from rlhf.kernels.logprobs import logprob_kernel
 from rlhf.types import LogprobOptions, TokenLogprobs
 
-CHUNK_ROWS = 512  # tokens whose logits exist at the same time
-CPU_BLOCK = 2**19  # elements of a softmax that fit into a core's own cache
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 
+
+class Block(NamedTuple):
+    """The size of the blocks in which logits are computed: one block exists at a time."""
+
+    tokens: int
+    vocabulary: int | None
+    """Vocabulary entries; None: all of them."""
+
+
+CPU_BLOCK = Block(1024, 2048)  # its logits, and the weights that make them, stay in the caches
+GPU_BLOCK = Block(512, None)
 
 DEFAULT_OPTIONS = LogprobOptions()
 
@@ -31,11 +39,11 @@ def fused_logprobs(
     ids_N: Tensor,
     options: LogprobOptions = DEFAULT_OPTIONS,
     *,
-    chunk: int = CHUNK_ROWS,
+    block: Block | None = None,
 ) -> TokenLogprobs:
     """Return the log-probability of each token under softmax((W hidden + b) / temperature).
 
-    Logits are computed ``chunk`` rows at a time, and again in the backward pass, so that (N, V)
+    Logits are computed one ``block`` at a time, and again in the backward pass, so that (N, V)
     never exists. Matrices are multiplied in autocast's dtype, without autocast in the dtype of
     ``hidden_NH``; the softmax is computed in fp32.
     """
@@ -49,7 +57,7 @@ def fused_logprobs(
             None if bias_V is None else bias_V.to(dtype),
             ids_N,
             options,
-            chunk,
+            block or (CPU_BLOCK if device == "cpu" else GPU_BLOCK),
         )
     return TokenLogprobs(logprobs_N.float(), entropy_N.float() if options.with_entropy else None)
 
@@ -81,98 +89,115 @@ class _FusedLogprobs(torch.autograd.Function):
         bias_V: Tensor | None,
         ids_N: Tensor,
         options: LogprobOptions,
-        chunk: int,
+        block: Block,
     ) -> tuple[Tensor, Tensor]:
+        columns = _parts(len(weight_VH), block.vocabulary)
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
-        kernel = logprob_kernel(hidden_NH)
-        logprobs_N, entropy_N = hidden_NH.new_empty((2, len(ids_N)), dtype=exact).unbind()
-        for rows in _parts(len(ids_N), chunk):
-            logits_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
-            if kernel is not None:
-                outs = (logprobs_N[rows], entropy_N[rows])
-                kernel.read(logits_CV, ids_N[rows], scale=1 / options.temperature, outs=outs)
-                continue
-            for block in _blocks(logits_CV):
-                at = slice(rows.start + block.start, rows.start + block.stop)
-                logs = _log_softmax(logits_CV[block], options)
-                logprobs_N[at] = logs.gather(1, ids_N[at, None])[:, 0]
-                if options.with_entropy:
-                    entropy_N[at] = -logs.exp().mul_(logs.clamp_(min=LEAST_LOG)).sum(dim=1)
-        ctx.reading, ctx.chunk = options, chunk
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, entropy_N)
+        log_sum_KN, entropy_KN = hidden_NH.new_empty((2, len(columns), len(ids_N)), dtype=exact)
+        picked_N = torch.empty_like(log_sum_KN[0])
+        for rows in _parts(len(ids_N), block.tokens):
+            for k, column in enumerate(columns):
+                logits_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
+                outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
+                _read(logits_RW, ids_N[rows] - column.start, options, outs)
+        log_sum_N = log_sum_KN.logsumexp(dim=0)
+        # The chain rule of entropy: that of the block which is drawn, then of the token in it.
+        log_share_KN = log_sum_KN - log_sum_N
+        entropy_KN -= log_share_KN.clamp(min=LEAST_LOG)
+        entropy_N = (log_share_KN.exp() * entropy_KN).sum(dim=0)
+        ctx.options, ctx.block = options, block
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, log_sum_N, entropy_N)
         if not options.entropy_gradient:
             ctx.mark_non_differentiable(entropy_N)
-        return logprobs_N, entropy_N
+        return picked_N - log_sum_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, ids_N, entropy_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, ids_N, *sums = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        hidden_slope = torch.empty_like(hidden_NH) if wants_hidden else None
-        # The first chunk writes the weight's slope, later chunks add; without tokens it is 0.
+        exact = slopes[0].dtype
+        hidden_slope = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
+        # The first tokens write the weight's slope, later tokens add; without tokens it is 0.
         new_slope = torch.empty_like if len(ids_N) else torch.zeros_like
         weight_slope = new_slope(weight_VH) if wants_weight else None
-        bias_slope = torch.zeros_like(bias_V, dtype=slopes[0].dtype) if wants_bias else None
+        bias_slope = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            for rows in _parts(len(ids_N), ctx.chunk):
-                slope_CV = functional.linear(hidden_NH[rows], weight_VH, bias_V)
-                given = (ids_N[rows], entropy_N[rows], *(slope[rows] for slope in slopes))
-                _logits_slope_(slope_CV, ctx.reading, *given)
-                if hidden_slope is not None:
-                    torch.mm(slope_CV, weight_VH, out=hidden_slope[rows])
-                if weight_slope is not None:
-                    weight_slope.addmm_(slope_CV.T, hidden_NH[rows], beta=min(rows.start, 1))
-                if bias_slope is not None:
-                    bias_slope += slope_CV.sum(dim=0, dtype=bias_slope.dtype)
-        if bias_slope is not None:
-            bias_slope = bias_slope.to(bias_V.dtype)
-        return hidden_slope, weight_slope, bias_slope, None, None, None
+            for rows in _parts(len(ids_N), ctx.block.tokens):
+                given = [x_N[rows] for x_N in (*sums, *slopes)]
+                for column in _parts(len(weight_VH), ctx.block.vocabulary):
+                    slope_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
+                    _logits_slope_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
+                    if hidden_slope is not None:
+                        hidden_slope[rows] += slope_RW @ weight_VH[column]
+                    if weight_slope is not None:
+                        beta = min(rows.start, 1)
+                        weight_slope[column].addmm_(slope_RW.T, hidden_NH[rows], beta=beta)
+                    if bias_slope is not None:
+                        bias_slope[column] += slope_RW.sum(dim=0, dtype=exact)
+        found = (hidden_slope, weight_slope, bias_slope)
+        dtype = hidden_NH.dtype
+        return *(None if slope is None else slope.to(dtype) for slope in found), None, None, None
 
 
-def _logits_slope_(logits_CV: Tensor, options: LogprobOptions, *given: Tensor) -> None:
-    """Overwrite logits with their gradient, given ids, entropies and the slopes of both outputs."""
-    kernel = None if options.entropy_gradient else logprob_kernel(logits_CV)
-    if kernel is not None:
-        ids_C, _, slopes_C, _ = given
-        kernel.slope_(logits_CV, ids_C, scale=1 / options.temperature, slopes_N=slopes_C)
-        return
-    for block in _blocks(logits_CV):
-        part = (each[block] for each in given)
-        logits_CV[block] = _logits_slope(logits_CV[block], options, *part)
+def _logits(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice) -> Tensor:
+    bias_W = None if bias_V is None else bias_V[column]
+    return functional.linear(hidden_RH, weight_VH[column], bias_W)
 
 
-def _logits_slope(
-    logits_CV: Tensor, options: LogprobOptions, ids_C: Tensor, entropy_C: Tensor, *slopes: Tensor
-) -> Tensor:
-    """Return the gradient with respect to the logits, given the slopes of both outputs.
+def _read(
+    logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, outs: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Write log-sum-exp and entropy of a block's logits / temperature, alone, to ``outs``.
 
-    d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H), both / temperature.
+    The third of ``outs`` gets the logits / temperature of the ids that are in the block.
     """
-    logprob_C1, entropy_slope_C1 = (slope[:, None] / options.temperature for slope in slopes)
-    logs_CV = _log_softmax(logits_CV, options)
+    kernel = logprob_kernel(logits_RW)
+    if kernel is not None:
+        kernel.read(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
+        return
+    log_sum_R, entropy_R, picked_R = outs
+    logits_RW = logits_RW.to(log_sum_R.dtype) / options.temperature
+    is_here_R, ids_R = _within(ids_R, logits_RW.shape[1])
+    picked_R.copy_(torch.where(is_here_R, logits_RW.gather(1, ids_R[:, None])[:, 0], picked_R))
+    torch.logsumexp(logits_RW, dim=1, out=log_sum_R)
+    if options.with_entropy:
+        finite_R = log_sum_R.clamp(min=torch.finfo(log_sum_R.dtype).min)
+        logs_RW = logits_RW.sub_(finite_R[:, None])
+        entropy_R.copy_(-(logs_RW.exp() * logs_RW.clamp(min=LEAST_LOG)).sum(dim=1))
+
+
+def _logits_slope_(
+    logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *given: Tensor
+) -> None:
+    """Overwrite a block's logits with their gradient.
+
+    ``given``: log-sum-exp and entropy of all logits of each token, and the slopes of log-probs and
+    entropies. d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H), both /
+    temperature.
+    """
+    log_sum_R, entropy_R, *slopes = given
+    kernel = None if options.entropy_gradient else logprob_kernel(logits_RW)
+    if kernel is not None:
+        scale = 1 / options.temperature
+        kernel.slope_(logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes[0])
+        return
+    logprob_R1, entropy_slope_R1 = (slope[:, None] / options.temperature for slope in slopes)
+    logs_RW = logits_RW.to(log_sum_R.dtype) / options.temperature - log_sum_R[:, None]
+    probs_RW = logs_RW.exp()
     if options.entropy_gradient:
-        probs_CV = logs_CV.exp()
-        logs_CV.clamp_(min=LEAST_LOG).add_(entropy_C[:, None])
-        logs_CV.mul_(entropy_slope_C1).add_(logprob_C1)
-        slope_CV = probs_CV.mul_(logs_CV).neg_()
+        logs_RW.clamp_(min=LEAST_LOG).add_(entropy_R[:, None])
+        slope_RW = probs_RW.mul_(logs_RW.mul_(entropy_slope_R1).add_(logprob_R1)).neg_()
     else:
-        slope_CV = logs_CV.exp_().mul_(-logprob_C1)
-    return slope_CV.scatter_add_(1, ids_C[:, None], logprob_C1)
+        slope_RW = probs_RW.mul_(-logprob_R1)
+    is_here_R, ids_R = _within(ids_R, logits_RW.shape[1])
+    logits_RW.copy_(slope_RW.scatter_add_(1, ids_R[:, None], logprob_R1 * is_here_R[:, None]))
 
 
-def _log_softmax(logits_CV: Tensor, options: LogprobOptions) -> Tensor:
-    exact = torch.promote_types(logits_CV.dtype, torch.float32)
-    if options.temperature != 1:
-        logits_CV = logits_CV.to(exact) / options.temperature
-    return functional.log_softmax(logits_CV, dim=-1, dtype=exact)
+def _within(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return which ids are below ``size`` and not negative, and the ids clamped to this range."""
+    return (ids_R >= 0) & (ids_R < size), ids_R.clamp(0, size - 1)
 
 
-def _parts(total: int, size: int) -> Iterator[slice]:
-    return (slice(i, min(i + size, total)) for i in range(0, total, size))
-
-
-def _blocks(logits_CV: Tensor) -> Iterator[slice]:
-    """Return slices of a chunk's rows: all rows on a GPU, as many as fit into a CPU's cache."""
-    num_rows, vocabulary = logits_CV.shape
-    size = max(1, CPU_BLOCK // vocabulary) if logits_CV.device.type == "cpu" else num_rows
-    return _parts(num_rows, size)
+def _parts(total: int, size: int | None) -> list[slice]:
+    size = size or total
+    return [slice(i, min(i + size, total)) for i in range(0, total, size)]

@@ -23,7 +23,8 @@ from rlhf.planning.model_uses import ModelUse
 from rlhf.planning.shapes import ModelShape
 
 HALF, SINGLE = 2, 4  # bytes per element
-CHUNK_ROWS = 512  # positions whose logits exist at the same time (rlhf/models/output_layer.py)
+CPU_BLOCK = (1024, 2048)  # positions and vocabulary entries whose logits exist at the same time
+GPU_BLOCK = (512, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
 LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/attention.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities up to this many tokens per head dimension
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
@@ -177,18 +178,20 @@ def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
     return HALF * (model.shape.multiplied + model.adapters)
 
 
-def logits(model: ModelUse, *, positions: int, size: int) -> int:
-    """Return the bytes of a chunk's logits and their gradient; 0 for a scorer."""
+def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
+    """Return the bytes of one block's logits and their gradient; 0 for a scorer."""
     if model.is_scorer:
         return 0
-    return min(CHUNK_ROWS, positions) * model.shape.vocab * (SINGLE + size)
+    most, entries = GPU_BLOCK if is_gpu else CPU_BLOCK
+    vocabulary = model.shape.vocab
+    return min(most, positions) * min(entries or vocabulary, vocabulary) * (SINGLE + size)
 
 
-def reading(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-    """Return the bytes of a pass without gradients: the widest layer and a chunk of logits."""
+def reading(model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool) -> int:
+    """Return the bytes of a pass without gradients: the widest layer and a block of logits."""
     shape = model.shape
     wide = sequences * tokens * (4 * shape.hidden + (2 if shape.is_gated else 1) * shape.ffn)
-    return wide * size + logits(model, positions=sequences * tokens, size=size)
+    return wide * size + logits(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
 
 
 def reduce_buckets(

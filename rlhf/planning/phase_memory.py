@@ -125,7 +125,8 @@ class PhaseMemory:
         if self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
-        logits = memory_model.logits(model, positions=sequences * positions, size=size)
+        is_gpu, places = self.at.machine.is_gpu, sequences * positions
+        logits = memory_model.logits(model, positions=places, size=size, is_gpu=is_gpu)
         # The logits are freed before the backward pass of the layers starts.
         return self.resident(learning=True) + Counter(
             activations=kept
@@ -136,16 +137,17 @@ class PhaseMemory:
 
     def reading(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
         """Return the peak bytes by purpose while the models score a micro-batch in turn."""
-        each = [
-            Counter(
-                activations=memory_model.reading(
-                    model, sequences=sequences, tokens=tokens, size=self.at.size(model)
-                )
-                + self._scores(model, sequences, tokens, 2),
-                buffers=self.live(model),
+        each = []
+        for model in models:
+            activations = memory_model.reading(
+                model,
+                sequences=sequences,
+                tokens=tokens,
+                size=self.at.size(model),
+                is_gpu=self.at.machine.is_gpu,
             )
-            for model in models
-        ]
+            activations += self._scores(model, sequences, tokens, 2)
+            each.append(Counter(activations=activations, buffers=self.live(model)))
         return self.resident(learning=False) + max(each, key=Counter.total)
 
     def work(

@@ -39,7 +39,7 @@ EFFICIENCY = {
         message_seconds=650e-6,
     ),
     Device.cpu: Efficiency(
-        matmul=0.8,
+        matmul=0.85,
         sharded=1.0,
         bandwidth=0.85,
         attention=0.05,
@@ -47,12 +47,13 @@ EFFICIENCY = {
         layer_seconds=0.0,
         message_seconds=100e-6,
         sharded_layer_seconds=6e-3,
-        touches=12.0,
+        touches=6.0,
         layer_calls=450.0,
         decode_calls=80.0,
     ),
 }
-START_SECONDS = 11.0  # seconds to import libraries, read the data and run everything once
+START_SECONDS = 4.0  # on a CPU: to import libraries and to run everything once
+RECORD_SECONDS = 6e-5  # on a CPU: to read, split and tokenise one example
 # What the compiled decode step (rlhf/kernels/decode.c) changes: the share of the bandwidth that its
 # attention reaches, measured with AMX, and the calls of torch's operations per layer and step.
 COMPILED = {"attention": 0.35, "decode_calls": 4.0}
@@ -72,6 +73,8 @@ class Plan:
     machine: Machine
     models: dict[Phase, tuple[ModelUse, ...]]
     phases: tuple[PhasePlan, ...]
+    records: int
+    """Examples of the whole run; 0 if unknown."""
     limit: float
     """Bytes that one rank may use."""
 
@@ -106,7 +109,7 @@ class Plan:
     @property
     def seconds(self) -> float:
         """Return the seconds of start and phases; a phase of unknown length counts as one step."""
-        start = 0.0 if self.machine.is_gpu else START_SECONDS
+        start = 0.0 if self.machine.is_gpu else START_SECONDS + self.records * RECORD_SECONDS
         return start + sum(phase.seconds for phase in self.phases)
 
     @property
@@ -220,6 +223,7 @@ def plan_run(
             machine=machine,
             models=models,
             phases=tuple(map(plan_phase, scenes, choices)),
+            records=max(load.records for load in found.values()),
             limit=scenes[0].limit,
         )
 

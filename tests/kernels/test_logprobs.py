@@ -25,30 +25,52 @@ def some_logits(kernel: LogprobKernel, rows: int, size: int) -> tuple[Tensor, Te
     return logits_NV, torch.randint(0, size, (rows,), generator=generator)
 
 
+def read(
+    kernel: LogprobKernel, logits_NV: Tensor, ids_N: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-sum-exp, entropy and logit of the id; 7 where the id's logit is not written."""
+    outs = (torch.empty(len(ids_N)), torch.empty(len(ids_N)), torch.full((len(ids_N),), 7.0))
+    kernel.read(logits_NV, ids_N, scale=scale, outs=outs)
+    return outs
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.4])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logprobs_and_entropies(
-    kernel: LogprobKernel, shape: tuple[int, int], scale: float
-) -> None:
+def test_sums_and_entropies(kernel: LogprobKernel, shape: tuple[int, int], scale: float) -> None:
     logits_NV, ids_N = some_logits(kernel, *shape)
-    outs = (torch.empty(shape[0]), torch.empty(shape[0]))
-    kernel.read(logits_NV, ids_N, scale=scale, outs=outs)
-    logs_NV = (logits_NV.double() * scale).log_softmax(-1)
-    expected_N = logs_NV.gather(1, ids_N[:, None])[:, 0]
-    torch.testing.assert_close(outs[0].double(), expected_N, atol=2e-5, rtol=1e-6)
-    entropy_N = -(logs_NV.exp() * logs_NV).sum(-1)
-    torch.testing.assert_close(outs[1].double(), entropy_N, atol=5e-5, rtol=1e-5)
+    log_sum_N, entropy_N, picked_N = read(kernel, logits_NV, ids_N, scale=scale)
+    exact_NV = logits_NV.double() * scale
+    torch.testing.assert_close(log_sum_N.double(), exact_NV.logsumexp(-1), atol=2e-5, rtol=1e-6)
+    logs_NV = exact_NV.log_softmax(-1)
+    expected_N = -(logs_NV.exp() * logs_NV).sum(-1)
+    torch.testing.assert_close(entropy_N.double(), expected_N, atol=5e-5, rtol=1e-5)
+    expected_N = exact_NV.gather(1, ids_N[:, None])[:, 0]
+    torch.testing.assert_close(picked_N.double(), expected_N, atol=1e-6, rtol=1e-6)
+
+
+def test_an_id_outside_the_block_is_not_read(kernel: LogprobKernel) -> None:
+    logits_NV, _ = some_logits(kernel, 3, 61)
+    _, _, picked_N = read(kernel, logits_NV, torch.tensor([-1, 61, 60]), scale=1.0)
+    assert picked_N.tolist() == [7.0, 7.0, logits_NV[2, 60].item()]
+    ones_N, zeros_N = torch.ones(2), torch.zeros(2)
+    slope_NV = torch.zeros(2, 61).to(kernel.dtype)
+    ids_N = torch.tensor([-1, 61])
+    kernel.slope_(slope_NV, ids_N, scale=1.0, log_sums_N=zeros_N, slopes_N=ones_N)
+    assert (slope_NV == -1).all(), "minus p, nowhere 1 - p"
 
 
 def test_a_token_that_cannot_come_adds_nothing(kernel: LogprobKernel) -> None:
     logits_NV = torch.tensor([[0.0, 0.0, -torch.inf], [torch.nan, 0.0, 0.0]]).to(kernel.dtype)
-    outs = (torch.empty(2), torch.empty(2))
-    ids_N = torch.tensor([1, 1])
-    kernel.read(logits_NV, ids_N, scale=1.0, outs=outs)
-    half = torch.tensor([-0.6931472, 0.6931472])  # log 1/2, log 2
-    torch.testing.assert_close(torch.stack([out_N[0] for out_N in outs]), half)
-    assert outs[1][1].isnan(), "what is broken is not hidden"
-    slope_NV = kernel.slope_(logits_NV[:1].clone(), ids_N[:1], scale=1.0, slopes_N=torch.ones(1))
+    logits_NV = torch.cat([logits_NV, torch.full_like(logits_NV[:1], -torch.inf)])
+    ids_N = torch.tensor([1, 1, 1])
+    sums_3N = torch.stack(read(kernel, logits_NV, ids_N, scale=1.0))
+    expected = torch.tensor([0.6931472, 0.6931472, 0.0])  # log 2, entropy log 2
+    torch.testing.assert_close(sums_3N[:, 0], expected)
+    assert sums_3N[:2, 1].isnan().all(), "what is broken is not hidden"
+    assert sums_3N[0, 2].exp() == 0, "a whole block that cannot come"
+    assert sums_3N[1, 2].isfinite()
+    slope_NV = logits_NV[:1].clone()
+    kernel.slope_(slope_NV, ids_N[:1], scale=1.0, log_sums_N=sums_3N[0], slopes_N=torch.ones(1))
     torch.testing.assert_close(slope_NV.float(), torch.tensor([[-0.5, 0.5, 0.0]]))
 
 
@@ -63,7 +85,9 @@ def test_the_slope_by_the_logits(
     logs_NV = (plain_NV * scale).log_softmax(-1)
     (logs_NV.gather(1, ids_N[:, None])[:, 0] * slopes_N).sum().backward()
     assert plain_NV.grad is not None
-    slope_NV = kernel.slope_(logits_NV.clone(), ids_N, scale=scale, slopes_N=slopes_N)
+    log_sums_N = (logits_NV.float() * scale).logsumexp(-1)
+    slope_NV = logits_NV.clone()
+    kernel.slope_(slope_NV, ids_N, scale=scale, log_sums_N=log_sums_N, slopes_N=slopes_N)
     rounding = 8e-3 if kernel.dtype is torch.bfloat16 else 2e-5
     torch.testing.assert_close(slope_NV.double(), plain_NV.grad, atol=1e-6, rtol=rounding)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.models.output_layer import _FusedLogprobs, fused_logprobs, token_logprobs
+from rlhf.models.output_layer import Block, _FusedLogprobs, fused_logprobs, token_logprobs
 from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import (
@@ -60,8 +60,9 @@ def by_layer(logits_BTV: Tensor, ids_BT: Tensor, **options: float) -> Told:
     bias_V = hidden_NH.new_zeros(len(is_barred_V)).masked_fill(is_barred_V, -math.inf)
     hidden_NH = hidden_NH.masked_fill(is_barred_V, 0.0)
     weight_VH = torch.eye(hidden_NH.shape[1], dtype=hidden_NH.dtype)
+    block = Block(tokens=2, vocabulary=2)
     return shaped(
-        fused_logprobs(hidden_NH, weight_VH, bias_V, ids_N, LogprobOptions(**options), chunk=2),
+        fused_logprobs(hidden_NH, weight_VH, bias_V, ids_N, LogprobOptions(**options), block=block),
         ids_BT,
     )
 
@@ -263,16 +264,16 @@ def slopes(given: Layer, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [x for x in given[:3] if x is not None]))
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 11, 50])
+@pytest.mark.parametrize("block", [(1, 1), (4, 7), (11, 40), (50, 60), (3, None)])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_a_layer_agrees_with_the_plain_formula(
-    temperature: float, chunk: int, *, bias: bool, entropy_gradient: bool
+    temperature: float, block: tuple[int, int | None], *, bias: bool, entropy_gradient: bool
 ) -> None:
     given, pull_N = layer(dtype=torch.float32, bias=bias), normal(N, seed=3)
     options = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
-    found = fused_logprobs(*given, options, chunk=chunk)
+    found = fused_logprobs(*given, options, block=Block(*block))
     logprobs_N, entropy_N = plainly(given, temperature)
     assert found.logprobs_N.dtype == found.entropy_N.dtype == torch.float32
     assert_close(found.logprobs_N.detach(), logprobs_N.detach(), atol=2e-6)
@@ -286,16 +287,15 @@ def test_a_layer_agrees_with_the_plain_formula(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 3 * V])
+@pytest.mark.parametrize("block", [(5, 7), (11, None)])
 def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
-    block: int, monkeypatch: pytest.MonkeyPatch
+    block: tuple[int, int | None],
 ) -> None:
-    monkeypatch.setattr("rlhf.models.output_layer.CPU_BLOCK", block)
     given = layer()
 
     def found(*leaves: Tensor) -> tuple[Tensor, ...]:
         options = LogprobOptions(0.8, entropy_gradient=True)
-        return _FusedLogprobs.apply(*leaves, given.ids_N, options, 5)
+        return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(*block))
 
     assert torch.autograd.gradcheck(found, given[:3])
 
@@ -312,7 +312,7 @@ def test_nothing_as_large_as_the_logits_is_kept() -> None:
     given = layer()
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        fused_logprobs(*given, LogprobOptions(0.8, entropy_gradient=True), chunk=4)
+        fused_logprobs(*given, LogprobOptions(0.8, entropy_gradient=True), block=Block(4, 40))
     assert kept
     assert max(x.numel() for x in kept) < N * V
 
@@ -337,11 +337,13 @@ def test_entropy_is_left_out_where_nobody_asks() -> None:
     )
 
 
-@pytest.mark.parametrize("chunk", [2, 11])
-def test_under_autocast_gradients_have_the_type_of_their_parameters(chunk: int) -> None:
+@pytest.mark.parametrize("block", [(2, 40), (11, 16)])
+def test_under_autocast_gradients_have_the_type_of_their_parameters(
+    block: tuple[int, int],
+) -> None:
     given = layer(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = fused_logprobs(*given, chunk=chunk)
+        found = fused_logprobs(*given, block=Block(*block))
     assert found.logprobs_N.dtype == torch.float32
     halves = [x.detach().bfloat16().float().requires_grad_() for x in given[:3]]
     rounded = Layer(*halves, given.ids_N)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -254,19 +255,24 @@ def test_layers_below_all_that_learns_keep_nothing() -> None:
     assert memory_model.activations(use(layers=1), **shapes) == 3 * 5 * 96 * 2
 
 
-def test_logits_are_there_in_chunks() -> None:
-    # A chunk is 512 positions; logits in the model's precision, their softmax in fp32.
-    assert memory_model.logits(use(), positions=10, size=2) == 10 * 100 * 6
-    assert memory_model.logits(use(), positions=10_000, size=2) == 512 * 100 * 6
-    assert memory_model.logits(use(Role.critic), positions=10, size=2) == 0
+def test_logits_are_there_in_blocks() -> None:
+    # Logits in the model's precision, their softmax in fp32.
+    gpu, cpu = (partial(memory_model.logits, size=2, is_gpu=is_gpu) for is_gpu in (True, False))
+    assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * 6
+    assert gpu(use(), positions=10_000) == 512 * 100 * 6
+    assert cpu(use(), positions=10_000) == 1024 * 100 * 6
+    wide = use(shape=shape(vocab_size=5_000))
+    assert gpu(wide, positions=10_000) == 512 * 5_000 * 6
+    assert cpu(wide, positions=10_000) == 1024 * 2048 * 6
+    assert gpu(use(Role.critic), positions=10) == 0
 
 
 def test_reading_keeps_one_layer() -> None:
     # 15 tokens of 4 * 8 + 32 numbers, and their logits.
     wide = 15 * (32 + 32) * 2
-    found = memory_model.reading(use(), sequences=3, tokens=5, size=2)
-    assert found == wide + 15 * 100 * 6
-    assert memory_model.reading(use(Role.reward), sequences=3, tokens=5, size=2) == wide
+    reading = partial(memory_model.reading, sequences=3, tokens=5, size=2, is_gpu=False)
+    assert reading(use()) == wide + 15 * 100 * 6
+    assert reading(use(Role.reward)) == wide
 
 
 @pytest.mark.parametrize(
@@ -318,15 +324,6 @@ def test_autocast_copies_matrices() -> None:
 def test_keys_and_values() -> None:
     # 3 rows of 5 tokens; keys and values of 2 layers, 2 heads of 4.
     assert memory_model.kv_cache(shape(), rows=3, tokens=5, size=2) == 3 * 5 * 2 * 2 * 8 * 2
-
-
-def test_numbers_that_are_those_of_the_code() -> None:
-    from rlhf.models.attention import LONGEST
-    from rlhf.models.output_layer import CHUNK_ROWS
-    from rlhf.rollout.scheduler import PREFILL_TOKENS
-
-    mine = memory_model.CHUNK_ROWS, memory_model.LONGEST, memory_model.PREFILL_TOKENS
-    assert mine == (CHUNK_ROWS, LONGEST, PREFILL_TOKENS)
 
 
 WIDE = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
@@ -409,7 +406,8 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     from rlhf.models import output_layer as logprobs
     from rlhf.rollout import scheduler
 
-    assert memory_model.CHUNK_ROWS == logprobs.CHUNK_ROWS
+    assert memory_model.CPU_BLOCK == logprobs.CPU_BLOCK
+    assert memory_model.GPU_BLOCK == logprobs.GPU_BLOCK
     assert memory_model.KEPT_TOKENS == attention.KEPT_TOKENS
     assert memory_model.LONGEST == attention.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS

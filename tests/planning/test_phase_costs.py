@@ -116,7 +116,7 @@ def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
     assert not here.uses_matmul_attention(513)
     one = memory_model.scores(model.shape, sequences=64, tokens=100, size=2)
     assert one == 64 * 8 * 100 * 100 * 2
-    read = memory_model.reading(model, sequences=64, tokens=100, size=2)
+    read = memory_model.reading(model, sequences=64, tokens=100, size=2, is_gpu=False)
     extra = here.reading([model], sequences=64, tokens=100) - here.resident(learning=False)
     assert extra["activations"] == read + 2 * one
     kept = memory_model.activations(

@@ -130,6 +130,16 @@ def admissible(run: RunConfig) -> Plan | None:
     return plan if plan.fits else None
 
 
+def test_on_a_cpu_a_run_starts_later_with_more_data(compose: Compose) -> None:
+    def start(*overrides: str) -> float:
+        plan = plan_run(run_of(compose, *overrides))
+        return plan.seconds - sum(phase.seconds for phase in plan.phases)
+
+    assert start("experiment=smoke") == pytest.approx(4 + 2_000 * 6e-5)
+    assert start("experiment=smoke", "data.size=102000") == pytest.approx(4 + 102_000 * 6e-5)
+    assert start("model=opt_125m", "hardware=a100_80g") == pytest.approx(0)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
