@@ -152,8 +152,8 @@ def _prompt_only(row: Row, columns: Columns) -> list[Record]:
 
 
 def _completion(row: Row, columns: Columns) -> list[Record]:
-    prompt = _prompt(row, columns)
-    return [Record(prompt=prompt, chosen=_response(row, "completion", columns, prompt=prompt))]
+    prompt, (column,) = _prompt(row, columns), columns.keys() - {"prompt"}
+    return [Record(prompt=prompt, chosen=_response(row, column, columns, prompt=prompt))]
 
 
 def _preference(row: Row, columns: Columns) -> list[Record]:
@@ -274,6 +274,8 @@ LAYOUTS = (
     Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _ranking),
     Layout("prompt-completion", {"prompt": T, "completion": T}, _completion),
     Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _completion),
+    Layout("prompt-response", {"prompt": T, "response": T}, _completion),
+    Layout("prompt-response, messages", {"prompt": M, "response": M}, _completion),
     Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _shared_text),
     Layout("implicit-prompt preference, messages", {"chosen": M, "rejected": M}, _shared_messages),
     Layout("language modelling, messages", {"messages": M}, _conversation),
