@@ -149,21 +149,22 @@ def _read(
 ) -> None:
     """Write log-sum-exp and entropy of a block's logits / temperature, alone, to ``outs``.
 
-    The third of ``outs`` gets the logits / temperature of the ids that are in the block.
+    The third of ``outs`` gets the logits / temperature of the ids that are in the block. Logits are
+    overwritten.
     """
     kernel = logprob_kernel(logits_RW)
     if kernel is not None:
         kernel.read(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
     log_sum_R, entropy_R, picked_R = outs
-    logits_RW = logits_RW.to(log_sum_R.dtype) / options.temperature
+    logits_RW = logits_RW.to(log_sum_R.dtype).div_(options.temperature)
     is_here_R, ids_R = _within(ids_R, logits_RW.shape[1])
     picked_R.copy_(torch.where(is_here_R, logits_RW.gather(1, ids_R[:, None])[:, 0], picked_R))
     torch.logsumexp(logits_RW, dim=1, out=log_sum_R)
     if options.with_entropy:
         finite_R = log_sum_R.clamp(min=torch.finfo(log_sum_R.dtype).min)
         logs_RW = logits_RW.sub_(finite_R[:, None])
-        entropy_R.copy_(-(logs_RW.exp() * logs_RW.clamp(min=LEAST_LOG)).sum(dim=1))
+        entropy_R.copy_(-logs_RW.exp().mul_(logs_RW.clamp_(min=LEAST_LOG)).sum(dim=1))
 
 
 def _logits_slope_(
@@ -182,13 +183,13 @@ def _logits_slope_(
         kernel.slope_(logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes[0])
         return
     logprob_R1, entropy_slope_R1 = (slope[:, None] / options.temperature for slope in slopes)
-    logs_RW = logits_RW.to(log_sum_R.dtype) / options.temperature - log_sum_R[:, None]
-    probs_RW = logs_RW.exp()
+    logs_RW = logits_RW.to(log_sum_R.dtype).div_(options.temperature).sub_(log_sum_R[:, None])
     if options.entropy_gradient:
+        probs_RW = logs_RW.exp()
         logs_RW.clamp_(min=LEAST_LOG).add_(entropy_R[:, None])
         slope_RW = probs_RW.mul_(logs_RW.mul_(entropy_slope_R1).add_(logprob_R1)).neg_()
     else:
-        slope_RW = probs_RW.mul_(-logprob_R1)
+        slope_RW = logs_RW.exp_().mul_(-logprob_R1)
     is_here_R, ids_R = _within(ids_R, logits_RW.shape[1])
     logits_RW.copy_(slope_RW.scatter_add_(1, ids_R[:, None], logprob_R1 * is_here_R[:, None]))
 

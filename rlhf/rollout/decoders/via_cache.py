@@ -60,7 +60,7 @@ class CacheDecoder:
         Prompt i has lengths[i] tokens. Returns the logits (B, V) after each prompt's last token.
         """
         longest = max(lengths)
-        self._memory.expect_prompts(lengths, first_row=first_row)
+        self._memory.expect_prompts(first_row=first_row)
         with _output_of_last(self._model, [length - 1 for length in lengths]):
             positions_BP = self._columns_C[None, :longest].expand(len(lengths), -1)
             return self._logits(ids_BP[:, :longest], positions_BP, lengths)
@@ -111,24 +111,20 @@ class RowCache:
         self._rows, self._tokens = rows, tokens
         self._device, self._dtype = device, dtype
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._lengths = [0] * rows
         self._row_numbers_B = torch.arange(rows, device=device)
         self._first_row, self._past = 0, 0
         self._positions_B: Tensor | None = None
 
-    def expect_prompts(self, lengths: list[int], *, first_row: int) -> None:
+    def expect_prompts(self, *, first_row: int) -> None:
         """Prepare for a call with whole prompts for the rows from ``first_row`` on."""
-        self._lengths[first_row : first_row + len(lengths)] = lengths
         self._first_row, self._past, self._positions_B = first_row, 0, None
 
     def expect_tokens(self, positions: list[int], positions_B: Tensor) -> None:
         """Prepare for a call with one token, at its position, for each of the first rows."""
-        self._lengths[: len(positions)] = [position + 1 for position in positions]
         self._past, self._positions_B = max(positions), positions_B
 
     def copy_row(self, source: int, target: int, columns: int) -> None:
         """Copy keys and values of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._lengths[target] = columns
         for layer in self._layers.values():
             for memory_RNCD in layer:
                 memory_RNCD[target, :, :columns] = memory_RNCD[source, :, :columns]
