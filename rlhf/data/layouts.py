@@ -152,7 +152,8 @@ def _prompt_only(row: Row, columns: Columns) -> list[Record]:
 
 
 def _completion(row: Row, columns: Columns) -> list[Record]:
-    prompt, (column,) = _prompt(row, columns), columns.keys() - {"prompt"}
+    prompt = _prompt(row, columns)
+    (column,) = columns.keys() - {"prompt"}
     return [Record(prompt=prompt, chosen=_response(row, column, columns, prompt=prompt))]
 
 

@@ -28,7 +28,7 @@ FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The functions of one C file; ``reason``: why there are none, or why of a lower level."""
+    """The functions of one C file, or the reason why there are none, or only of a lower level."""
 
     library: ctypes.CDLL | None
     reason: str | None = None

@@ -32,10 +32,10 @@ class LogprobKernel:
     def read(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write log-sum-exp and entropies of scale * logits, and those of the ids, to ``outs``.
+        """Write to ``outs`` of scale * logits: log-sum-exp, entropy, and the logit of the id.
 
-        All three are fp32 vectors (N,). Where an id is not between 0 and V, the third is not
-        written: logits may be a block of the vocabulary, and ids are counted from its first.
+        All three are fp32 vectors (N,). The logits may be a block of the vocabulary; ids are
+        counted from its first entry, and the third vector keeps its value where the id is outside.
         """
         self._library.logprobs_read(
             *self._common(logits_NV, ids_N, scale),

@@ -125,8 +125,9 @@ class PhaseMemory:
         if self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
-        is_gpu, places = self.at.machine.is_gpu, sequences * positions
-        logits = memory_model.logits(model, positions=places, size=size, is_gpu=is_gpu)
+        logits = memory_model.logits(
+            model, positions=sequences * positions, size=size, is_gpu=self.at.machine.is_gpu
+        )
         # The logits are freed before the backward pass of the layers starts.
         return self.resident(learning=True) + Counter(
             activations=kept

@@ -115,7 +115,7 @@ class Pass(NamedTuple):
 
 
 def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
-    """Return the seconds of the forward passes without gathering weights."""
+    """Return the seconds of the forward passes, without those in which only weights move."""
     efficiency = at.efficiency
     layer = efficiency.layer_calls * at.machine.call_seconds
     if at.is_gathered(model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,7 +162,7 @@ def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
     compiler(
         "gcc",
         'case "$*" in *ISA=AVX512*) echo "error: what is bf16?" >&2; exit 1;; esac\n'
-        f'PATH={os.environ["PATH"]} exec gcc "$@"',
+        f'PATH={shlex.quote(os.environ["PATH"])} exec gcc "$@"',
     )
     found = kernel("decode", Isa.avx512_bf16)
     assert isinstance(found.library, ctypes.CDLL)
