@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rlhf.config.freeze import frozen_keys
 from rlhf.data.layouts import Row
-from rlhf.data.reading import read_rows
+from rlhf.data.tables import read_rows
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.tracking.jsonl import read_jsonl
 

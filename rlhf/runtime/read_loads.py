@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.reading import SAMPLE, load_datasets
+from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
 from rlhf.data.splits import Part, blend, divide
+from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import Encoder, TokenLimits, columns_for
 from rlhf.errors import DataError
 from rlhf.models.tokenizers import byte_level_bpe

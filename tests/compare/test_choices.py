@@ -21,7 +21,7 @@ from rlhf.compare.answer_pairs import (
 )
 from rlhf.compare.comparison_page import Comparison, _shown
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
-from rlhf.data.reading import read_rows
+from rlhf.data.tables import read_rows
 from rlhf.errors import ConfigError
 from tests.compare.compared import prompt, run_with
 

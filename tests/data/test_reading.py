@@ -19,10 +19,11 @@ from pyarrow import Table, parquet
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig, DatasetConfig
-from rlhf.data.reading import SAMPLES, describe, load_datasets
+from rlhf.data.reading import describe, load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import divide
 from rlhf.data.synthetic_pairs import generate_records
+from rlhf.data.tables import SAMPLES
 from rlhf.errors import ConfigError, DataError
 from rlhf.models.tokenizers import train_tokenizer
 

@@ -1,0 +1,174 @@
+"""Find the rows of files, folders, ``datasets.save_to_disk`` and the Hugging Face hub.
+
+    .jsonl     one object per line
+    .json      a list of objects, an object whose one key holds such a list, or one object per line
+    .csv       a header and rows; an empty field is null
+    .parquet   a table
+    a folder   of such files, or written by datasets.save_to_disk
+    samples:NAME   a small file that comes with this package
+
+In a folder of several files (or saved splits), files named eval*, test* or validation* are held out
+and all others are trained on. A dataset of the hub, or a copy of it, has named splits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.config.choices import Source
+from rlhf.config.schema.data import DatasetConfig
+from rlhf.data.files import READERS
+from rlhf.data.layouts import Row
+from rlhf.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
+
+
+class Table(NamedTuple):
+    """The rows of one file or split, read on iteration; ``rows`` yields (number, values)."""
+
+    place: str
+    rows: Iterable[tuple[int, object]]
+
+
+class Tables(NamedTuple):
+    """The tables of one dataset to train on, and those held out."""
+
+    train: list[Table]
+    eval: list[Table]
+
+
+def find_tables(dataset: DatasetConfig, source: Source) -> Tables:
+    """Return the tables of ``dataset``; its keys choose hub splits, file names local tables.
+
+    Raises:
+        DataError: if there is no such place, file type, split or sample, or it cannot be loaded.
+    """
+    place = _sample(dataset.path) or Path(dataset.path).expanduser()
+    if source is Source.hub:
+        splits = _copy(place, dataset) if place.exists() else _download(dataset)
+        wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
+        for split in wanted:
+            if split not in splits:
+                raise DataError(
+                    f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
+                )
+        return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
+    tables = _saved(place) if _is_saved(place) else _files(place)
+    held_out = [table for name, table in tables.items() if _is_held_out(name)]
+    train = [table for name, table in tables.items() if not _is_held_out(name)]
+    return Tables(train, held_out) if train else Tables(held_out, [])
+
+
+def read_rows(place: Path) -> list[Row]:
+    """Return the rows of a file, or of all files in a folder, as they are.
+
+    Raises:
+        DataError: if a file cannot be read, or a row is no object.
+    """
+    return [row for table in _files(place).values() for row in rows_of(table)]
+
+
+def rows_of(table: Table) -> list[Row]:
+    """Return the rows of a table.
+
+    Raises:
+        DataError: if it cannot be read or is empty, or a row is no object.
+    """
+    rows = []
+    try:
+        for number, values in table.rows:
+            if not isinstance(values, dict):
+                rule = f"of type {type(values).__name__}; a row must be an object."
+                raise DataError(f"{table.place}, row {number}: {rule}")
+            rows.append(Row(table.place, number, values))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{table.place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise DataError(f"{table.place}: cannot be read ({error}).") from error
+    if not rows:
+        raise DataError(f"{table.place}: empty; must have at least one row.")
+    return rows
+
+
+def _sample(path: str) -> Path | None:
+    """Return the file of this package that ``samples:NAME`` names; None for other paths."""
+    if not path.startswith(SAMPLE):
+        return None
+    names = sorted(file.stem for file in SAMPLES.glob("*.jsonl"))
+    name = path.removeprefix(SAMPLE)
+    if name not in names:
+        raise DataError(f"{path}: no such sample; choose {SAMPLE}{f' or {SAMPLE}'.join(names)}.")
+    return SAMPLES / f"{name}.jsonl"
+
+
+def _is_held_out(name: str) -> bool:
+    return name.lower().startswith(("eval", "test", "validation"))
+
+
+def _files(place: Path) -> dict[str, Table]:
+    if not place.exists():
+        raise DataError(f"{place}: no such file or folder. (A data set of the hub needs data=hub.)")
+    if not (place.is_file() or place.is_dir()):
+        raise DataError(f"{place}: must be a file or a folder.")
+    candidates = [place] if place.is_file() else sorted(place.iterdir())
+    files = [file for file in candidates if file.suffix.lower() in READERS]
+    if not files:
+        raise DataError(f"{place}: no file that can be read; supported: {', '.join(READERS)}.")
+    return {file.name: Table(str(file), READERS[file.suffix.lower()](file)) for file in files}
+
+
+def _copy(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
+    """Return the splits of a hub dataset on disk: saved, or in files such as test-00000.parquet."""
+    if _is_saved(place):
+        return {name: [table] for name, table in _saved(place).items()}
+    splits: defaultdict[str, list[Table]] = defaultdict(list)
+    for name, table in _files(place).items():
+        splits[dataset.train_split if place.is_file() else re.split(r"[-.]", name)[0]].append(table)
+    return splits
+
+
+def _is_saved(place: Path) -> bool:
+    """Return True if save_to_disk of a Dataset or a DatasetDict has written ``place``."""
+    return (place / "state.json").exists() or (place / "dataset_dict.json").exists()
+
+
+def _saved(place: Path) -> dict[str, Table]:
+    import datasets
+
+    try:
+        return _splits(str(place), datasets.load_from_disk(str(place)))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place}: not a readable save_to_disk folder ({error}).") from error
+
+
+def _download(dataset: DatasetConfig) -> dict[str, list[Table]]:
+    import datasets
+
+    path = dataset.path
+    try:
+        loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"{path}: this data set of the hub could not be loaded ({error}). Without a network "
+            "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
+            "a folder written by datasets.save_to_disk. For a set of data.sets, set "
+            "data.sets.NAME.path to the copy."
+        ) from error
+    return {name: [table] for name, table in _splits(path, loaded).items()}
+
+
+def _splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Table]:
+    import datasets
+
+    splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    return {
+        name: Table(f"{path}, split {name}", enumerate(split, 1)) for name, split in splits.items()
+    }
