@@ -14,14 +14,24 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py")), "launch.py"]
 
 # What each part of rlhf may import of the others. Adapters do not import one another.
-BASE = {"atomic", "decoder_parts", "errors", "intervals", "metrics", "random_streams", "types"}
+BASE = {
+    "atomic",
+    "decoder_parts",
+    "errors",
+    "foreign_errors",
+    "intervals",
+    "metrics",
+    "random_streams",
+    "types",
+}
 BASE |= {"command", "cpu", "config", "model_call", "safe_text"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
-    "command": {"errors", "safe_text"},
+    "command": {"errors", "foreign_errors", "safe_text"},
     "decoder_parts": set(),
     "errors": set(),
+    "foreign_errors": {"errors"},
     "intervals": set(),
     "metrics": {"errors"},
     "model_call": set(),
@@ -29,17 +39,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors", "metrics"},
     "safe_text": set(),
     "cpu": {"errors"},
-    "config": {"atomic", "errors", "cpu", "safe_text"},  # not types, which imports torch
+    "config": {
+        "atomic",
+        "errors",
+        "foreign_errors",
+        "cpu",
+        "safe_text",
+    },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
     "kernels": {"atomic", "cpu"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {
         "atomic",
         "errors",
+        "foreign_errors",
         "cpu",
         "config",
     },  # not types and algorithms, which import torch
-    "rewards": {"errors", "config"},  # not torch: each part of a score starts a process
+    "rewards": {
+        "errors",
+        "foreign_errors",
+        "config",
+    },  # not torch: each part of a score starts a process
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},

@@ -1,0 +1,57 @@
+"""Turn the errors of libraries and of the file system into errors that a user can fix.
+
+Libraries raise what they like for a damaged file: transformers raises OSError, ValueError,
+KeyError, RuntimeError, ImportError and more, and tokenizers a plain Exception. The place that
+raised an error decides, not its type: an error of a library is about its input, and an error of
+our own code is a bug, which keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlhf.errors import RlhfError
+
+PACKAGE = Path(__file__).parent
+
+
+@contextmanager
+def translated(explain: Callable[[str], RlhfError]) -> Iterator[None]:
+    """Raise ``explain(reason)`` instead of an error of a library or of the file system.
+
+    Raises:
+        Exception: unchanged, if it is an RlhfError, a failed allocation or a bug of this program.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RlhfError) or is_allocation(error) or not is_foreign(error):
+            raise
+        raise explain(reason_of(error)) from error
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Return True if a library or the file system raised ``error``, and not our own code."""
+    if isinstance(error, OSError) or type(error) is Exception:
+        return True  # our own code raises no plain Exception; tokenizers does
+    if type(error).__module__ != "builtins":
+        return not isinstance(error, RlhfError)
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and PACKAGE not in Path(frames[-1][0].f_code.co_filename).parents
+
+
+def is_allocation(error: BaseException) -> bool:
+    """Return True if ``error`` reports that the machine, or its GPU, has too little memory."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason that ``error`` gives, in one line; its type too if the text needs it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    is_clear = isinstance(error, OSError | ValueError) or type(error) is Exception
+    return text if text and is_clear else f"{type(error).__name__}: {text}".removesuffix(": ")

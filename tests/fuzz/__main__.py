@@ -1,0 +1,36 @@
+"""Try hostile inputs at every door, and print the faults."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+from tests.fuzz.case import FAULTS, judged
+from tests.fuzz.doors import DOORS, mixed
+
+
+def main() -> int:
+    """Try the inputs; return 1 if there was a fault."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=700)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--door", choices=DOORS, action="append")
+    options = parser.parse_args()
+    doors = {name: DOORS[name] for name in options.door or DOORS}
+    verdicts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for case in islice(mixed(options.seed, Path(folder), doors), options.cases):
+            verdict, text = judged(case)
+            verdicts[verdict] += 1
+            if verdict in FAULTS:
+                print(f"{verdict}: {case.name}\n{text}", flush=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    return int(any(verdicts[fault] for fault in FAULTS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

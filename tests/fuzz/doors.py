@@ -1,0 +1,22 @@
+"""The doors of the program, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from tests.fuzz.case import Case, Cases
+
+DOORS: Mapping[str, Cases] = {}
+
+
+def mixed(seed: int, folder: Path, doors: Mapping[str, Cases] = DOORS) -> Iterator[Case]:
+    """Yield inputs of all doors in turn; each input may write in a folder of its own."""
+    for number in count():
+        for name, cases in doors.items():
+            here = folder / name / str(number)
+            here.mkdir(parents=True)
+            found = next(cases(Random(f"{seed} {name} {number}"), here))
+            yield found._replace(name=f"{name} {number}: {found.name}")

@@ -1,0 +1,40 @@
+"""Hostile inputs at every door: sixty in each run of the tests, hundreds in ``make soak``."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from rlhf.errors import ConfigError
+from tests.fuzz.case import FAULTS, Case, Verdict, judged
+from tests.fuzz.doors import mixed
+
+CASES, SEED = 60, 34
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(6))
+def test_no_hostile_input_is_a_fault(share: int, tmp_path: Path) -> None:
+    found = {
+        case.name: answer
+        for case in islice(mixed(SEED, tmp_path), share, CASES, 6)
+        if (answer := judged(case))[0] in FAULTS
+    }
+    assert not found
+
+
+def refuse() -> None:
+    raise ConfigError("seed=x: must be a whole number")
+
+
+def test_every_verdict_can_be_reached() -> None:
+    assert judged(Case("refused", refuse)) == (Verdict.refused, "seed=x: must be a whole number")
+    assert judged(Case("fine", lambda: None, must_refuse=False))[0] is Verdict.harmless
+    assert judged(Case("accepted", lambda: None))[0] is Verdict.silent
+    verdict, text = judged(Case("raises", lambda: 1 / 0))
+    assert verdict is Verdict.traceback
+    assert "ZeroDivisionError" in text
+    assert judged(Case("sleeps", lambda: time.sleep(60)), seconds=0.5)[0] is Verdict.hang

@@ -1,0 +1,68 @@
+"""Errors of libraries become ours; errors of this program stay what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from rlhf.errors import CheckpointError, ConfigError
+from rlhf.foreign_errors import is_foreign, reason_of, translated
+from rlhf.metrics import Moments
+
+
+def refused(reason: str) -> CheckpointError:
+    return CheckpointError(f"model.path=m: {reason}")
+
+
+def open_weights(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"no weights")
+    safe_open(folder / "weights", "pt")
+
+
+def open_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": {"type": "nothing"}}')
+    Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def parse_deep_json(_: Path) -> None:
+    json.loads("[" * 100_000)
+
+
+def read_missing(folder: Path) -> None:
+    (folder / "missing").read_text()
+
+
+@pytest.mark.parametrize("act", [open_weights, open_tokenizer, parse_deep_json, read_missing])
+def test_an_error_of_a_library_becomes_ours(act: Callable[[Path], None], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^model.path=m: .+"), translated(refused):
+        act(tmp_path)
+
+
+def test_a_bug_of_this_program_keeps_its_traceback() -> None:
+    with pytest.raises(TypeError), translated(refused):
+        Moments.of(None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [ConfigError("seed=x"), MemoryError()])
+def test_errors_with_a_meaning_of_their_own_pass(error: Exception) -> None:
+    with pytest.raises(type(error)), translated(refused):
+        raise error
+
+
+def test_the_reason_is_one_line() -> None:
+    assert reason_of(ValueError("\n first \n second")) == "first"
+    assert reason_of(KeyError("a")) == "KeyError: 'a'"
+    assert reason_of(RecursionError()) == "RecursionError"
+    assert reason_of(FileNotFoundError(2, "No such file", "/x")) == "No such file: /x"
+    assert reason_of(SafetensorError("cut off")) == "SafetensorError: cut off"
+
+
+def test_the_type_decides_where_rust_leaves_no_frame() -> None:
+    assert is_foreign(SafetensorError("cut off"))
+    assert is_foreign(Exception("unknown model type"))
+    assert not is_foreign(ConfigError("seed=x"))
