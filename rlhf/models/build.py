@@ -12,15 +12,17 @@ import torch
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
+from rlhf.models import load_checks
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
 from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
-from rlhf.models.sources import UNREADABLE, explain_load_failure
 from rlhf.models.train_settings import checkpoint_gradients, set_dropout
 from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters, stored_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MOST_ADAPTERS = 8  # one on top of the other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +135,12 @@ def require_trained_head(path: str | Path) -> None:
     """
     from transformers import AutoConfig
 
-    try:
+    with load_checks.loading(path, key="reward_model.path", what="a reward model"):
         adapter = adapter_config(str(path))
         if adapter is not None:
             _require_adapter_of_a_scorer(path, adapter)
             return
         config = AutoConfig.from_pretrained(str(path))
-    except (OSError, ValueError) as error:
-        raise explain_load_failure(
-            path, key="reward_model.path", what="a reward model", error=error
-        ) from error
     names = config.architectures or []
     if config.num_labels != 1 or not any("SequenceClassification" in name for name in names):
         raise CheckpointError(
@@ -244,41 +242,45 @@ def _from_pretrained(
 
     Its weights are fp32, or, if ``mapped``, memory-mapped in the dtype of the file.
     """
-    try:
+    with load_checks.loading(path, key=source.key, what="a model"):
         adapter = adapter_config(path, source.revision)
         if adapter is not None:
             return _over_its_base(auto_class, source, path, overrides, adapter=adapter)
+        if Path(path).is_dir():
+            load_checks.check_files(Path(path), key=source.key)
         dtype = stored_dtype(path, source.revision) if mapped else torch.float32
         with drawn_in_blocks() if mapped else nullcontext():
-            return auto_class.from_pretrained(
+            model, report = auto_class.from_pretrained(
                 path,
                 revision=source.revision,
                 trust_remote_code=source.trust_remote_code,
                 dtype=dtype,
                 use_safetensors=True,
                 attn_implementation=own_attention(source.attention),
+                ignore_mismatched_sizes=True,  # the report names them; without it nothing does
+                output_loading_info=True,
                 **overrides,
             )
-    except UNREADABLE as error:
-        raise explain_load_failure(path, key=source.key, what="a model", error=error) from error
+        load_checks.check_weights(model, report, key=source.key, place=path)
+    return model
 
 
 def _over_its_base(
     auto_class: Any, source: ModelSource, path: str, overrides: dict[str, Any], *, adapter: Any
 ) -> PreTrainedModel:
     place = adapter.base_model_name_or_path
+    if source.key.count("base_model_name_or_path") == MOST_ADAPTERS:
+        raise CheckpointError(f"{source.key}: adapters name one another as their base")
     key = f"{source.key}={path}, base_model_name_or_path"
     # The adapter's file names the base, not the user, who may have allowed code of the adapter.
     base_source = replace(source, key=key, revision=adapter.revision, trust_remote_code=False)
     # Load the base whole and in fp32: merging in half precision would round the adapter.
     base = _from_pretrained(auto_class, base_source, place, overrides, mapped=False)
-    try:
-        return merge_adapter(base, path, adapter, source.revision)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{source.key}={path}: the adapter does not fit its base {place} ({error}); set "
-            "base_model_name_or_path in adapter_config.json to the base of the training run"
-        ) from error
+
+    with load_checks.merging(path, key=source.key, base=place):
+        merged = merge_adapter(base, path, adapter, source.revision)
+    load_checks.check_finite(merged, key=source.key, place=path)
+    return merged
 
 
 def require_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:

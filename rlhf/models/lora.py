@@ -215,7 +215,8 @@ def merge_adapter(
     """Merge the adapter of a folder or hub id into ``base``; its saved head replaces base's head.
 
     Raises:
-        ValueError: if the adapter does not fit the model.
+        CheckpointError: if tensors of the adapter are missing or unexpected.
+        Exception: of torch or peft, if their shapes differ or the model has no such head.
     """
     from peft import LoraModel, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -224,16 +225,14 @@ def merge_adapter(
     file = cached_file(place, "adapter_model.safetensors", revision=revision)
     weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
     lora = LoraModel(base, config, ADAPTER)
-    try:
-        result = set_peft_model_state_dict(base, weights)
-    except RuntimeError as error:  # from torch, if shapes differ
-        raise ValueError(str(error).strip().splitlines()[-1].strip()) from error
-    except KeyError as error:  # from peft, if the model has no such head
-        raise ValueError(f"{error} is missing") from error
+    result = set_peft_model_state_dict(base, weights)
     absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
     if absent or result.unexpected_keys:
         wrong = [*absent, *result.unexpected_keys][:3]
-        raise ValueError(f"missing or unexpected: {', '.join(wrong)}")
+        raise CheckpointError(
+            f"{place}: the adapter does not fit its base {config.base_model_name_or_path}: missing "
+            f"or unexpected: {', '.join(wrong)}"
+        )
     return lora.merge_and_unload()
 
 

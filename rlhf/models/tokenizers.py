@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.sources import UNREADABLE, explain_load_failure
+from rlhf.models.load_checks import loading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -113,14 +113,19 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    try:
+    with loading(place, key=key, what="a tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
         )
-    except UNREADABLE as error:
-        raise explain_load_failure(place, key=key, what="a tokenizer", error=error) from error
-    if end_token is not None:
-        tokenizer.add_special_tokens({"eos_token": end_token})
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise CheckpointError(
+            f"{key}={place}: tokenizer_config.json has model_max_length="
+            f"{tokenizer.model_max_length!r}; must be a number of tokens"
+        )
+    with loading(place, key=key, what="a tokenizer"):  # some damage shows at the first use only
+        if end_token is not None:
+            tokenizer.add_special_tokens({"eos_token": end_token})
+        tokenizer.encode("a")
     if tokenizer.eos_token is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "
