@@ -142,7 +142,7 @@ def require_trained_head(path: str | Path) -> None:
             return
         config = AutoConfig.from_pretrained(str(path))
     names = config.architectures or []
-    if config.num_labels != 1 or not any("SequenceClassification" in name for name in names):
+    if config.num_labels != 1 or "SequenceClassification" not in str(names):
         raise CheckpointError(
             f"reward_model.path={path} is not a trained reward model: config.json has "
             f"architectures={names} and {config.num_labels} labels; must be a "

@@ -193,7 +193,7 @@ def check_finite(model: PreTrainedModel, *, key: str, place: str) -> None:
 
 
 def _is_trained_scorer(model: PreTrainedModel) -> bool:
-    return any("SequenceClassification" in name for name in model.config.architectures or ())
+    return "SequenceClassification" in str(model.config.architectures)
 
 
 def _in_body(model: PreTrainedModel, name: str) -> bool:

@@ -69,8 +69,8 @@ def _mutate_value(draw: Random, node: Any) -> str:
             node[f"{key}_"] = value
             return f"{key} renamed"
         return f"{key} removed"
-    node[key] = _deep(draw.choice([10, 2000])) if draw.random() < 0.05 else draw.choice(VALUES)
-    return f"{key}={str(node[key])[:40]!r}"
+    node[key] = _deep(draw.choice([10, 200])) if draw.random() < 0.05 else draw.choice(VALUES)
+    return f"{key} is now of type {type(node[key]).__name__}"
 
 
 def _deep(depth: int) -> Any:
