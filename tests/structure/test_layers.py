@@ -81,14 +81,13 @@ ONLY_IN = {
         "rlhf/runtime/rendezvous.py",
     ),
     "wandb": ("rlhf/tracking/",),
-    "gradio": ("rlhf/compare/",),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
 NEVER_IN = {
     "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/"),
     "transformers": ("rlhf/algorithms/",),
 }
-INSIDE_FUNCTIONS = {"deepspeed", "gradio", "wandb", "transformers"}
+INSIDE_FUNCTIONS = {"deepspeed", "wandb", "transformers"}
 HEAVY = {"torch", "datasets", *INSIDE_FUNCTIONS}
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
