@@ -116,8 +116,7 @@ def run(cfg: DictConfig) -> float | None:
 
 def asked_config(cfg: DictConfig) -> RunConfig:
     """Return the configuration of a new run; refuse overrides that have no effect."""
-    hydra_config = HydraConfig.get()
-    overrides = hydra_config.overrides.task
+    overrides = HydraConfig.get().overrides.task
     if cfg.get("from_run") is not None:
         source = Path(str(cfg.from_run)).expanduser().resolve()
         take_over(cfg, source, finished_phases(source), overrides)
@@ -126,7 +125,7 @@ def asked_config(cfg: DictConfig) -> RunConfig:
     refuse_unread(config, overrides)
     if config.reuse.phases is not Reuse.sweep:
         return config
-    phases = Reuse.always if hydra_config.mode is RunMode.MULTIRUN else Reuse.never
+    phases = Reuse.always if HydraConfig.get().mode is RunMode.MULTIRUN else Reuse.never
     return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
@@ -291,8 +290,7 @@ def launch() -> int:
     except RlhfError as error:
         return complain(error)
     except Exception as error:
-        explained = explain(error, sys.argv[1:])
-        if explained is None:
+        if (explained := explain(error, sys.argv[1:])) is None:
             raise
         return complain(explained)
     return 0
