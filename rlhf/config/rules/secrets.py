@@ -25,7 +25,7 @@ READ_VARIABLE = r"""\$\{\s*oc\.env\s*:\s*["'\\]*(\w+)"""
 
 def check_secrets(config: RunConfig) -> None:
     """Check that no text of the configuration looks like a secret; the error does not repeat it."""
-    for key, text in _values(asdict(config), ""):
+    for key, text in texts_of(asdict(config), ""):
         if key.endswith(".revision"):  # a commit has the form of a W&B key
             continue
         for name, form in FORMS.items():
@@ -43,7 +43,7 @@ def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> N
     Raises:
         ConfigError: naming the key without the secret.
     """
-    refuse_secrets((f"{k}={text}" for k, text in _values(asdict(config), "")), environment)
+    refuse_secrets((f"{k}={text}" for k, text in texts_of(asdict(config), "")), environment)
 
 
 def refuse_secrets(words: Iterable[str], environment: Mapping[str, str]) -> None:
@@ -63,14 +63,14 @@ def refuse_secrets(words: Iterable[str], environment: Mapping[str, str]) -> None
             )
 
 
-def _values(value: Any, key: str) -> Iterator[tuple[str, str]]:
+def texts_of(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the text of every name and value in nested mappings and lists."""
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from _values(each, f"{key}.{name}".lstrip("."))
+            yield from texts_of(each, f"{key}.{name}".lstrip("."))
             yield key, str(name)
     elif isinstance(value, list):
         for each in value:
-            yield from _values(each, key)
+            yield from texts_of(each, key)
     elif value is not None:
         yield key, str(value)
