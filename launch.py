@@ -28,7 +28,7 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.from_run import take_over
 from rlhf.config.hydra_errors import explain, opened, refuse_flags
-from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
@@ -116,16 +116,16 @@ def run(cfg: DictConfig) -> float | None:
 
 def asked_config(cfg: DictConfig) -> RunConfig:
     """Return the configuration of a new run; refuse overrides that have no effect."""
-    hydra_config = HydraConfig.get()
-    overrides = hydra_config.overrides.task
+    overrides = HydraConfig.get().overrides.task
     if cfg.get("from_run") is not None:
         source = Path(str(cfg.from_run)).expanduser().resolve()
         take_over(cfg, source, finished_phases(source), overrides)
     config = to_run_config(cfg)
+    refuse_secret_values(config, os.environ)
     refuse_unread(config, overrides)
     if config.reuse.phases is not Reuse.sweep:
         return config
-    phases = Reuse.always if hydra_config.mode is RunMode.MULTIRUN else Reuse.never
+    phases = Reuse.always if HydraConfig.get().mode is RunMode.MULTIRUN else Reuse.never
     return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
@@ -212,6 +212,7 @@ def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
     frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
     refuse_changes(frozen, cfg, overrides)
     config = with_free_keys(frozen, cfg, overrides)
+    refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
         check_started(config)
         check_machine(config)
@@ -289,8 +290,7 @@ def launch() -> int:
     except RlhfError as error:
         return complain(error)
     except Exception as error:
-        explained = explain(error, sys.argv[1:])
-        if explained is None:
+        if (explained := explain(error, sys.argv[1:])) is None:
             raise
         return complain(explained)
     return 0

@@ -19,6 +19,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     with replacing(folder) as building:
         building.mkdir(parents=True)
         yield building
+        mode = building.stat().st_mode & 0o666  # as the umask has it, which safetensors ignores
+        for file in building.rglob("*.safetensors"):
+            file.chmod(mode)
 
 
 def save_model(

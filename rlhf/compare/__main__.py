@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from rlhf.command import exit_code
 from rlhf.compare.answer_pairs import models_of_file, models_of_runs, paired
-from rlhf.compare.comparison_page import Comparison, build_page, serve
+from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.errors import ConfigError
 from rlhf.tracking.console import build_console
@@ -55,12 +54,11 @@ def _compare(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
     with closing(PreferenceFile(options.out or beside)) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)
-        page = build_page(comparison)
-        address = serve(page, options.port)
-        console.say(f"open {address} in a browser; choices go to {file.path}; Ctrl-C ends")
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
-        page.close()
+        with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):
+            console.say(
+                f"open {server.address} in a browser; choices go to {file.path}; Ctrl-C ends"
+            )
+            server.serve_forever()
         console.say(str(comparison.result))
 
 

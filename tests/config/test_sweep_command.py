@@ -56,6 +56,16 @@ def test_wrong_definition_is_refused(definitions: Path, words: list[str], messag
         expanded(words, definitions)
 
 
+def test_a_definition_that_reads_a_secret_is_refused(
+    definitions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (definitions / "pets.yaml").write_text("tracking.project: ['a', '${oc.env:MY_PASSWORD}']\n")
+    assert expanded(["-m", "sweep=pets"], definitions)
+    monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
+    with pytest.raises(ConfigError, match=r"^tracking\.project=a,.* is or holds a key"):
+        expanded(["-m", "sweep=pets"], definitions)
+
+
 def test_folders_are_named_by_the_command() -> None:
     words = ["-m", "experiment=dsc/opt_13b", "ppo.kl_ctl=0.1,0.2", "seed=1"]
     first, again, other = (

@@ -24,7 +24,7 @@ BASE = {
     "random_streams",
     "types",
 }
-BASE |= {"command", "cpu", "config", "model_call", "safe_text"}
+BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "random_streams": set(),
     "types": {"errors", "metrics"},
     "safe_text": set(),
+    "trust": set(),
     "cpu": {"errors"},
     "config": {
         "atomic",
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "safe_text",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
-    "kernels": {"atomic", "cpu"},
+    "kernels": {"atomic", "cpu", "trust"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {
         "atomic",
@@ -80,14 +81,13 @@ ONLY_IN = {
         "rlhf/runtime/rendezvous.py",
     ),
     "wandb": ("rlhf/tracking/",),
-    "gradio": ("rlhf/compare/",),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
 NEVER_IN = {
     "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/"),
     "transformers": ("rlhf/algorithms/",),
 }
-INSIDE_FUNCTIONS = {"deepspeed", "gradio", "wandb", "transformers"}
+INSIDE_FUNCTIONS = {"deepspeed", "wandb", "transformers"}
 HEAVY = {"torch", "datasets", *INSIDE_FUNCTIONS}
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
