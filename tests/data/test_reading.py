@@ -178,9 +178,9 @@ def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "a.jsonl")
 
 
-def test_what_the_system_cannot_read_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"a\.jsonl: cannot be read \(.*[Ii]s a directory"):
+    with pytest.raises(DataError, match=r"a\.jsonl: must be a regular file"):
         load(tmp_path)
 
 
@@ -316,9 +316,7 @@ def test_hub_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch, error: Exc
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(
-        DataError, match=r"^org/pets: .*\(no route\)\. .*data=local .*save_to_disk\."
-    ):
+    with pytest.raises(DataError, match=r"^org/pets: .*no route\)\. .*data=local .*save_to_disk\."):
         load("org/pets", source=Source.hub)
 
 
