@@ -87,6 +87,9 @@ def describe(dataset: RawDataset) -> str:
     without = "".join(
         f", {count:,} without {part}" for part, count in lacking.items() if 0 < count < len(records)
     )
+    pairs = {(each.prompt, each.chosen, each.rejected) for each in records if each.rejected}
+    reversed_ones = sum((prompt, worse, better) in pairs for prompt, better, worse in pairs)
+    without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
     used = f"{len(records):,} examples{own_eval}{without}, {_reasons(dataset.left_out)}"
     return f"{dataset.name}: {dataset.layout}, {used}"
 

@@ -407,6 +407,17 @@ def test_description_tells_parts_that_only_some_examples_lack(tmp_path: Path) ->
     assert describe(load(prompts_only)).endswith("prompt-only, 1 examples, 0 skipped")
 
 
+def test_description_counts_pairs_whose_reverse_is_there_too(tmp_path: Path) -> None:
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    rows = [*rows_of("a", 3), row, row | {"chosen": "c", "rejected": "b"}]
+    dataset = load(write(tmp_path / "a.jsonl", rows))
+    assert len(dataset.train) == 5
+    assert describe(dataset).endswith("5 examples, 2 with their reverse, 0 skipped")
+    held_out = write(tmp_path / "b.jsonl", rows[-1:])
+    only_one = load(write(tmp_path / "c.jsonl", rows[:-1]), eval_path=str(held_out))
+    assert "5 examples (1 held out), 2 with their reverse, 0 skipped" in describe(only_one)
+
+
 @pytest.mark.skipif(not HH.exists(), reason=f"{HH} is not on this machine")
 def test_real_preferences_are_all_used_or_counted() -> None:
     dataset = load(HH)
