@@ -33,13 +33,7 @@ from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import search_of
-from rlhf.config.sweep_command import (
-    SWEEPS,
-    expanded,
-    jobs_at_a_time,
-    placed,
-    without_leavings,
-)
+from rlhf.config.sweep_command import SWEEPS, expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.cpu import cap_libraries, require_linux
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.planning.cpu_rates import lacks_rates
@@ -62,6 +56,7 @@ from rlhf.runtime.sweep_jobs import end_with_parent, run_job
 from rlhf.safe_text import for_terminal, print_traceback
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
+from rlhf.user_paths import user_path
 
 ROOT = Path(__file__).parent
 USER_ERROR = 2
@@ -118,7 +113,7 @@ def asked_config(cfg: DictConfig) -> RunConfig:
     """Return the configuration of a new run; refuse overrides that have no effect."""
     overrides = HydraConfig.get().overrides.task
     if cfg.get("from_run") is not None:
-        source = Path(str(cfg.from_run)).expanduser().resolve()
+        source = user_path(str(cfg.from_run), key="from_run").resolve()
         take_over(cfg, source, finished_phases(source), overrides)
     config = to_run_config(cfg)
     refuse_secret_values(config, os.environ)
@@ -185,7 +180,7 @@ def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
     plan = decide(config, read_loads(config), finished=taken_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if is_new and config.run_dir is not None:
-        write_json(claim(Path(config.run_dir).expanduser()) / PLAN, as_json(plan))
+        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, as_json(plan))
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         words = [word for word in HydraConfig.get().overrides.task if word != "plan=only"]
@@ -208,7 +203,7 @@ def stopped_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
 def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Read the run to resume: overrides may change how it is started, not what it computes."""
     # Resolved, because runs/latest may point to another run before this one ends.
-    run_dir = Path(str(cfg.resume)).expanduser().resolve()
+    run_dir = user_path(str(cfg.resume), key="resume").resolve()
     frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
     refuse_changes(frozen, cfg, overrides)
     config = with_free_keys(frozen, cfg, overrides)

@@ -44,6 +44,7 @@ from rlhf.phases.shared.model_sources import policy_source
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
+from rlhf.user_paths import user_path
 
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
@@ -234,8 +235,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _export(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
+    options.run_dir = user_path(options.run_dir, key="RUN_DIR")
     if options.push is None:
-        folder = (options.out or options.run_dir / "exported").resolve()
+        folder = user_path(options.out or options.run_dir / "exported", key="--out").resolve()
         _write(options, folder)
         console.say(f"wrote {folder}")
         return

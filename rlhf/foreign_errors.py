@@ -37,8 +37,8 @@ def is_foreign(error: BaseException) -> bool:
     """Return True if a library or the file system raised ``error``, and not our own code."""
     if isinstance(error, OSError) or type(error) is Exception:
         return True  # our own code raises no plain Exception; tokenizers does
-    if type(error).__module__ != "builtins":
-        return not isinstance(error, RlhfError)
+    if (module := type(error).__module__) != "builtins":
+        return module.partition(".")[0] != PACKAGE.name
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and PACKAGE not in Path(frames[-1][0].f_code.co_filename).parents
 

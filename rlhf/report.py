@@ -23,6 +23,7 @@ from rlhf.tracking.comparison import (
 from rlhf.tracking.console import build_console
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.report.sweep_page import write_sweep_report
+from rlhf.user_paths import user_path
 
 
 def compare(paths: Sequence[Path]) -> None:
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 def _report_or_compare(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("usage: python -m rlhf.report RUN_DIR... | SWEEP_DIR")
-    paths = [Path(each).expanduser() for each in arguments]
+    paths = [user_path(each, key="RUN_DIR") for each in arguments]
     if len(paths) == 1 and (paths[0] / FROZEN).is_file():
         report(paths[0])
     else:

@@ -10,6 +10,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from rlhf.data.layouts import UnusableRowError
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.foreign_errors import is_foreign, reason_of, translated
 from rlhf.metrics import Moments
@@ -48,7 +49,9 @@ def test_a_bug_of_this_program_keeps_its_traceback() -> None:
         Moments.of(None, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("error", [ConfigError("seed=x"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [ConfigError("seed=x"), MemoryError(), UnusableRowError("prompt is null")]
+)
 def test_errors_with_a_meaning_of_their_own_pass(error: Exception) -> None:
     with pytest.raises(type(error)), translated(refused):
         raise error

@@ -19,6 +19,7 @@ from typing import TextIO, TypeVar
 
 from rlhf.command import exit_code
 from rlhf.safe_text import for_terminal, printable
+from rlhf.user_paths import user_path
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(_given(options.seed, torch.seed()))
-    models = RunModels(options.run_dir.expanduser(), options.model)
+    models = RunModels(user_path(options.run_dir, key="RUN_DIR"), options.model)
     own = models.sampling
     sampling = replace(
         own,

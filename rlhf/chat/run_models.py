@@ -20,6 +20,7 @@ from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.tracking.next_commands import POLICIES
+from rlhf.user_paths import user_path
 
 NAMES = {
     "sft": ("sft/model",),
@@ -133,7 +134,7 @@ class RunModels:
     def _chosen(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
-            return _language_model(Path(choice).expanduser())
+            return _language_model(user_path(choice, key="--model"))
         places = POLICIES if choice is None else NAMES[choice]
         for place in places:
             if (self.run_dir / place).is_dir():

@@ -28,6 +28,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cache_folder, read_cpu
+from rlhf.user_paths import user_path
 
 GIB = 1 << 30
 PACKAGE = Path(__file__).parents[1]
@@ -75,7 +76,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
 
 def _files_of(model: ModelConfig) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    folder = Path(model.path or "").expanduser()
+    folder = user_path(model.path or "", key="model.path")
     if not model.path or not folder.is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())

@@ -19,13 +19,14 @@ from omegaconf.errors import (
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
-from yaml import YAMLError
 
 from rlhf.atomic import replacing
 from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
+from rlhf.foreign_errors import translated
+from rlhf.user_paths import user_path
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
@@ -87,7 +88,7 @@ def load_frozen(run_dir: Path) -> RunConfig:
     try:
         return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
-        raise _unreadable(run_dir / FROZEN, error) from error
+        raise _unreadable(run_dir / FROZEN, str(error).partition("\n")[0]) from error
 
 
 def frozen_keys(run_dir: Path) -> dict[str, Any]:
@@ -105,19 +106,16 @@ def _frozen(run_dir: Path) -> DictConfig:
     path = run_dir / FROZEN
     if not path.is_file():
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
-    try:
+    with translated(lambda reason: _unreadable(path, reason)):
         cfg = OmegaConf.load(path)
-        if "seed" not in cfg:
-            raise ValueError("it has no keys of a run")
+        if not isinstance(cfg, DictConfig) or "seed" not in cfg:
+            raise _unreadable(path, "it has no keys of a run")
         if "${" in path.read_text(encoding="utf-8"):  # it could read the environment
-            raise ValueError("it has an interpolation (${...}), and a run's own file has none")
-        return DictConfig(cfg)
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise _unreadable(path, error) from error
+            raise _unreadable(path, "it has an interpolation (${...}), and a run's own has none")
+        return cfg
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    reason = str(error).partition("\n")[0]
+def _unreadable(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read: {reason}. "
         "If another version of this program wrote the file, resume the run with that version."
@@ -126,7 +124,7 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 def load_run(run_dir: str | Path) -> RunConfig:
     """Return the configuration of a run, with ``run_dir`` set to where the run is now."""
-    path = Path(run_dir).expanduser()
+    path = user_path(run_dir, key="run_dir")
     return replace(load_frozen(path), run_dir=str(path))
 
 

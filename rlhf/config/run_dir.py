@@ -11,6 +11,7 @@ from rlhf.atomic import replacing
 from rlhf.config.freeze import FROZEN, load_frozen
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
+from rlhf.user_paths import user_path
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
@@ -25,7 +26,7 @@ def make_run_dir(
     With ``continues`` (resume=auto) so is the latest unfinished run with this configuration.
     """
     if config.run_dir is not None:
-        path = Path(config.run_dir).expanduser()
+        path = user_path(config.run_dir, key="run_dir")
         run_dir = path if continues and _holds(path, config) else claim(path)
     elif job_dir is not None:
         run_dir = job_dir if _holds(job_dir, config) else claim(job_dir)

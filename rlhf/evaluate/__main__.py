@@ -29,6 +29,7 @@ from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
 from rlhf.tracking.report.evaluation_section import EVALUATION, table_rows, win_rows
 from rlhf.tracking.report.run_page import write_report
+from rlhf.user_paths import user_path
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
 CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
@@ -149,10 +150,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     for value in options.temperature:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be above 0")
-    run_dir = options.run_dir.expanduser()
+    run_dir = user_path(options.run_dir, key="RUN_DIR")
     found = evaluate(
         run_dir,
-        against=[each.expanduser() for each in options.against],
+        against=[user_path(each, key="--against") for each in options.against],
         num_prompts=options.prompts,
         samples=options.samples,
         temperatures=options.temperature,

@@ -18,6 +18,7 @@ from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapt
 from rlhf.models.scorer import Scorer
 from rlhf.models.train_settings import checkpoint_gradients, set_dropout
 from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters, stored_dtype
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -44,7 +45,7 @@ class ModelSource:
         is_random = model.init is ModelInit.random
         return cls(
             key=f"{key}.architecture" if is_random else f"{key}.path",
-            path=None if is_random else model.path,
+            path=None if is_random else str(user_path(model.path or "", key=f"{key}.path")),
             revision=model.revision,
             architecture=model.architecture if is_random else None,
             attention=model.attention,

@@ -10,6 +10,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.load_checks import loading
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,9 +40,10 @@ def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreT
         return train_tokenizer(
             texts, vocab_size=model.vocab_size, end_token=model.end_token or END_TOKEN
         )
+    place_key = f"{key}.tokenizer" if is_own else f"{key}.path"
     return load_tokenizer(
-        place,
-        key=f"{key}.tokenizer" if is_own else f"{key}.path",
+        str(user_path(place, key=place_key)),
+        key=place_key,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         end_token=model.end_token,

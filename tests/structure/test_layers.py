@@ -24,7 +24,7 @@ BASE = {
     "random_streams",
     "types",
 }
-BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust"}
+BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust", "user_paths"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
@@ -39,13 +39,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": {"errors", "metrics"},
     "safe_text": set(),
     "trust": set(),
-    "cpu": {"errors"},
+    "user_paths": {"errors", "foreign_errors"},
+    "cpu": {"errors", "user_paths"},
     "config": {
         "atomic",
         "errors",
         "foreign_errors",
         "cpu",
         "safe_text",
+        "user_paths",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
     "kernels": {"atomic", "cpu", "trust"},
@@ -56,11 +58,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_errors",
         "cpu",
         "config",
+        "user_paths",
     },  # not types and algorithms, which import torch
     "rewards": {
         "errors",
         "foreign_errors",
         "config",
+        "user_paths",
     },  # not torch: each part of a score starts a process
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},

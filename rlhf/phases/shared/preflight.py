@@ -14,6 +14,7 @@ from rlhf.rollout.decoders.via_cache import decoding_obstacle
 from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
 from rlhf.rollout.hybrid.supported_models import model_obstacle
 from rlhf.rollout.vllm_client import VllmClient
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -101,7 +102,9 @@ def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
         if model.init is ModelInit.random:
             return AutoConfig.for_model(**model.architecture)
         return AutoConfig.from_pretrained(
-            model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+            user_path(model.path or "", key="model.path"),
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
         )
     except (KeyError, OSError, TypeError, ValueError, StrictDataclassError):
         return None
