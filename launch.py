@@ -41,7 +41,9 @@ from rlhf.config.sweep_command import (
     without_leavings,
 )
 from rlhf.cpu import cap_libraries, require_linux
+from rlhf.drive_errors import refusal_of_drive
 from rlhf.errors import ConfigError, RlhfError
+from rlhf.lasting_output import outlast_output
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
@@ -99,7 +101,6 @@ def run(cfg: DictConfig) -> float | None:
         config, run_dir = new_run(cfg, continues=continues)
     else:
         config, run_dir = stopped_run(cfg)
-
     script = script_name(Path(__file__))
     try:
         if run_dir is not None and (jobs := jobs_at_a_time()) is not None:
@@ -116,8 +117,7 @@ def run(cfg: DictConfig) -> float | None:
 
 def asked_config(cfg: DictConfig) -> RunConfig:
     """Return the configuration of a new run; refuse overrides that have no effect."""
-    hydra_config = HydraConfig.get()
-    overrides = hydra_config.overrides.task
+    overrides = HydraConfig.get().overrides.task
     if cfg.get("from_run") is not None:
         source = Path(str(cfg.from_run)).expanduser().resolve()
         take_over(cfg, source, finished_phases(source), overrides)
@@ -125,7 +125,7 @@ def asked_config(cfg: DictConfig) -> RunConfig:
     refuse_unread(config, overrides)
     if config.reuse.phases is not Reuse.sweep:
         return config
-    phases = Reuse.always if hydra_config.mode is RunMode.MULTIRUN else Reuse.never
+    phases = Reuse.always if HydraConfig.get().mode is RunMode.MULTIRUN else Reuse.never
     return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
@@ -254,6 +254,7 @@ def conclude(words: Sequence[str]) -> None:
 
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
+    outlast_output()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
     # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
@@ -289,8 +290,7 @@ def launch() -> int:
     except RlhfError as error:
         return complain(error)
     except Exception as error:
-        explained = explain(error, sys.argv[1:])
-        if explained is None:
+        if (explained := explain(error, sys.argv[1:]) or refusal_of_drive(error)) is None:
             raise
         return complain(explained)
     return 0

@@ -17,10 +17,12 @@ FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py
 BASE = {
     "atomic",
     "decoder_parts",
+    "drive_errors",
     "errors",
     "finite_numbers",
     "foreign_errors",
     "intervals",
+    "lasting_output",
     "metrics",
     "random_streams",
     "types",
@@ -29,12 +31,14 @@ BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
-    "command": {"errors", "foreign_errors", "safe_text"},
+    "command": {"drive_errors", "errors", "foreign_errors", "lasting_output", "safe_text"},
     "decoder_parts": set(),
+    "drive_errors": {"atomic", "errors"},
     "errors": set(),
     "finite_numbers": set(),
     "foreign_errors": {"errors"},
     "intervals": set(),
+    "lasting_output": set(),
     "metrics": {"errors"},
     "model_call": set(),
     "random_streams": set(),
