@@ -19,6 +19,7 @@ BASE = {
     "decoder_parts",
     "drive_errors",
     "errors",
+    "finite_numbers",
     "foreign_errors",
     "intervals",
     "lasting_output",
@@ -26,7 +27,7 @@ BASE = {
     "random_streams",
     "types",
 }
-BASE |= {"command", "cpu", "config", "model_call", "safe_text"}
+BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "decoder_parts": set(),
     "drive_errors": {"atomic", "errors"},
     "errors": set(),
+    "finite_numbers": set(),
     "foreign_errors": {"errors"},
     "intervals": set(),
     "lasting_output": set(),
@@ -42,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "random_streams": set(),
     "types": {"errors", "metrics"},
     "safe_text": set(),
+    "trust": set(),
     "cpu": {"errors"},
     "config": {
         "atomic",
@@ -51,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "safe_text",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
-    "kernels": {"atomic", "cpu"},
+    "kernels": {"atomic", "cpu", "trust"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {
         "atomic",
