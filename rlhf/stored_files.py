@@ -1,6 +1,6 @@
 """Read the files of a run directory, which may be damaged or come from somebody else.
 
-A *form* is what a JSON value must look like: a class (``str``; ``float`` takes any number), a tuple
+A *form* is what a JSON value must look like: a class (``float`` takes any number), a tuple
 of forms of which one must fit, ``[form]`` for a list, ``{key: form}`` for an object, or a function
 that returns the form for the name of a key. An object's key that ends in ``?`` may be missing, and
 ``OTHERS`` is the form of the keys that the form does not list.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import stat
 from collections.abc import Iterator
@@ -28,16 +27,16 @@ NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or
 NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null is a number that was not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
-MEASURED = {"hours": float, "memory_gib": float}
+MEASURED = {"hours": float, "memory_gib?": float}  # of phases that the run has trained
 
 
 def _measure(name: str) -> Form:
     """Return the form of a value in a phase's result."""
     if name.endswith("_ci"):
-        return [float, float]
+        return [MAYBE_FLOAT, MAYBE_FLOAT]
     if "_parts_" in name or name == "minimal_pairs":
-        return {OTHERS: float}
-    return float
+        return {OTHERS: MAYBE_FLOAT}
+    return MAYBE_FLOAT
 
 
 def _phase(*required: str) -> Form:
@@ -53,24 +52,45 @@ PHASES = {
     "ppo": _phase("score_before", "score_after", "kl_to_reference"),
 }
 RESULT = {
-    "objective": float,
+    "objective": MAYBE_FLOAT,
     "phases": {f"{name}?": form for name, form in PHASES.items()},
     "versions": {OTHERS: str},
     "measured": MEASURED,
     "planned?": COST,
 }
-LINE = {"phase": str, "step": int}
-METRICS = LINE | {OTHERS: MAYBE_FLOAT}
-SAMPLE = LINE | {
-    "prompt": str,
-    "response": str,
-    "ended": bool,
-    "score?": MAYBE_FLOAT,
-    "model?": str,
+LINE: Form = {"phase": str, "step": int}
+METRICS: Form = {**LINE, OTHERS: MAYBE_FLOAT}
+ALARM: Form = {**LINE, "name": str, "metric": str, "value": MAYBE_FLOAT, "advice": str}
+SAMPLE: Form = {
+    **LINE,
+    **{"prompt": str, "response": str, "ended?": bool, "model?": str, "token_texts?": [str]},
+    **{f"{name}?": MAYBE_FLOAT for name in ("score", "kl", "gold")},
+    **{f"token_{name}?": [MAYBE_FLOAT] for name in ("kl", "values", "advantages")},
+    "gold_parts?": {OTHERS: MAYBE_FLOAT},
 }
-SAMPLE |= {"kl?": MAYBE_FLOAT, "gold?": MAYBE_FLOAT, "gold_parts?": {OTHERS: MAYBE_FLOAT}}
-SAMPLE |= {"token_texts?": [str]}
-SAMPLE |= {f"token_{name}?": [MAYBE_FLOAT] for name in ("kl", "values", "advantages")}
+ANSWER: Form = {
+    **{name: str for name in ("model", "decoder", "prompt", "response")},
+    **{"sample": int, "score": MAYBE_FLOAT, "kl": MAYBE_FLOAT, "tokens": float},
+    **{"ended": (bool, float), "right": (bool, type(None))},
+}
+PAIR: Form = {"margin": float}
+HELD_OUT: Form = {OTHERS: {OTHERS: [MAYBE_FLOAT]}}
+FIGURES: Form = {OTHERS: MAYBE_FLOAT, "pass_at?": {OTHERS: MAYBE_FLOAT}}
+FIGURES |= {f"{name}_ci?": [MAYBE_FLOAT, MAYBE_FLOAT] for name in ("score", "right")}
+EVALUATED: Form = {
+    "models": {OTHERS: {"decoders": {OTHERS: FIGURES}, "perplexity?": MAYBE_FLOAT}},
+    "win_rates": [
+        {
+            **{"model": str, "against": str, "rate": float},
+            **{"ci": [float, float], "controlled": float},
+        }
+    ],
+    "reward_model?": {
+        "accuracy": float,
+        "pairs": int,
+        "calibration": [{"certainty": float, "right": float}],
+    },
+}
 
 
 class DamagedFileError(CheckpointError):
@@ -132,19 +152,27 @@ def read_lines(path: Path, form: Form) -> Iterator[Any]:
     Raises:
         DamagedFileError: naming the line, and the place in it, that has another form.
     """
+    return (value for _, value in raw_lines(path, form))
+
+
+def raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
+    """Yield what ``read_lines`` yields, after the bytes of the line without its end."""
     # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
     *whole, torn = (read_bytes(path) or b"").split(b"\n")
     for number, line in enumerate(whole, start=1):
         if line:
-            yield _value(path, line, form, f"line {number}: ")
+            yield line, _value(path, line, form, f"line {number}: ")
+    value = None
     with suppress(DamagedFileError):  # no line end: the process was killed while it wrote the line
-        if torn:
-            yield _value(path, torn, form, "")
+        value = _value(path, torn, form, "")
+    if value is not None:
+        yield torn, value
 
 
 def _value(path: Path, content: bytes, form: Form, place: str) -> Any:
     try:
-        value = json.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity are no JSON
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedFileError(path, f"{place}not JSON in UTF-8 ({reason})") from error
@@ -172,7 +200,9 @@ def _fault(value: Any, form: Form, name: str) -> str | None:
         if len(form) > 1 and len(form) != len(value):
             return _not(name, f"a list of {len(form)}")
         forms = form if len(form) > 1 else form * len(value)
-        items = (_fault(v, f, f"{name}[{i}]") for i, (v, f) in enumerate(zip(value, forms)))
+        items = (
+            _fault(v, f, f"{name}[{i}]") for i, (v, f) in enumerate(zip(value, forms, strict=True))
+        )
         return next((fault for fault in items if fault), None)
     return None if _is_a(value, form) else _not(name, NAMES[form])
 
@@ -194,7 +224,7 @@ def _fault_of_object(value: dict[str, Any], form: dict[str, Form], name: str) ->
 def _is_a(value: Any, kind: type) -> bool:
     if kind in {int, float}:
         is_number = isinstance(value, int | (float if kind is float else int))
-        return is_number and not isinstance(value, bool) and not LARGEST < abs(value) < math.inf
+        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
     return isinstance(value, kind)
 
 

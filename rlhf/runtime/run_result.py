@@ -8,14 +8,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.checkpoint.results import phase_result
+from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phases
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.foreign_errors import reason_of
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
+from rlhf.stored_files import PHASES, read_json
 from rlhf.tracking.console import Console
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.summary import show_summary
+
+
+def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
+    """Return the phases that have no result yet.
+
+    Raises:
+        DamagedFileError: if the result of a phase, here or in ``from_run``, is not what it writes.
+    """
+    for phase in taken_phases(config):
+        read_json(phase_result_path(Path(str(config.from_run)), phase), PHASES[phase])
+    results = {p: read_json(phase_result_path(run_dir, p), PHASES[p]) for p in config.phase.order}
+    return [phase for phase, result in results.items() if result is None]
 
 
 def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:

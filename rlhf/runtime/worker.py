@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
+from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import (
-    STATE,
     Checkpoint,
     checkpoint_folder,
     latest_valid,
     read_checkpoint,
 )
-from rlhf.checkpoint.results import phase_result, write_json
+from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
-from rlhf.config.freeze import load_run
+from rlhf.config.freeze import command_words, load_run
 from rlhf.config.roles import reward_columns, reward_model_base
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
@@ -43,11 +43,12 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rewards, require_rollouts
+from rlhf.planning.plan_tables import read_plan
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import run_phase
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
-from rlhf.runtime.run_result import show_run, whole_result
+from rlhf.runtime.run_result import show_run, unfinished_phases, whole_result
 from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import LOGS, cut, drop_phases
@@ -116,7 +117,7 @@ def run_phases(
     watch_steps: Callable[[RunContext], None],
 ) -> dict[str, Any]:
     """Run the phases that have no result yet; write result.json and return its content."""
-    unfinished = [phase for phase in config.phase.order if phase_result(run_dir, phase) is None]
+    unfinished = unfinished_phases(config, run_dir)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
         watch_steps(context)
@@ -166,6 +167,9 @@ def build_context(
     """
     require_rollouts(config)
     require_rewards(config)
+    command_words(run_dir)  # model cards show it: a damaged file is refused before training
+    if ranks.is_main:
+        read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
     console.say(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "

@@ -25,6 +25,7 @@ BASE = {
     "lasting_output",
     "metrics",
     "random_streams",
+    "stored_files",
     "types",
 }
 BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust"}
@@ -42,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": {"errors"},
     "model_call": set(),
     "random_streams": set(),
+    "stored_files": {"errors"},
     "types": {"errors", "metrics"},
     "safe_text": set(),
     "trust": set(),
@@ -52,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_errors",
         "cpu",
         "safe_text",
+        "stored_files",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
     "kernels": {"atomic", "cpu", "trust"},
@@ -62,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_errors",
         "cpu",
         "config",
+        "stored_files",
     },  # not types and algorithms, which import torch
     "rewards": {
         "errors",
