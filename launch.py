@@ -35,7 +35,9 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import search_of
 from rlhf.config.sweep_command import SWEEPS, expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.cpu import cap_libraries, require_linux
+from rlhf.drive_errors import refusal_of_drive
 from rlhf.errors import ConfigError, RlhfError
+from rlhf.lasting_output import outlast_output
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
@@ -94,7 +96,6 @@ def run(cfg: DictConfig) -> float | None:
         config, run_dir = new_run(cfg, continues=continues)
     else:
         config, run_dir = stopped_run(cfg)
-
     script = script_name(Path(__file__))
     try:
         if run_dir is not None and (jobs := jobs_at_a_time()) is not None:
@@ -250,6 +251,7 @@ def conclude(words: Sequence[str]) -> None:
 
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
+    outlast_output()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
     # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
@@ -285,7 +287,7 @@ def launch() -> int:
     except RlhfError as error:
         return complain(error)
     except Exception as error:
-        if (explained := explain(error, sys.argv[1:])) is None:
+        if (explained := explain(error, sys.argv[1:]) or refusal_of_drive(error)) is None:
             raise
         return complain(explained)
     return 0

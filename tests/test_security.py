@@ -172,7 +172,10 @@ def test_a_link_in_a_new_run_directory_is_replaced(tmp_path: Path) -> None:
 
 def test_answers_cannot_control_the_terminal(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2Jfine\u202e"
-    samples = [{"step": s, "prompt": "a\x1b[2J", "response": evil, "ended": True} for s in (0, 1)]
+    samples = [
+        {"phase": "ppo", "step": s, "prompt": "a\x1b[2J", "response": evil, "ended": True}
+        for s in (0, 1)
+    ]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(s) + os.linesep for s in samples))
     text = "".join(answers_side_by_side(tmp_path))
     assert "fine" in text

@@ -104,8 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    answers, notices = sys.stdout, sys.stderr  # not those that outlast their reader
     try:
-        return exit_code(lambda: chat(options, sys.stdout, sys.stderr))
+        return exit_code(lambda: chat(options, answers, notices))
     except BrokenPipeError:  # the reader of the answers has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

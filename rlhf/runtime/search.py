@@ -27,8 +27,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import Dimension, Sampler, Search, example_config
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.runtime.sweep_jobs import OUTPUT, PARENT, share
+from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.console import build_console
-from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Searcher:
         prune = self._search.study.prune
         assert prune is not None
         reported = self._study.trials[each.trial.number].intermediate_values
-        for line in read_jsonl(each.run_dir / "metrics.jsonl"):
+        for line in read_lines(each.run_dir / "metrics.jsonl", METRICS):
             value, step = line.get(prune.metric), line["step"]
             if value is not None and step not in reported:
                 each.trial.report(value, step)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.errors import CheckpointError
 from rlhf.intervals import Estimate, estimate, t_quantile
+from rlhf.stored_files import RESULT, read_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,10 +120,8 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the result of a run; a run without result has no measures."""
     keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
-    path = folder / "result.json"
-    if not path.is_file():
+    if (result := read_json(folder / "result.json", RESULT)) is None:
         return ComparedRun(folder, keys, {})
-    result = json.loads(path.read_text())
     measures = {"objective": result["objective"]}
     for measure in MEASURES:
         for phase in measure.phases:

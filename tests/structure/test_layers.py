@@ -17,25 +17,33 @@ FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py
 BASE = {
     "atomic",
     "decoder_parts",
+    "drive_errors",
     "errors",
+    "finite_numbers",
     "foreign_errors",
     "intervals",
+    "lasting_output",
     "metrics",
     "random_streams",
+    "stored_files",
     "types",
 }
 BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust", "user_paths"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
-    "command": {"errors", "foreign_errors", "safe_text"},
+    "command": {"drive_errors", "errors", "foreign_errors", "lasting_output", "safe_text"},
     "decoder_parts": set(),
+    "drive_errors": {"atomic", "errors"},
     "errors": set(),
+    "finite_numbers": set(),
     "foreign_errors": {"errors"},
     "intervals": set(),
+    "lasting_output": set(),
     "metrics": {"errors"},
     "model_call": set(),
     "random_streams": set(),
+    "stored_files": {"errors"},
     "types": {"errors", "metrics"},
     "safe_text": set(),
     "trust": set(),
@@ -47,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_errors",
         "cpu",
         "safe_text",
+        "stored_files",
         "user_paths",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
@@ -58,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_errors",
         "cpu",
         "config",
+        "stored_files",
         "user_paths",
     },  # not types and algorithms, which import torch
     "rewards": {

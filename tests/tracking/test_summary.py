@@ -74,7 +74,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("sft/model", "reward/model", "ppo/actor", "ppo/critic"):
         (path / folder).mkdir(parents=True)
     (path / "metrics.jsonl").touch()
-    (path / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
+    (path / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\n")
     return path
 
 
@@ -166,7 +166,13 @@ def test_doubts_stand_below_the_table(run_dir: Path) -> None:
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     prompts = [f"\n\nHuman: {number}?\n\nAssistant:" for number in range(4)]
     samples = [
-        {"step": step, "prompt": prompt, "response": f" {step} to {prompt[9]}", "ended": step > 0}
+        {
+            "phase": "ppo",
+            "step": step,
+            "prompt": prompt,
+            "response": f" {step} to {prompt[9]}",
+            "ended": step > 0,
+        }
         for step in (0, 10, 20)
         for prompt in prompts
     ]
@@ -239,7 +245,8 @@ def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
 
 def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
-    samples = [json.dumps({"prompt": prompt}) for prompt in prompts]
+    line = {"phase": "ppo", "step": 0, "response": ""}
+    samples = [json.dumps(line | {"prompt": prompt}) for prompt in prompts]
     (run_dir / "samples.jsonl").write_text("\n".join(samples) + "\n")
     (run_dir / "ppo/actor/chat_template.jinja").touch()
     asked = '[{"role": "user", "content": "two words"}]'
@@ -269,7 +276,7 @@ def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:
 def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
     deep = run_dir / ("x" * 100)
     (deep / "ppo/actor").mkdir(parents=True)
-    (deep / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
+    (deep / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\n")
     command = f'model = pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")'
     assert command in printed(RESULT, deep)
 
