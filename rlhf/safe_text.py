@@ -51,7 +51,7 @@ SHORTEST = 8  # characters of a secret in the environment: shorter ones are ordi
 def redact(text: str, environment: Mapping[str, str]) -> str:
     """Return ``text`` without what looks like a key or a password, or is one in ``environment``."""
     for name, value in environment.items():
-        is_path = value.startswith(("/", "~", "."))
+        is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):
             text = text.replace(value, REDACTED)
     for form in (*FORMS.values(), *NAMED_VALUES):

@@ -80,9 +80,9 @@ def test_long_text_made_to_be_slow_is_not() -> None:
 
 
 def test_secrets_of_the_environment_are_known_by_value() -> None:
-    environment = {"MY_TOKEN": "correct horse", "USER": "somebody else"}
-    text = redact("401 for correct horse of somebody else", environment)
-    assert text == "401 for [redacted] of somebody else"
+    environment = {"MY_TOKEN": "correct horse", "USER": "somebody else", "DB_PASS": "~.secret"}
+    text = redact("401 for correct horse of somebody else, ~.secret", environment)
+    assert text == "401 for [redacted] of somebody else, [redacted]"
 
 
 def test_terminals_get_no_commands() -> None:

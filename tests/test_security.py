@@ -32,6 +32,13 @@ def test_named_test_exists(path: str, name: str) -> None:
     assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
+def test_every_promise_names_a_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = re.findall(r"^\| (.*) \| (.*) \|$", text, re.MULTILINE)[2:]
+    assert len(promises) > 10
+    assert [what for what, tests in promises if not re.search("`tests/.*::test_", tests)] == []
+
+
 class Payload:
     """A file that runs code when it is unpickled."""
 
