@@ -105,8 +105,7 @@ def _end_of(config: RunConfig, phases: Sequence[Phase]) -> dict[str, Any]:
 
 def _files_of(model: ModelConfig) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    folder = user_path(model.path or "", key="model.path")
-    if not model.path or not folder.is_dir():
+    if not model.path or not (folder := user_path(model.path, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
