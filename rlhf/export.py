@@ -41,6 +41,7 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import exported
 from rlhf.phases.shared.model_sources import policy_source
+from rlhf.stored_files import DamagedFileError, read_text
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
@@ -72,7 +73,10 @@ def export_final(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
             "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
         )
-    card = (source / "README.md").read_text(encoding="utf-8")
+    for path in source.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DamagedFileError(path, "an export copies regular files only")
+    card = read_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
         card = card.replace(old, new)

@@ -48,7 +48,7 @@ def test_command_wins_over_the_definition(definitions: Path) -> None:
         (["sweep=pets"], r"^sweep=pets is for several runs: python launch\.py -m sweep=pets$"),
         (["-m", "sweep=cats"], r"^sweep=cats: no such file in .*; choose one of list, pets, torn$"),
         (["-m", "sweep=list"], r"list\.yaml: must map keys to a value"),
-        (["-m", "sweep=torn"], r"torn\.yaml: cannot be read \("),
+        (["-m", "sweep=torn"], r"^sweep=torn: cannot be read \("),
     ],
 )
 def test_wrong_definition_is_refused(definitions: Path, words: list[str], message: str) -> None:
