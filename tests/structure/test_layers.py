@@ -26,7 +26,7 @@ BASE = {
     "random_streams",
     "types",
 }
-BASE |= {"command", "cpu", "config", "model_call", "safe_text"}
+BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "random_streams": set(),
     "types": {"errors", "metrics"},
     "safe_text": set(),
+    "trust": set(),
     "cpu": {"errors"},
     "config": {
         "atomic",
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "safe_text",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
-    "kernels": {"atomic", "cpu"},
+    "kernels": {"atomic", "cpu", "trust"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {
         "atomic",
