@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
@@ -58,7 +59,7 @@ def export_final(
     Its model card is the run's, with the results of all phases.
 
     Raises:
-        CheckpointError: if the run has no such model.
+        CheckpointError: if the run has no such model, or it is damaged.
         ConfigError: if ``folder`` exists.
     """
     _refuse_existing(folder)
@@ -71,6 +72,7 @@ def export_final(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
             "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
         )
+    verify_model(source)
     card = (source / "README.md").read_text(encoding="utf-8")
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))

@@ -39,14 +39,14 @@ def whole_beside_the_plan(
     """Return the time and peak memory of the whole run: measured and planned.
 
     The time counts from the start of the process, so it includes loading libraries. The time of
-    phases that an earlier attempt finished is added.
+    phases that an earlier attempt finished is added. A run that took all its phases from others has
+    no peak memory of its own.
     """
     own = {name: each for name, each in phases.items() if "reused_from" not in each}
     earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
-    measured = {
-        "hours": (seconds_of_process() + earlier) / 3600,
-        "memory_gib": max(each["measured"]["memory_gib"] for each in own.values()),
-    }
+    measured = {"hours": (seconds_of_process() + earlier) / 3600}
+    if own:
+        measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
     if not (run_dir / PLAN).exists():
         return {"measured": measured}
     plan = json.loads((run_dir / PLAN).read_text())

@@ -123,13 +123,15 @@ def read_run(folder: Path) -> ComparedRun:
     if not path.is_file():
         return ComparedRun(folder, keys, {})
     result = json.loads(path.read_text())
+    if result["objective"] is None:  # it was not a finite number: the run has failed
+        return ComparedRun(folder, keys, {})
     measures = {"objective": result["objective"]}
     for measure in MEASURES:
         for phase in measure.phases:
             if measure.name in result["phases"].get(phase, {}):
                 measures.setdefault(measure.title, result["phases"][phase][measure.name])
-    minutes = 60 * result["measured"]["hours"]
-    return ComparedRun(folder, keys, measures | {"minutes": minutes})
+    measures["minutes"] = 60 * result["measured"]["hours"]
+    return ComparedRun(folder, keys, {k: v for k, v in measures.items() if v is not None})
 
 
 def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 from rlhf.atomic import is_transient, replacing, retrying
 from rlhf.errors import CheckpointError
+from rlhf.finite_numbers import finite
 
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run, appended to by rank 0
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
@@ -39,7 +39,7 @@ class JsonlWriter:
         Raises:
             CheckpointError: if the drive is full, or cannot be written.
         """
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
         self._held += text.encode("utf-8", errors=ENCODING_ERRORS)
         try:
             self._append() if self.is_late else retrying(self._append)
@@ -77,15 +77,6 @@ class JsonlWriter:
             if self._held:
                 self._append()
         self._file.close()
-
-
-def _finite(value: object) -> object:
-    """Return ``value`` with None in the place of numbers that are not finite, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.config.freeze import frozen_keys
+from rlhf.finite_numbers import measured_run
 from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.report.charts import Point
@@ -45,5 +46,5 @@ def read_files(run_dir: Path) -> RunFiles:
         series=series,
         samples=list(read_jsonl(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
-        result=json.loads(result.read_text()) if result.is_file() else None,
+        result=measured_run(json.loads(result.read_text())) if result.is_file() else None,
     )
