@@ -60,5 +60,5 @@ def test_a_bug_keeps_its_traceback() -> None:
         FileNotFoundError(errno.ENOENT, "none", "x"),
         PermissionError(errno.EACCES, "no"),
     ):
-        with pytest.raises(OSError), explaining_drive():
+        with pytest.raises(OSError, match=str(error.args[1])), explaining_drive():
             raise error

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rlhf.chat.talker import Reply, Talker
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import frozen_keys
 from rlhf.engine.devices import resolve_dtype
@@ -122,7 +123,12 @@ class RunModels:
         return self._talkers[folder]
 
     def _source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of a model; the run may trust the code of its own models."""
+        """Return the source of a model; the run may trust the code of its own models.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
+        verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(
             key="model folder",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.config.freeze import frozen_keys
+from rlhf.finite_numbers import measured_run
 from rlhf.stored_files import METRICS as METRICS_LINE
 from rlhf.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.tracking.metric_table import METRICS, entry_of
@@ -38,11 +39,12 @@ def read_files(run_dir: Path) -> RunFiles:
             if entry_of(name) in METRICS:
                 point = (line["step"], math.nan if value is None else value)
                 series.setdefault(name, []).append(point)
+    result = read_json(run_dir / "result.json", RESULT)
     return RunFiles(
         folder=run_dir,
         config=frozen_keys(run_dir),
         series=series,
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
-        result=read_json(run_dir / "result.json", RESULT),
+        result=None if result is None else measured_run(result),
     )
