@@ -13,9 +13,11 @@ def user_path(name: str | Path, *, key: str) -> Path:
     """Return the path ``name``, the value of ``key``, with ``~`` replaced by the home folder.
 
     Raises:
-        ConfigError: if this machine has no such home folder, or cannot look the path up. A path
-            where nothing exists is no error.
+        ConfigError: if it is empty, this machine has no such home folder, or cannot look the path
+            up. A path where nothing exists is no error.
     """
+    if not str(name).strip():
+        raise ConfigError(f"{key}={name}: must name a file or folder")
     try:
         path = Path(name).expanduser()
     except RuntimeError as error:

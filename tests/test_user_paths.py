@@ -50,6 +50,8 @@ def test_the_home_folder_is_put_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     [
         (NOBODY, "there is no home folder ~nobody_here here; write the whole path"),
         (LONG, "not a usable path (File name too long"),
+        ("", "must name a file or folder"),
+        (" ", "must name a file or folder"),
         ("a\0b", "not a usable path (embedded null byte)"),
         ("a\ud800", "not a usable path ('utf-8' codec can't encode"),
         ("loop", "not a usable path (Too many levels of symbolic links"),

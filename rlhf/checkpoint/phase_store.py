@@ -76,8 +76,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
 
 def _files_of(model: ModelConfig) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    folder = user_path(model.path or "", key="model.path")
-    if not model.path or not folder.is_dir():
+    if not model.path or not (folder := user_path(model.path, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]

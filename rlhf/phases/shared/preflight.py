@@ -102,7 +102,7 @@ def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
         if model.init is ModelInit.random:
             return AutoConfig.for_model(**model.architecture)
         return AutoConfig.from_pretrained(
-            user_path(model.path or "", key="model.path"),
+            model.path and user_path(model.path, key="model.path"),
             revision=model.revision,
             trust_remote_code=model.trust_remote_code,
         )
