@@ -8,12 +8,17 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from rlhf.config.choices import Source
 from rlhf.config.freeze import COMMAND
 from rlhf.model_call import model_call
 from rlhf.tracking.jsonl import read_jsonl
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
+OF_ALL_DATA = (
+    *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
+    *("data.bucket_by_length", "data.cache_dir"),
+)
 
 
 def what_to_type_next(run_dir: Path) -> list[str]:
@@ -40,10 +45,11 @@ def what_to_type_next(run_dir: Path) -> list[str]:
             "  # the same run, held closer to the reference",
             _command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
         ]
-    lines += [
-        "  # learn from your own examples",
-        _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
-    ]
+    if OmegaConf.select(OmegaConf.load(run_dir / "config.yaml"), "data.source") != Source.local:
+        lines += [
+            "  # learn from your own examples",
+            _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
+        ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
@@ -61,8 +67,12 @@ def _typed(run_dir: Path) -> list[str]:
 
 
 def _without_data(words: Iterable[str]) -> list[str]:
+    """Return ``words`` without those that name examples; how they are used stays."""
+    keys = {word: _key(word) for word in words}
     return [
-        word for word in words if _key(word) not in ("data", "from_run") and "data." not in word
+        word
+        for word, key in keys.items()
+        if key not in ("data", "from_run") and (not key.startswith("data.") or key in OF_ALL_DATA)
     ]
 
 

@@ -237,6 +237,25 @@ def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     assert f"{same} ppo.kl_ctl=0.3 'name=my run' data=local data.path=FILE" in lines
 
 
+QUOTED = "'data.split=[4,4,2]' data.template=chat"
+
+
+def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
+    (run_dir / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
+    typed = "data=local data.path=my.jsonl data.split=[4,4,2] data.template=chat"
+    (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
+    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    assert f"python launch.py data=local data.path=my.jsonl {QUOTED} ppo.kl_ctl=0.6" in lines
+    assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
+
+
+def test_own_data_is_divided_and_rendered_as_in_this_run(run_dir: Path) -> None:
+    typed = "data=hh data.size=9 data.split=[4,4,2] data.template=chat +data.sets.a.weight=2"
+    (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
+    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    assert f"python launch.py {QUOTED} data=local data.path=FILE" in lines
+
+
 def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
     samples = [json.dumps({"prompt": prompt}) for prompt in prompts]
