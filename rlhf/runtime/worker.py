@@ -43,7 +43,8 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_rewards, require_rollouts
+from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import run_phase
@@ -150,7 +151,8 @@ def build_context(
     after them is dropped, because these steps are taken again.
     """
     require_rollouts(config)
-    require_rewards(config)
+    if config.hardware.nodes > 1:  # on one node the launcher has checked them
+        check_parts(config)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
     console.say(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
