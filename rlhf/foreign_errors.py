@@ -52,6 +52,8 @@ def reason_of(error: BaseException) -> str:
     """Return the reason that ``error`` gives, in one line; its type too if the text needs it."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
+    if isinstance(error, KeyError) and error.args:
+        return f"{error.args[0]!r} is missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # a title says nothing
     is_clear = isinstance(error, OSError | ValueError) or type(error) is Exception

@@ -14,7 +14,7 @@ from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models import load_checks
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
-from rlhf.models.lora import LoraSpec, adapter_config, add_adapters, merge_adapter
+from rlhf.models.lora import LoraSpec, adapter_config, adapter_weights, add_adapters, merge_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.train_settings import checkpoint_gradients, set_dropout
 from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters, stored_dtype
@@ -279,8 +279,10 @@ def _over_its_base(
     # Load the base whole and in fp32: merging in half precision would round the adapter.
     base = _from_pretrained(auto_class, base_source, place, overrides, mapped=False)
 
+    # Read outside of ``merging``: a file that is missing is no misfit.
+    weights = adapter_weights(path, source.revision)
     with load_checks.merging(path, key=source.key, base=place):
-        merged = merge_adapter(base, path, adapter, source.revision)
+        merged = merge_adapter(base, path, adapter, weights)
     load_checks.check_finite(merged, key=source.key, place=path)
     return merged
 

@@ -209,21 +209,26 @@ def adapter_config(place: str, revision: str | None = None) -> Any | None:
     return config
 
 
+def adapter_weights(place: str, revision: str | None = None) -> dict[str, Tensor]:
+    """Read the tensors of the adapter in a folder or under a hub id."""
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    file = cached_file(place, "adapter_model.safetensors", revision=revision)
+    return {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
+
+
 def merge_adapter(
-    base: PreTrainedModel, place: str, config: Any, revision: str | None = None
+    base: PreTrainedModel, place: str, config: Any, weights: dict[str, Tensor]
 ) -> PreTrainedModel:
-    """Merge the adapter of a folder or hub id into ``base``; its saved head replaces base's head.
+    """Merge the ``weights`` of the adapter of ``place`` into ``base``, and its head if it has one.
 
     Raises:
         CheckpointError: if tensors of the adapter are missing or unexpected.
         Exception: of torch or peft, if their shapes differ or the model has no such head.
     """
     from peft import LoraModel, set_peft_model_state_dict
-    from safetensors.torch import load_file
-    from transformers.utils import cached_file
 
-    file = cached_file(place, "adapter_model.safetensors", revision=revision)
-    weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
     lora = LoraModel(base, config, ADAPTER)
     result = set_peft_model_state_dict(base, weights)
     absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]

@@ -359,7 +359,7 @@ def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None
     scorer = build_scorer(head, tokenizer, seed=4, lora=spec()).pretrained
     headless = {name: t for name, t in whole_state(scorer).items() if name != "score.weight"}
     save_adapter(folder, scorer, headless.items(), base=str(tmp_path / "base"))
-    with pytest.raises(CheckpointError, match=r"KeyError: 'score\.weight'"):
+    with pytest.raises(CheckpointError, match=r"'score\.weight' is missing"):
         build_scorer(place, tokenizer, seed=1)
 
     (folder / "adapter_model.safetensors").unlink()
