@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -152,3 +153,17 @@ def _way_out(phase_dir: Path) -> Iterator[None]:
             f"{what} Restore it, or remove {phase_dir / RESULT}: "
             f"python launch.py resume={phase_dir.parent} then trains {phase_dir.name} again"
         ) from error
+
+
+def logged(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield steps and metrics of a phase, as they were logged; null was a number not finite."""
+    for line in phase_lines(source / "metrics.jsonl", phase):
+        values = json.loads(line)
+        step = values.pop("step")
+        yield step, {n: math.nan if v is None else v for n, v in values.items() if n != "phase"}
+
+
+def copy_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
+    """Append the lines of a phase in the log ``name`` to the log in ``target``."""
+    with (target / name).open("ab") as file:
+        file.writelines(phase_lines(source / name, phase))

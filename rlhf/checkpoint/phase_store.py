@@ -18,7 +18,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -30,9 +30,9 @@ from rlhf.atomic import replacing
 from rlhf.checkpoint.finished_phase import (
     RESULT,
     STATE,
+    copy_lines,
     finish_phase,
     listed_files,
-    phase_lines,
     verify_phase,
 )
 from rlhf.checkpoint.manifest import MANIFEST
@@ -263,20 +263,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def logged(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield steps and metrics of a phase, as they were logged; null was a number not finite."""
-    for line in phase_lines(source / "metrics.jsonl", phase):
-        values = json.loads(line)
-        step = values.pop("step")
-        yield step, {n: math.nan if v is None else v for n, v in values.items() if n != "phase"}
-
-
-def copy_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
-    """Append the lines of a phase in the log ``name`` to the log in ``target``."""
-    with (target / name).open("ab") as file:
-        file.writelines(phase_lines(source / name, phase))
 
 
 def main(arguments: list[str]) -> int:

@@ -248,8 +248,7 @@ def _from_pretrained(
         adapter = adapter_config(path, source.revision)
         if adapter is not None:
             return _over_its_base(auto_class, source, path, overrides, adapter=adapter)
-        if Path(path).is_dir():
-            load_checks.check_files(Path(path), key=source.key)
+        load_checks.check_files(Path(path), key=source.key)
         dtype = stored_dtype(path, source.revision) if mapped else torch.float32
         with drawn_in_blocks() if mapped else nullcontext():
             model, report = auto_class.from_pretrained(

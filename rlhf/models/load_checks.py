@@ -75,13 +75,15 @@ def merging(path: str, *, key: str, base: str) -> AbstractContextManager[None]:
 
 
 def check_files(folder: Path, *, key: str) -> None:
-    """Check the config and the headers of a local model folder, before anything is built from it.
+    """Check the config and the headers of a model folder, before anything is built from it.
 
     Raises:
         CheckpointError: if the weights are quantised or in another folder, or the config has more
             layers than the files have tensors.
         Exception: of a library, if a file cannot be read; see ``loading``.
     """
+    if not folder.is_dir():  # a hub id
+        return
     config = _json_object(folder / "config.json")
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised

@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import islice
@@ -100,24 +100,10 @@ def http(part: RewardPart) -> Scorer:
         ConfigError: if the token's variable is not set, or nothing listens at the address.
     """
     import urllib3
-    from urllib3.util import parse_url
 
-    headers = {"Content-Type": "application/json"}
-    if part.token_variable is not None:
-        token = os.environ.get(part.token_variable)
-        if token is None:
-            raise ConfigError(f"token_variable={part.token_variable}: this variable is not set")
-        if not (token.isascii() and token.isprintable()):
-            raise ConfigError(f"token_variable={part.token_variable}: its value must be plain text")
-        headers["Authorization"] = f"Bearer {token}"
-    try:
-        place = parse_url(str(part.url))
-        port = place.port or {"http": 80, "https": 443}[str(place.scheme)]
-        socket.create_connection((str(place.hostname), port), SECONDS_TO_CONNECT).close()
-    except (OSError, ValueError) as error:  # ValueError: not the name of a host
-        raise ConfigError(f"url={part.url}: nothing answers there ({error})") from error
+    _require_listener(str(part.url))
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
-    pool = urllib3.PoolManager()
+    pool, headers = urllib3.PoolManager(), _headers(part)
 
     def answer_to(batch: Mapping[str, Any]) -> list[float]:
         retries = urllib3.Retry(
@@ -142,14 +128,10 @@ def http(part: RewardPart) -> Scorer:
             retries.sleep(answer)
 
     def scores(answers: Answers) -> list[float]:
-        size = part.batch_size or max(1, len(answers.responses))
         found: list[float] = []
-        for start in range(0, len(answers.responses), size):
-            rows = slice(start, start + size)
-            columns = {name: values[rows] for name, values in answers.columns.items()}
-            batch = {"prompts": answers.prompts[rows], "responses": answers.responses[rows]}
+        for batch in _batches(answers, part.batch_size or max(1, len(answers.responses))):
             try:
-                found += answer_to(batch | {"columns": columns})
+                found += answer_to(batch)
             except urllib3.exceptions.HTTPError as error:
                 cause = getattr(error, "reason", None) or error  # of the last attempt
                 raise RewardError(_reason(cause, None)) from error
@@ -158,6 +140,40 @@ def http(part: RewardPart) -> Scorer:
         return found
 
     return scores
+
+
+def _batches(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
+    """Yield the content of one request for each ``size`` answers."""
+    for start in range(0, len(answers.responses), size):
+        rows = slice(start, start + size)
+        columns = {name: values[rows] for name, values in answers.columns.items()}
+        batch = {"prompts": answers.prompts[rows], "responses": answers.responses[rows]}
+        yield batch | {"columns": columns}
+
+
+def _headers(part: RewardPart) -> dict[str, str]:
+    """Return the headers of each request, with the token if the part has one."""
+    headers = {"Content-Type": "application/json"}
+    if part.token_variable is not None:
+        token = os.environ.get(part.token_variable)
+        if token is None:
+            raise ConfigError(f"token_variable={part.token_variable}: this variable is not set")
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigError(f"token_variable={part.token_variable}: its value must be plain text")
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _require_listener(url: str) -> None:
+    """Check that something accepts connections at the address."""
+    from urllib3.util import parse_url
+
+    try:
+        place = parse_url(url)
+        port = place.port or {"http": 80, "https": 443}[str(place.scheme)]
+        socket.create_connection((str(place.hostname), port), SECONDS_TO_CONNECT).close()
+    except (OSError, ValueError) as error:  # ValueError: not the name of a host
+        raise ConfigError(f"url={url}: nothing answers there ({error})") from error
 
 
 def _body_of(answer: BaseHTTPResponse) -> bytes:

@@ -13,14 +13,18 @@ from typing import Any
 import torch
 from filelock import Timeout
 
-from rlhf.checkpoint.finished_phase import STATE, finish_phase, verify_phase
+from rlhf.checkpoint.finished_phase import (
+    STATE,
+    copy_lines,
+    finish_phase,
+    logged,
+    verify_phase,
+)
 from rlhf.checkpoint.phase_store import (
     READ,
     PhaseStore,
     code_version,
-    copy_lines,
     link_phase,
-    logged,
     phase_key,
 )
 from rlhf.checkpoint.results import phase_result, taken_phases

@@ -12,8 +12,8 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.checkpoint import phase_store
-from rlhf.checkpoint.finished_phase import finish_phase
-from rlhf.checkpoint.phase_store import PhaseStore, link_phase, logged, phase_key
+from rlhf.checkpoint.finished_phase import finish_phase, logged
+from rlhf.checkpoint.phase_store import PhaseStore, link_phase, phase_key
 from rlhf.checkpoint.results import phase_result, write_json
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config

@@ -39,7 +39,7 @@ class Rising(Checkpoints):
         self.saved.append(self.step)
 
     def _load_best(self) -> None:
-        raise AssertionError(f"step {self._best_step} was not the best")
+        raise AssertionError(f"step {self._best.step} was not the best")
 
 
 @pytest.mark.parametrize("name", PHASES)
