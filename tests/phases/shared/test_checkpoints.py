@@ -141,14 +141,16 @@ def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) ->
 
 def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
     run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None, patience=2)
+    run.phase._config = replace(run.phase._config, every_steps=None)
+    run.phase._best._patience = 2
     losses = {1: math.nan, 2: 3.0, 3: math.nan, 4: 2.0, 5: math.nan, 6: math.nan, 7: math.nan}
     assert steps_of(run, losses, every=1, total=9) == [1, 2, 3, 4, 5, 6]
     assert run.said == ["sft: ends after step 6: sft/eval_loss was best after step 4 (2)"]
 
 
 def test_patience_ends_a_phase_whose_loss_never_was_a_number(run: Run) -> None:
-    run.phase._config = replace(run.phase._config, every_steps=None, patience=2)
+    run.phase._config = replace(run.phase._config, every_steps=None)
+    run.phase._best._patience = 2
     assert steps_of(run, dict.fromkeys(range(9), math.nan), every=1, total=9) == [1, 2]
     assert run.said == ["sft: ends after step 2: sft/eval_loss was never a number"]
 
