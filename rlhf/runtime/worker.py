@@ -43,7 +43,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_rewards, require_rollouts
+from rlhf.phases.shared.preflight import require_data, require_rewards, require_rollouts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import run_phase
@@ -103,6 +103,7 @@ def run(
         context = build_context(config, run_dir, ranks, console, unfinished)
         be_ready(context, {} if meeting is None else meeting.others, on_stuck)
         try:
+            require_data(context, unfinished)
             for phase in unfinished:
                 with explained(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
