@@ -13,7 +13,7 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,10 @@ from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.command import exit_code
-from rlhf.config.choices import Device, LoraExport, Phase
+from rlhf.config.choices import Backend, Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
@@ -42,6 +43,7 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import exported
 from rlhf.phases.shared.model_sources import policy_source
+from rlhf.rewards.isolated import HERE
 from rlhf.stored_files import DamagedFileError, read_text
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
@@ -180,7 +182,7 @@ def _refuse_existing(folder: Path) -> None:
 
 def context_of(run_dir: Path) -> RunContext:
     """Return the context of the run on one rank of this CPU, without data and trackers."""
-    config = _on_one_cpu(load_run(run_dir))
+    config = _anywhere(load_run(run_dir))
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -196,13 +198,25 @@ def context_of(run_dir: Path) -> RunContext:
     )
 
 
-def _on_one_cpu(config: RunConfig) -> RunConfig:
+def _anywhere(config: RunConfig) -> RunConfig:
+    """Return the configuration for one CPU, with rollouts that need neither server nor GPU."""
+    rollout = config.rollout
+    if rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
+        rollout = replace(rollout, backend=Backend.fast)
     hardware = replace(config.hardware, device=Device.cpu, nodes=1, ranks_per_node=1)
     groups: dict[str, Any] = {key.partition(".")[0]: None for key in MICRO_BATCHES}
     for name in groups:
         groups[name] = replace(getattr(config, name), micro_batch_size=None)
     groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
-    return replace(config, hardware=hardware, **groups)
+    return replace(config, hardware=hardware, rollout=rollout, **groups)
+
+
+def _without_processes(rewards: Mapping[str, RewardPart]) -> dict[str, RewardPart]:
+    """Return parts that start no process, since no answer is scored here."""
+    return {
+        name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
+        for name, part in rewards.items()
+    }
 
 
 def _built(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
@@ -217,7 +231,8 @@ def _built(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy, policy_source(context.config)
         case Phase.ppo:
-            engine = RLHFEngine(context.config, context.ranks)
+            rewards = _without_processes(context.config.rewards)
+            engine = RLHFEngine(replace(context.config, rewards=rewards), context.ranks)
             return engine.actor, engine.policy_source
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,14 +16,24 @@ from transformers import AutoModelForCausalLM
 
 from rlhf.checkpoint.model_card import made_by
 from rlhf.checkpoint.model_folder import save_model
-from rlhf.checkpoint.phase_state import checkpoint_folder
+from rlhf.checkpoint.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.export import main
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec, save_adapter
-from tests.models_on_disk import disturb, save_base, small_tokenizer, some_ids, whole_state
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from tests.models_on_disk import (
+    disturb,
+    save_base,
+    save_models,
+    small_tokenizer,
+    some_ids,
+    whole_state,
+)
 from tests.rounding import assert_near, terms_of
+
+Compose = Callable[[list[str]], DictConfig]
 
 SPEC = LoraSpec(rank=2, alpha=4, dropout=0.0, target_modules=None, train_rest=False)
 TOKEN = "hf_" + "a" * 30
@@ -127,6 +138,45 @@ def test_a_public_repository_is_not_filled_by_accident(
     assert main([str(run.folder), "--push", "me/mine"]) == 2
     assert "--push me/mine: the repository is public: add --public" in capsys.readouterr().err
     assert hub.asked == [("create", True)]
+
+
+def keeps_checkpoint(folder: Path, *words: str, compose: Compose) -> Path:
+    """A run of PPO with these words in its configuration, which keeps the checkpoint of step 1."""
+    text = "Human Assistant one two three"
+    save_models(folder, policy=text, reward=text)
+    run_dir = folder / "run"
+    small_tokenizer().save_pretrained(run_dir / "tokenizer")
+    paths = ["model=pretrained", "model@reward_model=pretrained", "phase=ppo"]
+    paths += [f"model.path={folder / 'policy'}", f"reward_model.path={folder / 'reward'}"]
+    freeze(to_run_config(compose([*paths, *words])), run_dir)
+    engine = RLHFEngine(replace(to_run_config(compose([*paths, "ppo.steps=1"])), run_dir=None))
+    streams = {name: each.training_state.stream() for name, each in engine.trained.items()}
+    write_checkpoint(run_dir / "ppo", 1, streams, {}, wanted_bytes=0)
+    engine.close()
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rollout=vllm_server", "rollout.server.url=http://127.0.0.1:9"],
+        ["rollout=hybrid_engine", "hardware=a100_80g"],
+        ["+rewards.s={kind: http, url: 'http://127.0.0.1:9'}"],
+        ["+rewards.s={kind: function, function: 'gone:score', run_code: true}"],
+    ],
+)
+def test_a_checkpoint_needs_neither_the_server_nor_the_gpu_nor_the_rewards_of_its_run(
+    words: list[str], compose: Compose, tmp_path: Path
+) -> None:
+    run_dir = keeps_checkpoint(tmp_path, *words, compose=compose)
+    out = tmp_path / "out"
+    assert main([str(run_dir), "--checkpoint", "1", "--out", str(out)]) == 0
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(place).state_dict()
+        for place in (out, tmp_path / "policy")
+    )
+    for name, weights in ours.items():
+        torch.testing.assert_close(theirs[name], weights, atol=1e-2, rtol=1e-2, check_dtype=False)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,16 +15,40 @@ from rlhf.intervals import estimate, paired_gain, t_quantile, wilson_interval
 
 @pytest.mark.parametrize(
     ("freedom", "quantile"),
-    [(1, 12.706), (2, 4.303), (10, 2.228), (11, 2.201), (20, 2.086), (60, 2.000), (799, 1.963)],
+    [
+        *((1, 12.7062), (2, 4.30265), (10, 2.22814), (11, 2.20099), (20, 2.08596), (60, 2.00030)),
+        *((799, 1.96294), (1e6, 1.95997)),
+    ],
 )
-def test_quantiles_are_the_published_ones(freedom: int, quantile: float) -> None:
-    assert t_quantile(freedom) == pytest.approx(quantile, abs=0.0015)
+def test_quantiles_are_the_published_ones(freedom: float, quantile: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=1e-5 * quantile)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.02, 1.5, 2.94, 7.7, 123.4])
+def test_between_whole_degrees_the_distribution_is_that_of_its_density(freedom: float) -> None:
+    """The density, integrated over x itself by the midpoint rule, and its tail in closed form."""
+    x, end, steps = t_quantile(freedom), 5000.0, 400_000
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    scale /= math.sqrt(freedom * math.pi)
+    ratio = (end / x) ** (1 / steps)  # strips that widen
+    edges = [x * ratio**i for i in range(steps + 1)]
+    tail = math.fsum(
+        scale * (1 + ((a + b) / 2) ** 2 / freedom) ** (-(freedom + 1) / 2) * (b - a)
+        for a, b in pairwise(edges)
+    )
+    tail += scale * freedom ** ((freedom + 1) / 2) * end**-freedom / freedom
+    assert tail == pytest.approx(0.025, abs=1e-7)
+
+
+def test_less_than_one_degree_of_freedom_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.5 degrees of freedom"):
+        t_quantile(0.5)
 
 
 def test_interval_of_three_values_by_hand() -> None:
     found = estimate([1.0, 2.0, 3.0])
     assert (found.mean, found.size) == (2.0, 3)
-    assert found.half == pytest.approx(4.303 / math.sqrt(3))
+    assert found.half == pytest.approx(4.30265 / math.sqrt(3))
     assert (found.low, found.high) == pytest.approx((2 - found.half, 2 + found.half))
     assert not found.excludes_zero
     assert estimate([11.0, 12.0, 13.0]).excludes_zero

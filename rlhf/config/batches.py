@@ -133,14 +133,36 @@ def ptx_plan(config: RunConfig) -> BatchPlan:
     )
 
 
+def examples_per_step(config: RunConfig, phase: Phase) -> int:
+    """Return the training examples of one optimizer step (PPO: prompts of one rollout)."""
+    if phase is Phase.ppo:
+        return config.ppo.rollout_batch_size // config.ppo.responses_per_prompt
+    return int(getattr(config, phase.value).batch_size)
+
+
+def sizes_for(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
+    """Return the largest batch sizes, as key=value, for which ``examples`` give a step.
+
+    PPO keeps its number of mini-batches in a rollout if it can. None: no size is small enough.
+    """
+    ranks, ppo = num_ranks(config), config.ppo
+    if phase is not Phase.ppo:
+        size = examples - examples % ranks
+        return f"{phase}.batch_size={size}" if size else None
+    responses = examples * ppo.responses_per_prompt
+    for mini_batches in range(ppo.rollout_batch_size // ppo.mini_batch_size, 0, -1):
+        unit = ranks * math.lcm(ppo.responses_per_prompt, mini_batches)
+        if size := responses - responses % unit:
+            return f"ppo.rollout_batch_size={size} ppo.mini_batch_size={size // mini_batches}"
+    return None
+
+
 def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     """Return the optimizer steps (PPO: rollouts) of a phase with this many training examples."""
-    ppo = config.ppo
+    ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
-        per_step = ppo.rollout_batch_size // ppo.responses_per_prompt
         return num_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
-    settings = getattr(config, phase.value)
-    return math.ceil(examples * float(settings.epochs) / int(settings.batch_size))
+    return math.ceil(examples * float(getattr(config, phase.value).epochs) / per_step)
 
 
 def num_steps(

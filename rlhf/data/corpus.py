@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.config.schema.data import DataConfig, DatasetConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
 from rlhf.data.layouts import Row
 from rlhf.data.records import Record
@@ -33,6 +34,12 @@ class PtxBlocks(NamedTuple):
 
     train: list[list[int]]
     eval: list[list[int]]
+
+
+def reads_corpus(config: RunConfig) -> bool:
+    """Return True if PPO learns from a corpus, or measures its perplexity on one."""
+    ppo = config.ppo
+    return bool(ppo.ptx_coef or (ppo.ptx_eval_blocks and config.data.ptx_path is not None))
 
 
 def ptx_blocks(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
-from rlhf.config.choices import Backend, ModelInit, Phase, RewardKind, Source
+from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
@@ -74,11 +74,10 @@ class Evaluator:
         if not (run_dir / "result.json").is_file():
             raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
         context = context_of(run_dir)
-        self.config: RunConfig = _that_answers(context.config)
+        self.config: RunConfig = context.config
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
             context,
-            config=self.config,
             parts=load_parts(self.config, context.console),
             judge=judge,
         )
@@ -210,10 +209,3 @@ def policies_of(run_dir: Path) -> dict[str, Path]:
     if not found:
         raise CheckpointError(f"{run_dir} has no policy: none of {', '.join(POLICIES.values())}")
     return found
-
-
-def _that_answers(config: RunConfig) -> RunConfig:
-    """Return a configuration whose rollouts run anywhere."""
-    if config.rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
-        return replace(config, rollout=replace(config.rollout, backend=Backend.fast))
-    return config

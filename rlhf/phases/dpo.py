@@ -49,7 +49,7 @@ from rlhf.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositio
 def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config = context.config.dpo
-    data = context.tokens(Phase.dpo, batch_size=config.batch_size, key="dpo.batch_size")
+    data = context.tokens(Phase.dpo)
     held_out = held_out_prompts(context)
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)

@@ -43,7 +43,7 @@ from rlhf.types import PreferenceBatch, ValueModel
 def run_reward(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the reward model; return the phase's entries of result.json."""
     config = context.config.reward
-    data = context.tokens(Phase.reward, batch_size=config.batch_size, key="reward.batch_size")
+    data = context.tokens(Phase.reward)
     lengths = data.train["length"][:]
     steps = pair_steps(
         data.train["group"][:] if config.group_pairs else range(len(lengths)),

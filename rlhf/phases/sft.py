@@ -33,7 +33,7 @@ from rlhf.types import SequenceBatch, TokenModel
 def run_sft(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the SFT model; return the phase's entries of result.json."""
     config = context.config.sft
-    data = context.tokens(Phase.sft, batch_size=config.batch_size, key="sft.batch_size")
+    data = context.tokens(Phase.sft)
     total_steps = phase_steps(context.config, Phase.sft, examples=len(data.train))
     trainer = SftTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.sft, {"model": trainer.engine})

@@ -43,7 +43,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.phases.shared.preflight import require_data, require_rollouts
 from rlhf.planning.plan_tables import read_plan
 from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.malloc import keep_freed_memory
@@ -132,6 +132,7 @@ def run_phases(
         context = build_context(config, run_dir, ranks, console, unfinished)
         watch_steps(context)
         try:
+            require_data(context, unfinished)
             for phase in unfinished:
                 with explained(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])

@@ -59,14 +59,15 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
             f"{phase}: KL to the reference is {kl / after:.2f} nats per response token, above "
             f"{MOST_KL}; raise ppo.kl_ctl or lower ppo.actor_lr"
         )
-    if _rises(measures, "score") and _rises(measures, "gold") is False:
+    nothing = (0.0, 0.0)  # no interval: nothing is known of the gain
+    (lowest, _), (_, highest) = (
+        measures.get(f"{name}_gain_ci", nothing) for name in ("score", "gold")
+    )
+    if lowest > 0 > highest:
+        scorer, cure = "reward model", "train a better reward model"
+        if "score_parts_after" in measures:
+            scorer, cure = "rewards", "correct the parts of rewards"
         yield (
-            f"{phase}: the score rose while the gold score fell: the policy exploits the reward "
-            "model. Raise ppo.kl_ctl, take fewer ppo.steps or train a better reward model"
+            f"{phase}: the score rose while the gold score fell (both 95 % intervals exclude 0): "
+            f"the policy exploits the {scorer}. Raise ppo.kl_ctl, take fewer ppo.steps or {cure}"
         )
-
-
-def _rises(measures: Mapping[str, Any], name: str) -> bool | None:
-    """Return True if a measure is larger after the phase; None if it was not measured."""
-    before, after = measures.get(f"{name}_before"), measures.get(f"{name}_after")
-    return None if before is None or after is None else bool(after > before)

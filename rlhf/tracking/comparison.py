@@ -3,7 +3,7 @@
 Two settings with two or more common seeds are compared by the differences between their runs with
 the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
 is called one only if its 95 % interval excludes 0, and never from one seed alone: two runs with the
-same setting differ too.
+same setting differ too. Seeds without any spread give no interval, so nothing is told.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Keys that describe how a run was started or recorded, or that the planner chose.
 BOOKKEEPING = ("name", "run_dir", "resume", "plan", "experiment", "reuse", "tracking", "launcher")
+TINY = 1e-9  # spread, relative to a difference, that only rounding explains
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights")
 
 
@@ -88,12 +89,13 @@ class Difference(NamedTuple):
 
     estimate: Estimate
     paired_seeds: int  # 0: the settings have different seeds
+    fewest_seeds: int  # of either setting
 
     @property
     def verdict(self) -> str:
         """Return what can be told; "-": no difference can be told."""
         if math.isnan(self.estimate.half):
-            return "one seed"
+            return "one seed" if self.fewest_seeds == 1 else "no spread"
         if not self.estimate.excludes_zero:
             return "-"
         return "higher" if self.estimate.mean > 0 else "lower"
@@ -150,12 +152,23 @@ def difference(first: Setting, other: Setting, title: str) -> Difference:
     theirs = {run.seed: run.measures[title] for run in other.finished()}
     common = sorted(ours.keys() & theirs.keys())
     if len(common) > 1 or ours.keys() == theirs.keys():
-        return Difference(estimate([theirs[s] - ours[s] for s in common]), len(common))
-    return Difference(_welch(list(ours.values()), list(theirs.values())), 0)
+        found = estimate([theirs[s] - ours[s] for s in common])
+        return Difference(_without_false_certainty(found), len(common), len(common))
+    found = _without_false_certainty(_welch(list(ours.values()), list(theirs.values())))
+    return Difference(found, 0, min(len(ours), len(theirs)))
+
+
+def _without_false_certainty(found: Estimate) -> Estimate:
+    """Return a difference without its interval if the seeds show no spread to compute it from."""
+    has_spread = found.half > TINY * abs(found.mean)
+    return found if has_spread or not found.mean else found._replace(half=math.nan)
 
 
 def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
-    """Return the difference of the means of independent samples, with its 95 % interval."""
+    """Return the difference of the means of independent samples, with its 95 % interval.
+
+    The degrees of freedom are those of Welch and Satterthwaite, not rounded.
+    """
     mean = statistics.fmean(other) - statistics.fmean(first)
     size = len(first) + len(other)
     if min(len(first), len(other)) == 1:
@@ -165,7 +178,7 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
         return Estimate(mean, 0.0, size)
     terms = [p * p / (len(e) - 1) for p, e in zip(parts, (first, other), strict=True)]
     freedom = sum(parts) ** 2 / sum(terms)
-    return Estimate(mean, t_quantile(int(freedom)) * math.sqrt(sum(parts)), size)
+    return Estimate(mean, t_quantile(freedom) * math.sqrt(sum(parts)), size)
 
 
 def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
 LEAST_CHANGE = 1e-3  # nats per sequence; rounding in bf16 gives 3e-4
 LEAST_EXPLAINED = 0.1  # share of the variance of returns
 MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
-LEAST_ENTROPY = 0.05  # share of the entropy at the start
+LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, which is at least LEAST_LOSS
 LEAST_LOSS = 0.01
-GOLD_FALL = 0.04  # share that the gold score may fall while the score rises
+GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
 GOLD_WINDOW = 3  # evaluations that are averaged
 
 Series = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
@@ -182,8 +182,8 @@ RULES: Mapping[AlarmName, Rule] = {
         "ppo/eval_gold",
         _gold_falls,
         1,
-        "The score rises while the gold score falls: the policy exploits the reward model. Raise "
-        "ppo.kl_ctl, take fewer ppo.steps or train a better reward model.",
+        "The score rises while the gold score falls: the policy exploits what scores it. Raise "
+        "ppo.kl_ctl, take fewer ppo.steps, or improve the reward model or rewards.",
     ),
 }
 READ = {rule.metric for rule in RULES.values()} | {"ppo/eval_score"}

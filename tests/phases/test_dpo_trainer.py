@@ -52,7 +52,7 @@ def pair_logprobs(module: nn.Module, rows: dict[str, list[Any]]) -> tuple[Tensor
 
 
 def pair_rows(context: RunContext) -> Any:
-    return context.tokens(Phase.dpo, batch_size=1, key="k")
+    return context.tokens(Phase.dpo)
 
 
 def base_of(context: RunContext) -> nn.Module:

@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluate": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases", "runtime", "export"},
     "compare": BASE | {"tracking", "data"},
     "chat": BASE | ADAPTERS,
-    "export": BASE | {"algorithms"} | ADAPTERS | {"phases"},
+    "export": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases"},
     "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names
 }

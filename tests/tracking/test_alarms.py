@@ -17,10 +17,13 @@ HEALTHY: dict[str, dict[str, Any]] = {
         "kl_to_reference": 1.5,
         "score_before": 0.1,
         "score_after": 1.2,
+        "score_gain_ci": [0.9, 1.3],
         "gold_before": 0.5,
         "gold_after": 0.8,
+        "gold_gain_ci": [0.25, 0.35],
     },
 }
+FELL = {"gold_after": 0.4, "gold_gain_ci": [-0.15, -0.05]}
 
 
 @pytest.mark.parametrize("phases", [HEALTHY, {}, {"sft": {"perplexity_after": 2.0}}])
@@ -38,7 +41,8 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
         ("ppo", {"response_tokens_after": 17.0}, ["from 8.0 to 17.0 tokens"]),
         ("ppo", {"ended_share_after": 0.19}, ["19% of the responses ended", "max_response_tokens"]),
         ("ppo", {"kl_to_reference": 2.8}, ["0.40 nats per response token", "ppo.kl_ctl"]),
-        ("ppo", {"gold_after": 0.4}, ["score rose while the gold score fell", "ppo.steps"]),
+        ("ppo", FELL, ["score rose while the gold score fell", "ppo.steps", "reward model"]),
+        ("ppo", FELL | {"score_parts_after": {}}, ["gold score fell", "correct the parts of rew"]),
     ],
 )
 def test_a_doubt_names_the_number_and_a_way_out(
@@ -47,6 +51,28 @@ def test_a_doubt_names_the_number_and_a_way_out(
     (line,) = alarms_of(HEALTHY | {phase: HEALTHY[phase] | changes})
     assert line.startswith(f"{phase}: ")
     assert [word for word in words if word not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("score", "gold"),
+    [
+        ([0.1, 0.3], [0.0, 0.0]),  # gold 0.000 before and after
+        ([0.1, 0.3], [-0.014, 0.031]),
+        ([-0.048, 0.332], [-0.2, -0.1]),
+        ([0.1, 0.3], None),  # one prompt: no interval
+        (None, [-0.2, -0.1]),
+    ],
+)
+def test_a_fall_of_gold_is_claimed_only_if_the_intervals_tell_it(
+    score: list[float] | None, gold: list[float] | None
+) -> None:
+    ppo = HEALTHY["ppo"] | {"gold_after": HEALTHY["ppo"]["gold_before"]}
+    intervals = {"score_gain_ci": score, "gold_gain_ci": gold}
+    ppo |= {name: found for name, found in intervals.items() if found is not None}
+    for name, found in intervals.items():
+        if found is None:
+            del ppo[name]
+    assert alarms_of({"ppo": ppo}) == []
 
 
 def test_dpo_is_doubted_as_reward_model_and_policy() -> None:

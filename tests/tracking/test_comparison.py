@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.intervals import t_quantile
 from rlhf.tracking.comparison import ComparedRun, Setting, comparison_json, difference, settings_of
 
 
@@ -35,26 +36,39 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
 
 def test_seeds_in_common_are_compared_in_pairs() -> None:
     noisy = {1: 0.1, 2: 0.5, 3: 0.9}
-    found = difference(setting(noisy), setting({s: v + 0.05 for s, v in noisy.items()}), "gold")
+    more = {s: v + 0.048 + s / 1000 for s, v in noisy.items()}
+    found = difference(setting(noisy), setting(more), "gold")
     assert (found.paired_seeds, found.verdict) == (3, "higher")
     assert found.estimate.mean == pytest.approx(0.05)
-    lower = difference(setting(noisy), setting({s: v - 0.05 for s, v in noisy.items()}), "gold")
+    lower = difference(setting(more), setting(noisy), "gold")
     assert lower.verdict == "lower"
 
 
 def test_other_seeds_are_compared_by_welch() -> None:
-    # Worked by hand: means 2 and 7, variances 1 and 4, standard error sqrt(1/3 + 4/3), 2.94 degrees
-    # of freedom, rounded down to 2.
+    # Worked by hand: means 2 and 7, variances 1 and 4, standard error sqrt(1/3 + 4/3), degrees of
+    # freedom (1/3 + 4/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50 / 17; between 4.303 of 2 degrees and
+    # 3.182 of 3.
     found = difference(setting({1: 1.0, 2: 2.0, 3: 3.0}), setting({4: 5.0, 5: 7.0, 6: 9.0}), "gold")
     assert (found.paired_seeds, found.estimate.mean) == (0, 5.0)
-    assert found.estimate.half == pytest.approx(4.303 * math.sqrt(5 / 3))
-    assert found.verdict == "-"
+    assert found.estimate.half == pytest.approx(t_quantile(50 / 17) * math.sqrt(5 / 3))
+    assert 3.182 < found.estimate.half / math.sqrt(5 / 3) < 3.3
+    assert found.verdict == "higher"
 
 
 @pytest.mark.parametrize("others", [{1: 0.9}, {2: 0.9}, {2: 0.9, 3: 0.9}])
 def test_one_seed_tells_nothing(others: dict[int, float]) -> None:
     found = difference(setting({1: 0.1}), setting(others), "gold")
     assert found.verdict == "one seed"
+
+
+@pytest.mark.parametrize("seeds", [(1, 2), (3, 4)])
+def test_seeds_without_spread_tell_nothing(seeds: tuple[int, int]) -> None:
+    ones, twos = setting({1: 0.1, 2: 0.1}), setting(dict.fromkeys(seeds, 0.3))
+    found = difference(ones, twos, "gold")
+    assert found.verdict == "no spread"
+    assert math.isnan(found.estimate.half)
+    same = difference(ones, setting(dict.fromkeys(seeds, 0.1)), "gold")
+    assert same.verdict == "-"
 
 
 @pytest.mark.parametrize("shared", [True, False])

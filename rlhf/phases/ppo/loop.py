@@ -23,7 +23,6 @@ from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
-from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.errors import ConfigError
 from rlhf.metrics import Metrics, accumulate_metrics
@@ -59,11 +58,9 @@ from rlhf.types import PromptBatch, Rollout, StepReport
 def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
     config = context.config.ppo
-    prompts_per_step = config.rollout_batch_size // config.responses_per_prompt
-    data = context.tokens(Phase.ppo, batch_size=prompts_per_step, key="ppo.rollout_batch_size")
+    data = context.tokens(Phase.ppo)
     steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
     config = replace(config, steps=steps)
-    check_ppo(config, lora_rank=context.config.lora.rank)  # with the steps that epochs allow
     context = replace(context, config=replace(context.config, ppo=config))
     blocks = corpus_blocks(context)
     engine = RLHFEngine(context.config, context.ranks)

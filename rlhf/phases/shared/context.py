@@ -24,7 +24,6 @@ from rlhf.data.batching import deal
 from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tokenise
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.errors import DataError
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.model_call import model_call
 from rlhf.phases.shared.exporting import Export, sample_as_trained
@@ -73,22 +72,9 @@ class RunContext:
         """Return the records that a phase learns from; DPO uses the reward phase's pairs."""
         return self.parts[Phase.reward if phase is Phase.dpo else phase]
 
-    def tokens(self, phase: Phase, *, batch_size: int, key: str) -> TokenData:
-        """Return the phase's token ids, and print how many examples are used and dropped.
-
-        Raises:
-            DataError: if there is less than one batch to train on, or nothing held out.
-        """
-        data = self._tokenised(self.part(phase), phase)
-        self._say_what_is_used(phase, data)
-        if len(data.train) < batch_size or len(data.eval) == 0:
-            raise DataError(
-                f"data: the {phase} phase has {len(data.train)} examples to train on and "
-                f"{len(data.eval)} held out, but needs at least {key}={batch_size} and 1. "
-                f"Give more data, a smaller {key}, a larger share of data.split, "
-                "or higher token limits if many examples were skipped"
-            )
-        return data
+    def tokens(self, phase: Phase) -> TokenData:
+        """Return the phase's token ids."""
+        return self._tokenised(self.part(phase), phase)
 
     def prompts(self, phase: Phase) -> TokenData:
         """Return the prompts of a phase's records, as token ids."""
@@ -114,11 +100,6 @@ class RunContext:
         limit = columns_for(phase, TokenLimits.of(self.config))[1].tokens
         template = self.config.data.template
         return cache_key(self.part(phase), phase, self.tokenizer, limit=limit, template=template)
-
-    def _say_what_is_used(self, phase: Phase, data: TokenData) -> None:
-        text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"
-        reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
-        self.console.say(f"{text}; skipped: {reasons}" if reasons else text)
 
     def warn_of_few_steps(self, phase: str, config: OptimizerConfig, *, steps: int) -> None:
         """Print a warning if ``phase`` ends before its learning rate has reached its peak."""

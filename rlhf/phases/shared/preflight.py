@@ -1,14 +1,20 @@
-"""Checks of rollouts before any model is built, so that no phase runs in vain."""
+"""Checks of rollouts and data before any model is built, so that no phase runs in vain."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlhf.config.batches import examples_per_step, phase_steps, sizes_for
 from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
+from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.data.corpus import ptx_texts, reads_corpus
+from rlhf.errors import CapabilityError, ConfigError, DataError
 from rlhf.models.families import FAMILIES, UNKNOWN
+from rlhf.phases.shared.context import RunContext
 from rlhf.rollout.decoders.via_cache import decoding_obstacle
 from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
 from rlhf.rollout.hybrid.supported_models import model_obstacle
@@ -58,6 +64,37 @@ def require_rollouts(config: RunConfig) -> None:
         obstacle = _of_model(model, _decoding_obstacle(model))
         if obstacle is not None:
             raise CapabilityError(f"rollout.backend=fast: {obstacle}; use rollout=hf")
+
+
+def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
+    """Check that each phase has a batch to train on, before the first is trained.
+
+    It also prints how many examples each phase uses and skips.
+
+    Raises:
+        DataError: if a phase has less than one batch, or nothing held out; or no corpus is found.
+        ConfigError: if PPO's options do not suit the steps that its examples allow.
+    """
+    config = context.config
+    for phase in phases:
+        data = context.tokens(phase)
+        text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"
+        reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
+        context.console.say(f"{text}; skipped: {reasons}" if reasons else text)
+        needed = examples_per_step(config, phase)
+        if len(data.train) < needed or len(data.eval) == 0:
+            sizes = sizes_for(config, phase, examples=len(data.train)) if len(data.eval) else None
+            raise DataError(
+                f"data: the {phase} phase has {len(data.train)} examples to train on and "
+                f"{len(data.eval)} held out, but needs at least {needed} for a step, and 1. "
+                f"{f'Use {sizes}, or give' if sizes else 'Give'} more data, a larger share of "
+                "data.split, or higher token limits if many examples were skipped"
+            )
+        if phase is Phase.ppo:
+            steps = phase_steps(config, phase, examples=len(data.train))
+            check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)
+            if config.data.ptx_path is not None and reads_corpus(config):
+                ptx_texts(config.data, seed=config.seed)
 
 
 def _of_model(config: PreTrainedConfig, obstacle: str | None) -> str | None:

@@ -36,12 +36,13 @@ def optimisation(run: RunFiles) -> Markup:
     ]
     if not any(charts):
         return Markup()
-    note = tag(
-        "p",
-        "A score that rises while the gold score falls is over-optimisation. "
-        "Bars are 95 % intervals.",
-        class_="note",
+    text = (
+        "A score that rises while the gold score (the judge's, which PPO does not see) falls is "
+        "over-optimisation."
+        if gold
+        else "This run has no gold score, so only its samples can show over-optimisation."
     )
+    note = tag("p", f"{text} Bars are 95 % intervals.", class_="note")
     return section("Over-optimisation", note, tag("div", *charts, class_="charts"))
 
 

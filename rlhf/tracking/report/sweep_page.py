@@ -101,7 +101,11 @@ def _verdict(done: Sequence[Setting]) -> Markup:
     if len(done) == 1:
         return tag("p", best, class_="verdict")
     told = difference(done[1], done[0], "objective").verdict
-    differs = {"-": "no difference from the second best can be told", "one seed": "one seed only"}
+    differs = {
+        "-": "no difference from the second best can be told",
+        "one seed": "one seed only",
+        "no spread": "no spread between seeds",
+    }
     ending = differs.get(told, "higher than the second best")
     return tag(
         "p", f"{best}; {ending}", class_="verdict" if told == "higher" else "verdict doubtful"

@@ -119,7 +119,7 @@ def run(
 
 def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) -> Tensor:
     """Of each step the mean over prompts of the mean loss of their pairs, one by one."""
-    data = ran.context.tokens(Phase.reward, batch_size=1, key="k").train
+    data = ran.context.tokens(Phase.reward).train
     module = ran.engine.module
     module.zero_grad()
 

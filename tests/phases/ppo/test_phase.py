@@ -19,6 +19,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.options.ptx import corpus_blocks
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.preflight import require_data
 from rlhf.types import Ranks
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 from tests.rounding import assert_near, terms_of
@@ -59,7 +60,7 @@ def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(
     made: Make, repeats: int, ranks: int
 ) -> None:
     context, _ = made(f"ppo.responses_per_prompt={repeats}")
-    examples = context.tokens(Phase.ppo, batch_size=1, key="k").train
+    examples = context.tokens(Phase.ppo).train
 
     def batches(step: int, size: int) -> list[tuple[str, list[int], list[float]]]:
         rows = []
@@ -145,17 +146,16 @@ def test_without_a_critic_none_is_kept(made: Make) -> None:
 
 def test_passes_over_the_prompts_end_the_run(made: Make) -> None:
     context, notes = made("ppo.steps=null", "ppo.epochs=0.5")
-    examples = context.tokens(Phase.ppo, batch_size=1, key="k").train
+    examples = context.tokens(Phase.ppo).train
     assert run_ppo(context)["steps"] == math.ceil(len(examples) / 2 / 4)
     assert len(notes.steps_with("ppo/actor_loss")) == math.ceil(len(examples) / 2 / 4)
 
 
 def test_an_actor_that_would_rest_to_the_end_of_the_prompts_is_refused(made: Make) -> None:
-    context, notes = made("ppo.steps=80", "ppo.epochs=0.5", "ppo.actor_freeze_steps=3")
+    context, _ = made("ppo.steps=80", "ppo.epochs=0.5", "ppo.actor_freeze_steps=3")
     refusal = r"ppo\.actor_freeze_steps=3: .* ppo\.steps=2; use a number below 2"
     with pytest.raises(ConfigError, match=refusal):
-        run_ppo(context)
-    assert notes.logged == []
+        require_data(context, [Phase.ppo])
 
 
 def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:

@@ -79,7 +79,7 @@ def made(
 
 
 def held_out_of(context: RunContext) -> HeldOutPrompts:
-    data = context.tokens(Phase.ppo, batch_size=1, key="k")
+    data = context.tokens(Phase.ppo)
     return HeldOutPrompts(data.eval, context.part(Phase.ppo).eval)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from omegaconf import DictConfig
 from rlhf.config.choices import Backend, LoraRole, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.data.tokens import TokenData
+from rlhf.errors import CapabilityError, ConfigError, DataError
 from rlhf.models.families import FAMILIES
 from rlhf.phases.shared import preflight as rollout_checks
-from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.phases.shared.preflight import require_data, require_rollouts
 from tests.rollout.decoder_checks import FAMILIES as DECODED
 from tests.rollout.decoder_checks import tiny_model
 
@@ -122,3 +124,66 @@ def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
 def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> None:
     require_rollouts(config_of(compose, model_type="bart"))  # its decoder may be taken alone
     require_rollouts(config_of(compose, model_type="gemma3_text", sliding_window=8))
+
+
+def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) -> Any:
+    """A context whose phases have these many examples."""
+
+    def tokens(phase: Phase) -> TokenData:
+        train: Any = range(examples[phase])
+        return TokenData(train, train, {"longer than a limit": 0, "no prompt": 3})
+
+    console = SimpleNamespace(say=said.append)
+    return SimpleNamespace(config=config, tokens=tokens, console=console)
+
+
+@pytest.mark.parametrize(
+    ("words", "phase", "examples", "sizes"),
+    [
+        ([], Phase.ppo, 52, "ppo.rollout_batch_size=52 ppo.mini_batch_size=26"),
+        ([], Phase.ppo, 1, "ppo.rollout_batch_size=1 ppo.mini_batch_size=1"),
+        (
+            ["hardware.ranks_per_node=4", "ppo.mini_batch_size=32"],
+            *(Phase.ppo, 52, "ppo.rollout_batch_size=48 ppo.mini_batch_size=12"),
+        ),
+        (
+            ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=8"],
+            *(Phase.ppo, 13, "ppo.rollout_batch_size=104 ppo.mini_batch_size=52"),
+        ),
+        (["hardware.ranks_per_node=2"], Phase.sft, 31, "sft.batch_size=30"),
+        (["hardware.ranks_per_node=2"], Phase.reward, 1, None),
+    ],
+)
+def test_too_little_data_is_refused_before_a_phase_is_trained_with_sizes_that_work(
+    words: list[str], phase: Phase, examples: int, sizes: str | None, compose: Compose
+) -> None:
+    config, said = to_run_config(compose(words)), list[str]()
+    counts = dict.fromkeys((Phase.sft, Phase.reward, Phase.ppo), 1000) | {phase: examples}
+    with pytest.raises(DataError) as refused:
+        require_data(some_data(counts, said, config), config.phase.order)
+    message = str(refused.value)
+    assert f"the {phase} phase has {examples} examples to train on" in message
+    assert said[-1].startswith(f"{phase}: {examples} examples to train on")
+    assert said[-1].endswith("; skipped: 3 no prompt")
+    if sizes is None:
+        assert "Use " not in message
+        return
+    assert f"Use {sizes}, or give more data" in message
+    accepted = to_run_config(compose([*words, *sizes.split()]))
+    require_data(some_data(counts, said, accepted), accepted.phase.order)
+
+
+def test_a_phase_without_held_out_examples_is_refused_without_sizes(compose: Compose) -> None:
+    config = to_run_config(compose([]))
+    context = some_data({}, [], config)
+    context.tokens = lambda _: TokenData(range(9), [], {})
+    with pytest.raises(DataError, match=r"0 held out, .* and 1\. Give more data"):
+        require_data(context, [Phase.sft])
+
+
+def test_a_corpus_that_is_missing_is_refused_before_a_phase_is_trained(
+    compose: Compose, tmp_path: Path
+) -> None:
+    config = to_run_config(compose([f"data.ptx_path={tmp_path / 'none.txt'}"]))
+    with pytest.raises(DataError, match=r"none\.txt"):
+        require_data(some_data({Phase.ppo: 1000}, [], config), [Phase.ppo])

@@ -16,6 +16,7 @@ from rlhf import report
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.errors import CheckpointError
+from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.report.panels import PANELS
 from rlhf.tracking.report.run_page import write_report
@@ -263,3 +264,21 @@ def test_command_of_the_run_is_shown(made: Made) -> None:
     assert "<pre>python launch.py ppo.kl_ctl=0.1 'name=a b'</pre>" in text
     differing = text.partition("<caption>Set by the command")[2].partition("All settings")[0]
     assert re.findall(r'<th scope="row">([^<]*)', differing) == ["name", "ppo.kl_ctl"]
+
+
+@pytest.mark.parametrize("has_gold", [True, False])
+def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
+    made: Made, *, has_gold: bool
+) -> None:
+    run_dir = made()
+    path = run_dir / "metrics.jsonl"
+    lines = list(read_jsonl(path))
+    for step, line in enumerate(lines):
+        line |= {"ppo/kl_to_reference": 0.1 * step, "ppo/score_mean": 0.5, "ppo/eval_kl": 0.1}
+        line.pop("ppo/eval_gold", None)
+        if has_gold:
+            line["ppo/eval_gold"] = 0.5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(run_dir).read_text()
+    assert ("falls is over-optimisation" in page) == has_gold
+    assert ("This run has no gold score" in page) != has_gold

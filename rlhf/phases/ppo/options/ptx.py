@@ -12,7 +12,7 @@ from rlhf.algorithms.sft import perplexity, sft_loss
 from rlhf.config.batches import BatchPlan, ptx_plan
 from rlhf.config.choices import Phase
 from rlhf.data.collate import collate_sequences
-from rlhf.data.corpus import PtxBlocks, ptx_blocks
+from rlhf.data.corpus import PtxBlocks, ptx_blocks, reads_corpus
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext, eval_batches, rows_of_rank
@@ -43,8 +43,7 @@ def ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus | Non
 def corpus_blocks(context: RunContext) -> PtxBlocks | None:
     """Return the corpus in blocks as long as PPO's sequences; None if no option uses a corpus."""
     config = context.config
-    has_text = config.data.ptx_path is not None
-    if not config.ppo.ptx_coef and not (config.ppo.ptx_eval_blocks and has_text):
+    if not reads_corpus(config):
         return None
     return ptx_blocks(
         config.data,
