@@ -30,7 +30,7 @@ from rlhf.config.from_run import take_over
 from rlhf.config.hydra_errors import explain, opened, refuse_flags
 from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.config.run_dir import claim, make_run_dir
+from rlhf.config.run_dir import claim, make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import search_of
 from rlhf.config.sweep_command import (
@@ -156,12 +156,11 @@ def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
         loads = read_loads(asked)
     config, plan, note = decide(asked, loads, finished=taken_phases(asked))
     check_machine(config)
-    hydra_config = HydraConfig.get()
-    is_sweep = hydra_config.mode is RunMode.MULTIRUN
-    job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
+    job = HydraConfig.get()
+    job_dir = Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None
     run_dir = make_run_dir(config, job_dir=job_dir, now=datetime.now(), continues=continues)
     freeze(config, run_dir)
-    keep_command(hydra_config.overrides.task, run_dir)
+    keep_command(job.overrides.task, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
@@ -201,7 +200,8 @@ def stopped_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     if changes := spread_changes(load_frozen(run_dir), config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         print(f"resume with {', '.join(changes)}: {text}", file=sys.stderr)
-    freeze(config, run_dir)
+    with only_process(run_dir):  # the configuration of a run in progress must not change
+        freeze(config, run_dir)
     return config, run_dir
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
@@ -59,7 +60,7 @@ def export_final(
     Its model card is the run's, with the results of all phases.
 
     Raises:
-        CheckpointError: if the run has no such model.
+        CheckpointError: if the run has no such model, or it is damaged.
         ConfigError: if ``folder`` exists.
     """
     _refuse_existing(folder)
@@ -75,6 +76,7 @@ def export_final(
     for path in source.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DamagedFileError(path, "an export copies regular files only")
+    verify_model(source)
     card = read_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))

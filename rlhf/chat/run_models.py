@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from rlhf.chat.talker import Reply, Talker
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import frozen_keys
 from rlhf.engine.devices import resolve_dtype
@@ -121,7 +122,12 @@ class RunModels:
         return self._talkers[folder]
 
     def _source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of a model; the run may trust the code of its own models."""
+        """Return the source of a model; the run may trust the code of its own models.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
+        verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(
             key="model folder",
@@ -158,10 +164,11 @@ def _language_model(folder: Path) -> Path:
             "config.json"
         )
     try:
-        names = json.loads(config.read_text()).get("architectures") if config.is_file() else []
-    except ValueError as error:
+        found = json.loads(config.read_text()) if config.is_file() else {}
+        names = [str(name) for name in found.get("architectures") or []]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{config} cannot be read: {error}") from error
-    if any("SequenceClassification" in name for name in names or []):
+    if any("SequenceClassification" in name for name in names):
         raise CheckpointError(
             f"--model={folder}: {names[0]} gives scores, not answers; choose a language model"
         )

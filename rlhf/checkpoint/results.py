@@ -11,7 +11,7 @@ from rlhf.atomic import replacing
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError
-from rlhf.finite_numbers import finite
+from rlhf.finite_numbers import finite, measured
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
@@ -47,11 +47,13 @@ def taken_phases(config: RunConfig) -> list[Phase]:
 def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
     """Return the result of a finished phase; None if the phase is not finished.
 
+    A measure that was not finite is NaN.
+
     Raises:
         CheckpointError: if the file is damaged.
     """
     path = phase_result_path(run_dir, phase)
-    return read_object(path) if path.exists() else None
+    return measured(read_object(path)) if path.exists() else None
 
 
 def objective_of(run_dir: Path) -> float | None:

@@ -12,6 +12,7 @@ from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phase
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.foreign_errors import reason_of
+from rlhf.runtime.objective import objective_measure
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.stored_files import PHASES, read_json
 from rlhf.tracking.console import Console
@@ -40,20 +41,10 @@ def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict
 def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
     """Return the objective, the results of the phases and the versions of libraries."""
     phases = {p.value: phase_result(run_dir, p) or {} for p in config.phase.order}
-    name, last = list(phases.items())[-1]
-    match name:
-        case Phase.sft:
-            objective = -last["perplexity_after"]
-        case Phase.reward:
-            objective = last["accuracy"]
-        case Phase.dpo:
-            objective = last.get("gold_after", last["accuracy"])
-        case _:
-            objective = last.get("gold_after", last["score_after"])
     packages = ("rlhf", "torch", "deepspeed", "transformers")
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {
-        "objective": objective,
+        "objective": objective_measure(phases, run_dir)[1],
         "phases": phases,
         "versions": {"python": platform.python_version(), **versions},
     }

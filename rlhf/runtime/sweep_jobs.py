@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rlhf.checkpoint.results import objective_of
 from rlhf.config.choices import Device
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CapabilityError, RlhfError
@@ -47,16 +47,17 @@ def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> floa
     Raises:
         JobError: if the job failed.
     """
-    result = run_dir / "result.json"
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
-        code = 0 if result.exists() else _run(config, run_dir, script, jobs=jobs)
-        if code:
+        if (objective := objective_of(run_dir)) is not None:
+            return objective
+        code = _run(config, run_dir, script, jobs=jobs)
+        if code or (objective := objective_of(run_dir)) is None:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: its output is {place}. The same "
                 "command again continues the sweep without its finished jobs"
             )
-    return float(json.loads(result.read_text())["objective"])
+    return objective
 
 
 def _run(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> int:

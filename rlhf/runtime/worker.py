@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import command_words, load_run
 from rlhf.config.roles import reward_columns, reward_model_base
-from rlhf.config.run_dir import refuse_links
+from rlhf.config.run_dir import only_process, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import are_turns, plain_template
 from rlhf.data.reading import describe, load_datasets
@@ -45,8 +46,9 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rewards, require_rollouts
 from rlhf.planning.plan_tables import read_plan
 from rlhf.runtime.malloc import keep_freed_memory
+from rlhf.runtime.objective import require_finite
 from rlhf.runtime.out_of_memory import explained
-from rlhf.runtime.phase_reuse import run_phase
+from rlhf.runtime.phase_reuse import look_over, run_phase
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
 from rlhf.runtime.run_result import show_run, unfinished_phases, whole_result
 from rlhf.runtime.watchdog import Process, watch
@@ -101,11 +103,15 @@ def run(
         be_ready(context, {} if meeting is None else meeting.others, on_stuck)
 
     command = f"python launch.py resume={run_dir}"
-    with explaining_drive(f"make room, or the folder writable; {command} continues the run"):
+    with (
+        explaining_drive(f"make room, or the folder writable; {command} continues the run"),
+        only_process(run_dir, console.say) if ranks.is_main else nullcontext(),
+    ):
         result = run_phases(config, run_dir, ranks, console, watch_steps)
-    if ranks.is_main:
-        show_run(console, run_dir, result)
+        if ranks.is_main:
+            show_run(console, run_dir, result)
     ranks.barrier()
+    require_finite(result["phases"], run_dir)
     return float(result["objective"])
 
 
@@ -118,6 +124,9 @@ def run_phases(
 ) -> dict[str, Any]:
     """Run the phases that have no result yet; write result.json and return its content."""
     unfinished = unfinished_phases(config, run_dir)
+    finished = [phase for phase in config.phase.order if phase not in unfinished]
+    if ranks.is_main:
+        look_over(run_dir, finished, config, console.say)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
         watch_steps(context)

@@ -122,13 +122,15 @@ def read_run(folder: Path) -> ComparedRun:
     keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
     if (result := read_json(folder / "result.json", RESULT)) is None:
         return ComparedRun(folder, keys, {})
+    if result["objective"] is None:  # it was not a finite number: the run has failed
+        return ComparedRun(folder, keys, {})
     measures = {"objective": result["objective"]}
     for measure in MEASURES:
         for phase in measure.phases:
             if measure.name in result["phases"].get(phase, {}):
                 measures.setdefault(measure.title, result["phases"][phase][measure.name])
-    minutes = 60 * result["measured"]["hours"]
-    return ComparedRun(folder, keys, measures | {"minutes": minutes})
+    measures["minutes"] = 60 * result["measured"]["hours"]
+    return ComparedRun(folder, keys, {k: v for k, v in measures.items() if v is not None})
 
 
 def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:

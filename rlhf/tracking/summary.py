@@ -103,7 +103,7 @@ def summary_parts(result: Mapping[str, Any]) -> Iterator[SummaryPart]:
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a description of the objective: a result of the last phase (see runtime/worker.py)."""
+    """Return a description of the objective: a result of the last phase (runtime/objective.py)."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
@@ -156,7 +156,8 @@ def _rows_of_run(
         time = "" if hours is None else f", planned {_duration(hours)}"
         memory = "" if gib is None else f", planned {_number(gib)}"
     yield SummaryRow(f"time{time}")
-    yield SummaryRow(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
+    if "memory_gib" in measured:  # not if all phases were taken from other runs
+        yield SummaryRow(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
 
 
 def where_it_lies(run_dir: Path) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.config.freeze import frozen_keys
+from rlhf.finite_numbers import measured_run
 from rlhf.stored_files import METRICS as METRICS_LINE
 from rlhf.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.tracking.metric_table import METRICS, entry_of
@@ -32,6 +33,7 @@ class RunFiles(NamedTuple):
 
 def read_files(run_dir: Path) -> RunFiles:
     """Read what a run has written so far; a torn last line is left out."""
+    result = read_json(run_dir / "result.json", RESULT)
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():
@@ -44,5 +46,5 @@ def read_files(run_dir: Path) -> RunFiles:
         series=series,
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
-        result=read_json(run_dir / "result.json", RESULT),
+        result=None if result is None else measured_run(result),
     )
