@@ -76,10 +76,10 @@ def export_final(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
             "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
         )
-    verify_model(source)
     for path in source.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DamagedFileError(path, "an export copies regular files only")
+    verify_model(source)
     card = read_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))

@@ -165,10 +165,11 @@ def _language_model(folder: Path) -> Path:
             "config.json"
         )
     try:
-        names = json.loads(config.read_text()).get("architectures") if config.is_file() else []
-    except ValueError as error:
+        found = json.loads(config.read_text()) if config.is_file() else {}
+        names = [str(name) for name in found.get("architectures") or []]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{config} cannot be read: {error}") from error
-    if any("SequenceClassification" in name for name in names or []):
+    if any("SequenceClassification" in name for name in names):
         raise CheckpointError(
             f"--model={folder}: {names[0]} gives scores, not answers; choose a language model"
         )

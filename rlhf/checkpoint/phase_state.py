@@ -25,6 +25,7 @@ from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.manifest import MANIFEST, check_files, identities, identity
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.errors import CheckpointError
+from rlhf.stored_files import OTHERS, read_json
 
 NUMBERS = "state.json"
 GIB = 1 << 30
@@ -162,14 +163,15 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: naming the file that is missing or differs from the manifest.
     """
     manifest = folder / MANIFEST
+    if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
+        raise CheckpointError(f"{manifest} is missing.")
     try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))
         check_files(folder, files)
         found = read_checkpoint(folder)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
-    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise CheckpointError(f"{manifest} cannot be read: {error}.") from error
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}.") from error
     return found
 
 
