@@ -19,7 +19,7 @@ from rlhf.phases.shared.reward_mix import RewardMix
 from rlhf.types import PromptBatch, Responses
 from tests.fuzz.case import Case
 
-SECONDS = 0.6  # of a part that never answers
+SECONDS = 0.4  # of a part that never answers
 ROWS = 3
 # What a function returns, or does before it returns: True if it must be refused.
 RESULTS = {

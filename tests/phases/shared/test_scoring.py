@@ -8,6 +8,7 @@ import torch
 from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import render_prompt
 from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.errors import RewardError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
@@ -159,6 +160,17 @@ def test_the_checkpoint_own_generation_settings_do_not_bend_the_policy(
         own.repetition_penalty, own.no_repeat_ngram_size = None, None
     assert torch.equal(bent.responses.ids_BT, plain.responses.ids_BT)
     assert models.actor.module.pretrained.generation_config is own
+
+
+def test_scores_that_are_not_finite_end_the_run(
+    models: SeparateModels, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (float("nan"), float("inf"), -1e16):
+        monkeypatch.setattr(
+            models, "scores", lambda batch, v=value: torch.full((len(batch.ids_BS),), v)
+        )
+        with pytest.raises(RewardError, match=r"the reward model failed in PPO step 3: .* 4 resp"):
+            rollout_of(models, prompts._replace(step=3), end_id=1)
 
 
 def test_whole_sequences_by_hand() -> None:
