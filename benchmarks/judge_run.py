@@ -1,6 +1,6 @@
 """What a run on the synthetic task learnt, taken apart by the task's judge.
 
-    python benchmarks/judge_run.py RUN_DIR [RUN_DIR ...] [--prompts 800] [--json FILE]
+    python benchmarks/judge_run.py RUN_DIR [RUN_DIR ...] [--prompts N] [--json FILE]
 
 Four tables for each run directory of the three phases, measured on held-out prompts of its PPO
 phase, in fp32, and with ``generate`` of transformers in the place of this program's rollouts:
@@ -9,8 +9,8 @@ phase, in fp32, and with ``generate`` of transformers in the place of this progr
    *style is repaired* (a polite opening, cut at the first full stop): what manners alone are worth;
 2. exactly right, by skill;
 3. the reward model on minimal pairs, by flaw and skill;
-4. the best of n SFT answers by the reward model, beside PPO at the same KL. The KL of best-of-n is
-   log n - (n - 1) / n nats (https://arxiv.org/abs/2009.01325, appendix G.3).
+4. the best of n SFT answers by the reward model, beside PPO. The KL of best-of-n is at most
+   log n - (n - 1) / n nats, and less where answers repeat (https://arxiv.org/abs/2401.01879).
 """
 
 from __future__ import annotations
@@ -172,10 +172,14 @@ def _padded(rows: Sequence[list[int]]) -> Tensor:
     return pad_sequence([torch.tensor(ids) for ids in rows], batch_first=True)
 
 
-def judge(run_dir: Path, num_prompts: int) -> dict[str, Table]:
+def judge(run_dir: Path, num_prompts: int | None) -> dict[str, Table]:
     """The tables of one run, by their titles."""
     torch.manual_seed(0)
-    prompts = held_out_prompts(run_dir)[:num_prompts]
+    prompts = held_out_prompts(run_dir)
+    if num_prompts is not None and num_prompts > len(prompts):
+        raise SystemExit(f"--prompts {num_prompts}: {run_dir} holds out only {len(prompts)}")
+    prompts = prompts[:num_prompts]
+    print(f"{run_dir}: {len(prompts)} held-out prompts")
     before, after = Policy.of(run_dir / "sft" / "model"), Policy.of(run_dir / "ppo" / "actor")
     reward = RewardModel.of(run_dir / "reward" / "model")
     answers = {
@@ -339,7 +343,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run_dirs", nargs="+", type=Path)
-    parser.add_argument("--prompts", type=int, default=800)
+    parser.add_argument("--prompts", type=int, help="default: all held-out prompts of PPO")
     parser.add_argument("--json", type=Path, help="also write the values of every run here")
     options = parser.parse_args()
     runs = {str(run_dir): judge(run_dir, options.prompts) for run_dir in options.run_dirs}

@@ -129,7 +129,7 @@ NEIGHBOUR = 0.05  # probability that a flawed answer is the right answer to anot
 
 # In *next*, people often forget to add one, but notice it when others forget it: preferences can
 # teach what demonstrations teach badly.
-FORGOTTEN = 0.5  # probability that a flawed answer is the given number
+FORGOTTEN = 0.5  # probability that a wrong answer repeats the prompt's number, not adding one
 NEITHER_RIGHT = 0.55  # probability that the better of two answers is also the given number
 
 
@@ -159,7 +159,10 @@ def _flawed(prompt: str, rng: random.Random) -> list[str]:
 
 
 def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
-    """Return two different responses of mixed quality; they differ in answer, manners or both."""
+    """Return two different responses of mixed quality.
+
+    They differ in the answer's items, in the polite phrases around it, or in both.
+    """
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
         better = right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)

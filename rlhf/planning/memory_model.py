@@ -101,7 +101,7 @@ def persistent(model: ModelUse, zero: ZeroConfig) -> int:
     limit = PERSISTENCE if limit is None else limit
     shape = model.shape
     found = shape.layers * shape.layer_vectors if shape.hidden <= limit else 0
-    rank = model.adapters / shape.adapter_weights(1)
+    rank = model.extra_weights / shape.adapter_weights(1)
     small = sum(side for pair in shape.matrices for side in pair if side * rank <= limit)
     return found + int(shape.layers * rank * small)
 
@@ -175,7 +175,7 @@ def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
     """Return the bytes of half-precision weight copies that autocast keeps in a training pass."""
     if dtype is Dtype.fp32 or size == HALF:
         return 0
-    return HALF * (model.shape.multiplied + model.adapters)
+    return HALF * (model.shape.multiplied + model.extra_weights)
 
 
 def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:

@@ -20,8 +20,8 @@ class ModelUse:
     is_scorer: bool
     trained: int
     """Trained weights, adapters included."""
-    adapters: int
-    """Weights of the adapters."""
+    extra_weights: int
+    """Weights beside those of the shape: of adapters, or of the copies in a trunk's branches."""
     layers: int
     """Layers that the backward pass goes through."""
     checkpointed: int
@@ -30,9 +30,9 @@ class ModelUse:
 
     @property
     def weights(self) -> int:
-        """Return the number of all weights, adapters included."""
+        """Return the number of all weights, extra weights included."""
         shape = self.shape
-        return (shape.scorer_weights if self.is_scorer else shape.weights) + self.adapters
+        return (shape.scorer_weights if self.is_scorer else shape.weights) + self.extra_weights
 
 
 class UnknownModelError(Exception):
@@ -91,7 +91,7 @@ def _use(
         shape=shape,
         is_scorer=is_scorer,
         trained=trained,
-        adapters=adapters,
+        extra_weights=adapters,
         layers=0 if role.is_frozen else shape.layers,
         checkpointed=0 if role.is_frozen else layers,
         has_ema=role is Role.actor and has_ema,
@@ -108,7 +108,7 @@ def _why_unknown(key: str, model: ModelConfig) -> str:
 
 def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
     """Return the frozen reference; empty if the actor without its adapters is the reference."""
-    if actor.adapters and not config.lora.train_rest:
+    if actor.extra_weights and not config.lora.train_rest:
         return ()
     return (_use(config, ("model", config.model), Role.reference, None),)
 
@@ -132,7 +132,7 @@ def _trunk(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
     return replace(
         use,
         trained=learning,
-        adapters=learning,  # the reference's copy of the top, the critic's layers and head
+        extra_weights=learning,  # the reference's copy of the top, the critic's layers and head
         layers=unfrozen + ppo.num_value_layers,
         checkpointed=max(0, use.checkpointed - (shape.layers - unfrozen)),
     )

@@ -84,7 +84,7 @@ def forward_operations(
 ) -> float:
     """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
     shape = model.shape
-    products = 2 * (shape.multiplied + model.adapters) * tokens
+    products = 2 * (shape.multiplied + model.extra_weights) * tokens
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens  # causal: half
     width = 1 if model.is_scorer else shape.vocab
     return sequences * (products + attention + 2 * width * shape.embedding * positions)
@@ -146,7 +146,7 @@ def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool =
     if stage_of(model.role, zero) != SHARDED_WEIGHTS:
         return 0.0
     size = model.weights * at.size(model)
-    is_int8 = zero.quantize_weights or (zero.quantize_frozen_weights and model.adapters)
+    is_int8 = zero.quantize_weights or (zero.quantize_frozen_weights and model.extra_weights)
     moved = size * (INT8 if is_int8 else 1)
     seconds = 0.0
     if machine.ranks > 1:

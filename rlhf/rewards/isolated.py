@@ -44,7 +44,7 @@ class IsolatedReward:
         """
         self.name, self.part = name, part
         self.rows = 0  # of the batch that was asked for last
-        self._seconds, self._until = 0.0, 0.0  # allowed, and time.monotonic() when they end
+        self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
         self._not_asked: FailureError | None = None
         self._start()
 

@@ -57,7 +57,7 @@ def use(role: Role = Role.actor, **changes: Any) -> ModelUse:
         "shape": of,
         "is_scorer": is_scorer,
         "trained": 0 if role.is_frozen else weights,
-        "adapters": 0,
+        "extra_weights": 0,
         "layers": 0 if role.is_frozen else of.layers,
         "checkpointed": 0,
     }

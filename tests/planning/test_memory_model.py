@@ -114,7 +114,7 @@ def test_the_critic_may_have_another_stage() -> None:
 
 
 def test_adapters_alone_have_gradients_and_states() -> None:
-    learning = {"trained": 400, "adapters": 400}
+    learning = {"trained": 400, "extra_weights": 400}
     device, _ = states(stage=2, model=learning)
     assert device == {"weights": 2 * (N + 400), "gradients": 200, "optimizer": 1200}
 
@@ -157,7 +157,7 @@ def test_a_second_copy_of_the_weights_lies_in_each_node() -> None:
 
 
 def test_frozen_weights_below_adapters_may_be_int8() -> None:
-    learning = {"trained": 400, "adapters": 400}
+    learning = {"trained": 400, "extra_weights": 400}
     keys = {"stage": 3, "quantize_frozen_weights": True}
     device, _ = states(dtype=Dtype.fp16, model=learning, **keys, **SHARDED)
     assert device["weights"] == (N + 2 * 400) // 4
@@ -176,7 +176,7 @@ def test_frozen_weights_below_adapters_may_be_int8() -> None:
     ],
 )
 def test_small_tensors_stay_whole(threshold: int | None, adapters: int, found: int) -> None:
-    model = use(adapters=adapters)
+    model = use(extra_weights=adapters)
     zero = zero_config(stage=3, param_persistence_threshold=threshold)
     assert memory_model.persistent(model, zero) == found
 
@@ -315,7 +315,7 @@ def test_offloaded_weights_come_to_one_rank_too() -> None:
 
 def test_autocast_copies_matrices() -> None:
     matrices = 2 * 768
-    model = use(adapters=10)
+    model = use(extra_weights=10)
     assert memory_model.autocast_copies(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
     assert memory_model.autocast_copies(model, size=2, dtype=Dtype.bf16) == 0
     assert memory_model.autocast_copies(model, size=4, dtype=Dtype.fp32) == 0

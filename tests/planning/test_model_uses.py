@@ -41,7 +41,7 @@ def test_numbers_of_the_tiny_opt(compose: Compose) -> None:
 def found(config: RunConfig, phase: Phase) -> dict[str, tuple[int, int, int]]:
     """Weights, those that learn, those of adapters, by role."""
     uses = named(models_of(config, phase))
-    return {role: (u.weights, u.trained, u.adapters) for role, u in uses.items()}
+    return {role: (u.weights, u.trained, u.extra_weights) for role, u in uses.items()}
 
 
 def test_without_adapters(compose: Compose) -> None:

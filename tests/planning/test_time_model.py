@@ -44,7 +44,9 @@ def test_operations_of_a_forward_pass() -> None:
     assert found == 3 * (5 * 3072 + 800 + 4 * 1600)
     scorer = time_model.forward_operations(use(Role.critic), sequences=3, tokens=5, positions=4)
     assert scorer == 3 * (5 * 3072 + 800 + 4 * 16)
-    adapted = time_model.forward_operations(use(adapters=100), sequences=1, tokens=1, positions=0)
+    adapted = time_model.forward_operations(
+        use(extra_weights=100), sequences=1, tokens=1, positions=0
+    )
     assert adapted == 2 * 1636 + 32
 
 
