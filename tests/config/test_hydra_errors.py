@@ -74,8 +74,7 @@ def test_every_type_of_the_schema_has_words() -> None:
         ("ppo.group_size", "unknown key ppo.group_size; did you mean ppo.responses_per_prompt?"),
         (
             "algorithm",
-            "unknown key algorithm; did you mean experiment=grpo or "
-            "ppo.advantage_estimator=VALUE?",
+            "unknown key algorithm; did you mean experiment=grpo or ppo.advantage_estimator=VALUE?",
         ),
         ("precision", "unknown key precision; did you mean hardware.dtype?"),
         ("bf16", "unknown key bf16; did you mean hardware.dtype=bf16?"),
