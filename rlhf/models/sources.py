@@ -1,38 +1,64 @@
-"""Errors for checkpoints that cannot be loaded."""
+"""The places that models are loaded from, with the options of the configuration."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError
-
+from rlhf.config.choices import ModelInit
+from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError
-
-# What transformers raises for folders that it cannot read: some of its code takes the content of
-# their JSON files for granted.
-UNREADABLE = (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError)
+from rlhf.models.load_errors import RUN_FOLDER, load_failure
 
 
-def explain_load_failure(
-    place: str | Path, *, key: str, what: str, error: Exception
-) -> CheckpointError:
-    """Return the error to raise if ``place``, the value of ``key``, does not hold ``what``."""
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "custom code" in first_line:
-        group = key.rpartition(".")[0] or key
-        return CheckpointError(
-            f"{key}={place} contains code of its own, which does not run unless you trust it: read "
-            f"it, then switch on {group}.trust_remote_code"
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """The place of a model's weights; ``key`` is the config key that errors about it name."""
+
+    key: str
+    path: str | None
+    revision: str | None = None
+    architecture: dict[str, Any] | None = None
+    attention: str | None = None
+    dropout: float = 0.0
+    gradient_checkpointing: bool | int = False  # a number: only in that many first layers
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, model: ModelConfig, *, key: str, dropout: float = 0.0) -> ModelSource:
+        """Return the source that ``model`` describes; ``path`` is None if weights are random."""
+        is_random = model.init is ModelInit.random
+        return cls(
+            key=f"{key}.architecture" if is_random else f"{key}.path",
+            path=None if is_random else model.path,
+            revision=model.revision,
+            architecture=model.architecture if is_random else None,
+            attention=model.attention,
+            dropout=dropout,
+            gradient_checkpointing=model.gradient_checkpointing,
+            trust_remote_code=model.trust_remote_code,
         )
-    folder = Path(place)
-    if folder.is_dir():
-        found = ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"
-        return CheckpointError(
-            f"{key}={place} does not hold {what}: a Hugging Face folder has config.json, "
-            f"safetensors weights and tokenizer files; found {found} ({first_line})"
+
+    @classmethod
+    def folder(
+        cls,
+        folder: Path,
+        *,
+        base: ModelConfig,
+        gradient_checkpointing: bool | int = False,
+        dropout: float = 0.0,
+    ) -> ModelSource:
+        """Return the source of a model that an earlier phase of the run made from ``base``."""
+        return cls(
+            key=RUN_FOLDER,
+            path=str(folder),
+            attention=base.attention,
+            dropout=dropout,
+            gradient_checkpointing=gradient_checkpointing,
+            trust_remote_code=base.trust_remote_code,
         )
-    return CheckpointError(
-        f"{key}={place} is not a local folder, and {what} could not be loaded from the hub under "
-        f"that name ({first_line}). Give the path of a downloaded folder, or for a model without "
-        "weights set model.init=random"
-    )
+
+    def failure(self, reason: str, *, what: str = "a model") -> CheckpointError:
+        """Return the error to raise if ``path`` does not hold ``what``."""
+        return load_failure(self.path, reason, key=self.key, what=what)

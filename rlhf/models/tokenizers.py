@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.sources import UNREADABLE, explain_load_failure
+from rlhf.foreign_errors import translated
+from rlhf.models.load_errors import RUN_FOLDER, load_failure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -113,15 +115,17 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    try:
+    failure = partial(load_failure, place, key=key, what="a tokenizer")
+    with translated(failure):
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
         )
-    except UNREADABLE as error:
-        raise explain_load_failure(place, key=key, what="a tokenizer", error=error) from error
-    if end_token is not None:
-        tokenizer.add_special_tokens({"eos_token": end_token})
-    if tokenizer.eos_token is None:
+        if end_token is not None:
+            tokenizer.add_special_tokens({"eos_token": end_token})
+        tokenizer.decode(tokenizer("A text.").input_ids)  # some damage shows only at the first use
+    if tokenizer.eos_token_id is None and key == RUN_FOLDER:
+        raise failure("it has no end token")
+    if tokenizer.eos_token_id is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "
             f"set {key.partition('.')[0]}.end_token=TEXT"

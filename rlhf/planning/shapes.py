@@ -11,6 +11,8 @@ from typing import Any
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
+from rlhf.errors import CheckpointError
+from rlhf.foreign_errors import translated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,8 @@ class ModelShape:
 
 def shape_of(model: ModelConfig) -> ModelShape | None:
     """Return the shape of a model, or None if it is not known."""
-    fields = config_fields(model)
-    if not fields.get("model_type"):
+    fields = {name: v for name, v in config_fields(model).items() if _is_usable(name, v)}
+    if "model_type" not in fields:
         return None
     fields.setdefault("vocab_size", model.vocab_size)
     family = FAMILIES.get(fields["model_type"])
@@ -126,12 +128,27 @@ def _cached(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a JSON file; return {} if the file holds none."""
-    try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
+    """Read a mapping from a JSON file.
+
+    Raises:
+        CheckpointError: if the file cannot be read, or holds no mapping.
+    """
+
+    def failure(reason: str) -> CheckpointError:
+        return CheckpointError(f"{path} must be a JSON object ({reason}); get the file again")
+
+    with translated(failure):
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(fields, dict):
+        raise failure(f"it is a {type(fields).__name__}")
+    return fields
+
+
+def _is_usable(name: str, value: object) -> bool:
+    """Return True if a field can be calculated with: a size above 0, a switch, or a known text."""
+    if isinstance(value, str):
+        return name in ("model_type", "activation_function")
+    return isinstance(value, int) and (isinstance(value, bool) or value > 0)
 
 
 def _opt(c: Mapping[str, Any]) -> ModelShape:
