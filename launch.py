@@ -28,20 +28,16 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.from_run import take_over
 from rlhf.config.hydra_errors import explain, opened, refuse_flags
-from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets
 from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.config.run_dir import claim, make_run_dir
+from rlhf.config.run_dir import claim, make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import search_of
-from rlhf.config.sweep_command import (
-    SWEEPS,
-    expanded,
-    jobs_at_a_time,
-    placed,
-    without_leavings,
-)
+from rlhf.config.sweep_command import SWEEPS, expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.cpu import cap_libraries, require_linux
+from rlhf.drive_errors import refusal_of_drive
 from rlhf.errors import ConfigError, RlhfError
+from rlhf.lasting_output import outlast_output
 from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
@@ -62,6 +58,7 @@ from rlhf.runtime.sweep_jobs import end_with_parent, run_job
 from rlhf.safe_text import for_terminal, print_traceback
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
+from rlhf.user_paths import user_path
 
 ROOT = Path(__file__).parent
 USER_ERROR = 2
@@ -99,7 +96,6 @@ def run(cfg: DictConfig) -> float | None:
         config, run_dir = new_run(cfg, continues=continues)
     else:
         config, run_dir = stopped_run(cfg)
-
     script = script_name(Path(__file__))
     try:
         if run_dir is not None and (jobs := jobs_at_a_time()) is not None:
@@ -116,16 +112,16 @@ def run(cfg: DictConfig) -> float | None:
 
 def asked_config(cfg: DictConfig) -> RunConfig:
     """Return the configuration of a new run; refuse overrides that have no effect."""
-    hydra_config = HydraConfig.get()
-    overrides = hydra_config.overrides.task
+    overrides = HydraConfig.get().overrides.task
     if cfg.get("from_run") is not None:
-        source = Path(str(cfg.from_run)).expanduser().resolve()
+        source = user_path(str(cfg.from_run), key="from_run").resolve()
         take_over(cfg, source, finished_phases(source), overrides)
     config = to_run_config(cfg)
+    refuse_secret_values(config, os.environ)
     refuse_unread(config, overrides)
     if config.reuse.phases is not Reuse.sweep:
         return config
-    phases = Reuse.always if hydra_config.mode is RunMode.MULTIRUN else Reuse.never
+    phases = Reuse.always if HydraConfig.get().mode is RunMode.MULTIRUN else Reuse.never
     return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
@@ -156,12 +152,11 @@ def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
         loads = read_loads(asked)
     config, plan, note = decide(asked, loads, finished=taken_phases(asked))
     check_machine(config)
-    hydra_config = HydraConfig.get()
-    is_sweep = hydra_config.mode is RunMode.MULTIRUN
-    job_dir = Path(hydra_config.runtime.output_dir) if is_sweep else None
+    job = HydraConfig.get()
+    job_dir = Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None
     run_dir = make_run_dir(config, job_dir=job_dir, now=datetime.now(), continues=continues)
     freeze(config, run_dir)
-    keep_command(hydra_config.overrides.task, run_dir)
+    keep_command(job.overrides.task, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
@@ -185,7 +180,7 @@ def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
     plan = decide(config, read_loads(config), finished=taken_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if is_new and config.run_dir is not None:
-        write_json(claim(Path(config.run_dir).expanduser()) / PLAN, as_json(plan))
+        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, as_json(plan))
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         words = [word for word in HydraConfig.get().overrides.task if word != "plan=only"]
@@ -201,17 +196,19 @@ def stopped_run(cfg: DictConfig) -> tuple[RunConfig, Path]:
     if changes := spread_changes(load_frozen(run_dir), config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         print(f"resume with {', '.join(changes)}: {text}", file=sys.stderr)
-    freeze(config, run_dir)
+    with only_process(run_dir):  # the configuration of a run in progress must not change
+        freeze(config, run_dir)
     return config, run_dir
 
 
 def load_stopped(cfg: DictConfig) -> tuple[RunConfig, Path]:
     """Read the run to resume: overrides may change how it is started, not what it computes."""
     # Resolved, because runs/latest may point to another run before this one ends.
-    run_dir = Path(str(cfg.resume)).expanduser().resolve()
+    run_dir = user_path(str(cfg.resume), key="resume").resolve()
     frozen, overrides = load_frozen(run_dir), HydraConfig.get().overrides.task
     refuse_changes(frozen, cfg, overrides)
     config = with_free_keys(frozen, cfg, overrides)
+    refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
         check_started(config)
         check_machine(config)
@@ -254,6 +251,7 @@ def conclude(words: Sequence[str]) -> None:
 
 def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
+    outlast_output()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
     # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
@@ -289,8 +287,7 @@ def launch() -> int:
     except RlhfError as error:
         return complain(error)
     except Exception as error:
-        explained = explain(error, sys.argv[1:])
-        if explained is None:
+        if (explained := explain(error, sys.argv[1:]) or refusal_of_drive(error)) is None:
             raise
         return complain(explained)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,13 +18,21 @@ T = TypeVar("T")
 # Errors of network file systems that often pass; a full or read-only drive is not among them.
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO}
 WAITS = (0.5, 2.0, 8.0)  # seconds before the second, third and fourth attempt
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from <fcntl.h> and <linux/fs.h>
+CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # such as NFS
+
+
+def system_error_number(error: BaseException) -> int | None:
+    """Return the errno behind ``error``; safetensors, tokenizers and shutil give it as text."""
+    if (number := getattr(error, "errno", None)) is not None:
+        return int(number)
+    found = re.search(r"(?:os error |Errno )(\d+)", str(error))
+    return int(found[1]) if found else None
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if an error may pass; safetensors gives the number of its cause as text."""
-    number = re.search(r"os error (\d+)", str(error))
-    code = getattr(error, "errno", None) or (number and int(number[1]))
-    return code in TRANSIENT
+    """Return True if an error may pass."""
+    return system_error_number(error) in TRANSIENT
 
 
 def retrying(attempt: Callable[[], T]) -> T:
@@ -45,28 +54,60 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     A reader sees the old content or the new content, and a failed block leaves the old content.
     With ``shared`` several processes may write at the same time; otherwise the next attempt removes
     what a killed process has left.
+
+    Raises:
+        OSError: naming ``path``, if the drive refuses: safetensors and tokenizers raise others.
     """
     suffix = f"{os.getpid()}-{threading.get_ident()}" if shared else "building"
-    building = path.with_name(f".{path.name}.{suffix}")
-    _remove(building)
+    building, aside = (path.with_name(f".{path.name}.{end}") for end in (suffix, "old"))
     try:
-        yield building
-        retrying(lambda: _put_in_place(building, path))
-    finally:
+        if os.path.lexists(path):
+            _remove(aside)
+        elif aside.exists():  # a process was killed between two renames
+            aside.replace(path)
         _remove(building)
+        yield building
+        retrying(lambda: _put_in_place(building, path, aside))
+    except Exception as error:
+        number, named = system_error_number(error), str(getattr(error, "filename", None) or "")
+        if number is None or (named and not named.startswith(str(building))):
+            raise
+        file = path / Path(named).relative_to(building) if named else path
+        reason = getattr(error, "strerror", None) or os.strerror(number)
+        raise OSError(number, reason, str(file)) from error
+    finally:
+        with suppress(OSError):  # a read-only drive keeps it: the next attempt removes it
+            _remove(building)
 
 
-def _put_in_place(building: Path, path: Path) -> None:
+def _put_in_place(building: Path, path: Path, aside: Path) -> None:
     if building.is_file() and not building.is_symlink():
         with building.open("rb") as file:
             os.fsync(file.fileno())  # a power cut must not leave a name without content
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    building.replace(path)
+    if not path.is_dir() or path.is_symlink():
+        building.replace(path)
+    elif not _exchange(building, path):
+        _remove(aside)
+        path.replace(aside)
+        building.replace(path)
+        _remove(aside)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names at once; return False if the file system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    try:
+        code = libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+    except AttributeError:  # a libc older than the call
+        return False
+    if code and (number := ctypes.get_errno()) not in CANNOT_EXCHANGE:
+        raise OSError(number, os.strerror(number), str(other))
+    return not code
 
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
+    elif os.path.lexists(path):  # a read-only drive refuses to remove even what is not there
         path.unlink(missing_ok=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from rlhf.drive_errors import explaining_drive
 from rlhf.errors import RlhfError
+from rlhf.lasting_output import outlast_output
 from rlhf.safe_text import for_terminal
 
 
 def exit_code(work: Callable[[], None]) -> int:
     """Run ``work``; return 0, or 2 after printing the message of an error that a user can fix."""
+    outlast_output()
     try:
-        work()
+        with explaining_drive():
+            work()
     except RlhfError as error:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return 2

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.errors import CapabilityError, ConfigError
+from rlhf.user_paths import user_path
 
 CPUINFO = Path("/proc/cpuinfo")
 MAX_ISA = "RLHF_MAX_CPU_ISA"
@@ -147,7 +148,7 @@ def multiplies_fp16(cpu: Cpu | None = None) -> bool:
 
 def cache_folder() -> Path:
     """Return the folder of the kernels compiled, and the numbers measured, for this machine."""
-    return Path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf").expanduser()
+    return user_path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf", key="RLHF_CACHE")
 
 
 def cores() -> int:

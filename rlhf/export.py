@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
@@ -43,9 +44,11 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import exported
 from rlhf.phases.shared.model_sources import policy_source
+from rlhf.stored_files import DamagedFileError, read_text
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
+from rlhf.user_paths import user_path
 
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
@@ -60,7 +63,7 @@ def export_final(
     Its model card is the run's, with the results of all phases.
 
     Raises:
-        CheckpointError: if the run has no such model.
+        CheckpointError: if the run has no such model, or it is damaged.
         ConfigError: if ``folder`` exists.
     """
     _refuse_existing(folder)
@@ -73,7 +76,11 @@ def export_final(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
             "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
         )
-    card = (source / "README.md").read_text(encoding="utf-8")
+    verify_model(source)
+    for path in source.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DamagedFileError(path, "an export copies regular files only")
+    card = read_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
         card = card.replace(old, new)
@@ -234,8 +241,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _export(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
+    options.run_dir = user_path(options.run_dir, key="RUN_DIR")
     if options.push is None:
-        folder = (options.out or options.run_dir / "exported").resolve()
+        folder = user_path(options.out or options.run_dir / "exported", key="--out").resolve()
         _write(options, folder)
         console.say(f"wrote {folder}")
         return

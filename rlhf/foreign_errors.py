@@ -37,8 +37,8 @@ def is_foreign(error: BaseException) -> bool:
     """Return True if a library or the file system raised ``error``, and not our own code."""
     if isinstance(error, OSError) or type(error) is Exception:
         return True  # our own code raises no plain Exception; tokenizers does
-    if type(error).__module__ != "builtins":
-        return not isinstance(error, RlhfError)
+    if (module := type(error).__module__) != "builtins":
+        return module.partition(".")[0] != PACKAGE.name
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and PACKAGE not in Path(frames[-1][0].f_code.co_filename).parents
 
@@ -52,6 +52,7 @@ def reason_of(error: BaseException) -> str:
     """Return the reason that ``error`` gives, in one line; its type too if the text needs it."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # a title says nothing
     is_clear = isinstance(error, OSError | ValueError) or type(error) is Exception
     return text if text and is_clear else f"{type(error).__name__}: {text}".removesuffix(": ")

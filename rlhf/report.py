@@ -1,7 +1,13 @@
-"""Write the report of a run, or compare runs: ``python -m rlhf.report RUN_DIR... | SWEEP_DIR``."""
+"""Write the report of a run, or compare runs.
+
+python -m rlhf.report RUN_DIR                 write RUN_DIR/report.html
+python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison
+python -m rlhf.report SWEEP_DIR               print it, and write SWEEP_DIR/sweep.html
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +18,6 @@ from rlhf.atomic import replacing
 from rlhf.checkpoint.results import write_json
 from rlhf.command import exit_code
 from rlhf.config.freeze import FROZEN
-from rlhf.errors import ConfigError
 from rlhf.tracking.comparison import (
     comparison_json,
     comparison_table,
@@ -23,6 +28,7 @@ from rlhf.tracking.comparison import (
 from rlhf.tracking.console import build_console
 from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.report.sweep_page import write_sweep_report
+from rlhf.user_paths import user_path
 
 
 def compare(paths: Sequence[Path]) -> None:
@@ -56,13 +62,18 @@ def report(run_dir: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
-    return exit_code(lambda: _report_or_compare(arguments))
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _report_or_compare(options.paths))
 
 
-def _report_or_compare(arguments: Sequence[str]) -> None:
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError("usage: python -m rlhf.report RUN_DIR... | SWEEP_DIR")
-    paths = [Path(each).expanduser() for each in arguments]
+def _report_or_compare(words: Sequence[str]) -> None:
+    paths = [user_path(word, key="RUN_DIR") for word in words]
     if len(paths) == 1 and (paths[0] / FROZEN).is_file():
         report(paths[0])
     else:

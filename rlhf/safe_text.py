@@ -13,10 +13,19 @@ REDACTED = "[redacted]"
 # Names of values that are secret. Lower-case words that merely end in token, such as our key
 # model.end_token, are not among them.
 SECRET_NAME = (
-    r"[A-Z0-9_]*(?:_KEY|_TOKEN|_SECRET|PASSWORD)|"
-    r"\w*(?:(?:api|access|auth|hf|wandb|secret)_?(?:key|token)|secret|password|passwd)"
+    r"[A-Z0-9_]*(?:_KEY|_TOKEN|_SECRET|_PASS|_PWD|PASSWD|PASSWORD)|"
+    r"\w*(?:(?:api|access|auth|hf|wandb|secret)_?(?:key|token)|secret|password|passwd|pwd)"
 )
-NAMED_VALUE = rf"""\b((?:{SECRET_NAME})(?:=|["']:\s?))["']?(?!\[redacted)[^\s"',&]+["']?"""
+QUOTED = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+# As it is assigned or stands in JSON, and as it stands in YAML: there it is the rest of an entry,
+# because a sentence about a password goes on. A pwd that is a path is a working directory.
+NAMED_VALUES = tuple(
+    rf"""(?m){before}(?!\[redacted|(?<=pwd=)/)(?:{QUOTED}|[^\s"',{end}]+){after}"""
+    for before, end, after in (
+        (rf"""\b((?:{SECRET_NAME})(?:=|["']:\s?))""", "&", ""),
+        (rf"((?:^|[{{,])[ \t]*(?:- )?(?:{SECRET_NAME}):[ ]+)", "}", r"(?=[ \t]*(?:[,}]|$))"),
+    )
+)
 # The form of each secret; what precedes it, if that is part of the form, is group 1.
 FORMS: Mapping[str, str] = {
     "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
@@ -24,8 +33,17 @@ FORMS: Mapping[str, str] = {
     # The older keys look like commits: revisions, and folders of the hub's cache, are not keys.
     "a W&B key": r"()\bwandb_v1_\w{20,}|(?<![\w/@])(?<!revision=)[0-9a-f]{40}(?![\w/])",
     "a GitHub token": r"\b()(?:gh[pousr]_|github_pat_)\w{20,}",
+    "a GitLab token": r"\b()glpat-[\w-]{20,}",
+    "a Google key": r"\b()AIza[\w-]{30,}",
+    "a Slack token": r"\b()xox[a-z]-[\w-]{10,}",
     "an AWS key": r"\b()AKIA[A-Z0-9]{16}\b",
-    "a password in an address": r"(://)[^/\s:@]+:[^/\s@]+(?=@)",
+    "a JSON web token": r"\b()eyJ[\w-]{8,2000}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",
+    "a password in an address": r"(://)[^/\s:@\"']+:[^/\s\"']+(?=@)",
+    "a token in an address": r"(https?://)(?=[^/@]*\d)[^/\s:@\"']{8,}(?=@)",
+    "a key in an address": r"(?i)([?&](?:[\w-]*(?:token|key|signature)|sig|pwd|password)=)"
+    r"(?!\[redacted)[^&\s\"'#]+",
+    "an HTTP credential": r"(?i)(authorization[\"']?:\s*[\"']?\w+\s|"
+    r"\bbearer\s+(?=\S*\d|\S{20}))[\w.~+/=-]{8,}",
 }
 SHORTEST = 8  # characters of a secret in the environment: shorter ones are ordinary words
 
@@ -33,10 +51,10 @@ SHORTEST = 8  # characters of a secret in the environment: shorter ones are ordi
 def redact(text: str, environment: Mapping[str, str]) -> str:
     """Return ``text`` without what looks like a key or a password, or is one in ``environment``."""
     for name, value in environment.items():
-        is_path = value.startswith(("/", "~", "."))
+        is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):
             text = text.replace(value, REDACTED)
-    for form in (*FORMS.values(), NAMED_VALUE):
+    for form in (*FORMS.values(), *NAMED_VALUES):
         text = re.sub(form, rf"\1{REDACTED}", text)
     return text
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,3 +92,86 @@ def test_what_a_network_drive_refuses_is_tried_again(
     with pytest.raises(OSError, match="hiccup"), replacing(tmp_path / "x") as building:
         building.write_text("newer")
     assert ((tmp_path / "x").read_text(), waits) == ("new", [0.5, 2.0]), "a full drive stays full"
+
+
+def dies_at(moment: int, path: Path, patch: pytest.MonkeyPatch, *, may_exchange: bool) -> bool:
+    """Replace the folder ``path`` in a process that dies before its ``moment``-th change on disk.
+
+    Return True if it died, False if it made fewer changes.
+    """
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] != 0
+    changes = 0
+
+    def dying(change: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*arguments: Any, **options: Any) -> Any:
+            nonlocal changes
+            changes += 1
+            if changes == moment:
+                os._exit(1)
+            return change(*arguments, **options)
+
+        return changed
+
+    try:
+        for owner, name in ((shutil, "rmtree"), (Path, "replace"), (Path, "unlink")):
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        exchange = atomic._exchange if may_exchange else lambda *_: False
+        patch.setattr(atomic, "_exchange", dying(exchange))
+        replace(path, a_folder, "new", fails=False)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("may_exchange", [True, False])
+def test_a_kill_loses_neither_the_old_folder_nor_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_exchange: bool
+) -> None:
+    moment, path = 1, tmp_path / "thing"
+    replace(path, a_folder, "old", fails=False)
+    while dies_at(moment, path, monkeypatch, may_exchange=may_exchange):
+        if not may_exchange:  # between its two renames there is neither, until the next attempt
+            with pytest.raises(RuntimeError):
+                replace(path, a_folder, "newer", fails=True)
+        assert content(path) in {"old", "new"}
+        replace(path, a_folder, "old", fails=False)  # removes what was left
+        assert [each.name for each in tmp_path.iterdir()] == ["thing"]
+        moment += 1
+    assert moment > 2 + (not may_exchange)
+
+
+def test_folders_are_exchanged_here(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        a_folder(tmp_path / name, name)
+    assert atomic._exchange(tmp_path / "one", tmp_path / "other")
+    assert content(tmp_path / "one") == "other"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),  # as file.write raises it
+        Exception("No space left on device (os error 28)"),  # as tokenizers raises it
+        shutil.Error([("a", "b", "[Errno 28] No space left on device")]),
+    ],
+)
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path, error: Exception) -> None:
+    a_folder(tmp_path / "model", "old")
+    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "model"):
+        raise error
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "model"))
+    with pytest.raises(OSError, match="No") as caught, replacing(tmp_path / "model") as building:
+        (building / "inside").write_text("not made")
+    assert caught.value.filename == str(tmp_path / "model/inside")
+
+
+def test_a_read_only_drive_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    a_file(tmp_path / ".thing.building", "left by a killed process")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="Read-only") as caught, replacing(tmp_path / "thing"):
+        pytest.fail("nothing can be written here")
+    assert caught.value.filename == str(tmp_path / "thing")

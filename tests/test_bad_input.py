@@ -11,7 +11,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from rlhf.config.freeze import freeze, to_run_config
 from rlhf.cpu import multiplies_fp16
+from tests.conftest import Compose
 from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models
 from tests.runs import ROOT, TINY_RUN
@@ -203,8 +205,28 @@ def test_a_secret_in_the_command_is_written_nowhere(
 ) -> None:
     secret = "+hydra.job.env_set.HF_TOKEN=abcdef"
     wrong = "ppo.steps=x"  # refused only after Hydra has written multirun.yaml
-    refused(answer(*TINY_RUN, *words, wrong, secret), "HF_TOKEN=[redacted]: looks like a key")
+    refused(answer(*TINY_RUN, *words, wrong, secret), "HF_TOKEN=[redacted]: is or holds a key")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["run_dir=new"], ["plan=only", "run_dir=new"], ["-m", "seed=1,2"], ["resume=old"]]
+)
+def test_a_value_that_is_a_secret_is_written_nowhere(
+    answer, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    freeze(to_run_config(compose(TINY_RUN)), tmp_path / "old")
+    monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
+    monkeypatch.setenv("WHICH", "MY_PASSWORD")
+    asked = [] if words == ["resume=old"] else TINY_RUN
+    wrong = "tracking.project='${oc.env:${oc.env:WHICH}}'"
+    code, message = answer(*words, *asked, wrong)
+    assert code == 2
+    assert "error: tracking.project=[redacted]: is or holds a key" in message
+    assert "correcthorse" not in message
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [text for text in texts if "correcthorse" in text]
 
 
 def test_data_cannot_command_the_terminal(answer, tmp_path: Path) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable, Sequence
+
 import pytest
 
+from rlhf import report
 from rlhf.command import exit_code
+from rlhf.drive_errors import explaining_drive
 from rlhf.errors import CheckpointError
+from rlhf.tracking import dashboards
 
 
 def refuse() -> None:
@@ -22,3 +29,36 @@ def test_an_error_is_one_safe_line_and_exit_code_2(capsys: pytest.CaptureFixture
 def test_a_mistake_of_the_program_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         exit_code(lambda: 1 / 0 and None)
+
+
+@pytest.mark.parametrize("main", [report.main, dashboards.main])
+def test_commands_show_their_usage(
+    main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, code in (([], 2), (["--help"], 0)):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        said = capsys.readouterr()
+        assert caught.value.code == code
+        assert (said.out or said.err).startswith("usage: python -m rlhf.")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG])
+def test_an_error_of_the_drive_is_one_message(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work() -> None:
+        raise OSError(number, os.strerror(number), "/drive/file")
+
+    assert exit_code(work) == 2
+    expected = f"error: /drive/file cannot be written ({os.strerror(number)})"
+    assert capsys.readouterr().err.startswith(expected)
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    for error in (
+        FileNotFoundError(errno.ENOENT, "none", "x"),
+        PermissionError(errno.EACCES, "no"),
+    ):
+        with pytest.raises(OSError, match=str(error.args[1])), explaining_drive():
+            raise error

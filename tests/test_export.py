@@ -22,6 +22,7 @@ from rlhf.export import main
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec, save_adapter
 from tests.models_on_disk import disturb, save_base, small_tokenizer, some_ids, whole_state
+from tests.rounding import assert_near, terms_of
 
 SPEC = LoraSpec(rank=2, alpha=4, dropout=0.0, target_modules=None, train_rest=False)
 TOKEN = "hf_" + "a" * 30
@@ -82,10 +83,10 @@ def test_a_final_policy_is_merged_and_its_card_has_everything(run: Run, tmp_path
     out = tmp_path / "models" / "mine"
     assert main([str(run.folder), "--out", str(out)]) == 0
     assert not (out / "adapter_config.json").exists()
-    model = AutoModelForCausalLM.from_pretrained(out)
+    model, ids = AutoModelForCausalLM.from_pretrained(out), some_ids()
     with torch.no_grad():
-        theirs, ours = (each(some_ids()).logits for each in (model, run.live))
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+        theirs, ours = (each(ids).logits for each in (model, run.live))
+    assert_near(theirs, ours, terms=terms_of(model, ids.shape[1]))
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "# models/mine\n" in card

@@ -10,6 +10,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from rlhf.data.layouts import UnusableRowError
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.foreign_errors import is_foreign, reason_of, translated
 from rlhf.metrics import Moments
@@ -48,7 +49,9 @@ def test_a_bug_of_this_program_keeps_its_traceback() -> None:
         Moments.of(None, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("error", [ConfigError("seed=x"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [ConfigError("seed=x"), MemoryError(), UnusableRowError("prompt is null")]
+)
 def test_errors_with_a_meaning_of_their_own_pass(error: Exception) -> None:
     with pytest.raises(type(error)), translated(refused):
         raise error
@@ -56,6 +59,7 @@ def test_errors_with_a_meaning_of_their_own_pass(error: Exception) -> None:
 
 def test_the_reason_is_one_line() -> None:
     assert reason_of(ValueError("\n first \n second")) == "first"
+    assert reason_of(ValueError("errors:\n one \n two")) == "errors: one"
     assert reason_of(KeyError("a")) == "KeyError: 'a'"
     assert reason_of(RecursionError()) == "RecursionError"
     assert reason_of(FileNotFoundError(2, "No such file", "/x")) == "No such file: /x"

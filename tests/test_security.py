@@ -14,11 +14,12 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import keep_command, to_run_config
-from rlhf.config.rules.secrets import SECRETS
+from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets
 from rlhf.config.run_dir import refuse_links
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.safe_text import FORMS
 from rlhf.tracking.summary import answers_side_by_side
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,13 @@ NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.m
 def test_named_test_exists(path: str, name: str) -> None:
     tree = ast.parse((ROOT / "tests" / path).read_text())
     assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_promise_names_a_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = re.findall(r"^\| (.*) \| (.*) \|$", text, re.MULTILINE)[2:]
+    assert len(promises) > 10
+    assert [what for what, tests in promises if not re.search("`tests/.*::test_", tests)] == []
 
 
 class Payload:
@@ -77,12 +85,19 @@ EXAMPLES = {
     "an API key": f"sk-proj-{'a1' * 12}",
     "a W&B key": "0123456789abcdef" * 2 + "01234567",
     "a GitHub token": f"ghp_{'a' * 36}",
+    "a GitLab token": f"glpat-{'a1' * 10}",
+    "a Google key": f"AIza{'a1-_x' * 7}",
+    "a Slack token": "xoxb-1234-5678-abcdef",
     "an AWS key": f"AKIA{'A' * 16}",
+    "a JSON web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
     "a password in an address": "https://me:secret@example.org/data.jsonl",
+    "a token in an address": f"https://{'a1' * 10}@example.org/data.jsonl",
+    "a key in an address": "https://example.org/data.jsonl?sig=abc",
+    "an HTTP credential": "Authorization: Bearer abcdef123456",
 }
 
 
-@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("name", FORMS)
 def test_a_secret_in_the_command_is_refused_and_not_repeated(
     name: str, compose: Callable[[list[str]], DictConfig]
 ) -> None:
@@ -97,6 +112,49 @@ def test_commits_and_folders_are_not_secrets(compose: Callable[[list[str]], Dict
     commit = "0123456789abcdef" * 2 + "01234567"
     hub = ["model=opt_125m", f"model.revision={commit}", f"model.path=/hub/snapshots/{commit}"]
     to_run_config(compose(hub))
+
+
+SECRET_ENVIRONMENT = {"MY_PASSWORD": "correcthorsebattery", "PIN_KEY": "12345678"}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "tracking.project='${oc.env:MY_PASSWORD}'",
+        "hydra.sweep.dir='runs/a-${ oc.env:MY_PASSWORD}'",
+        "seed='${oc.decode:${oc.env:PIN_KEY,1}}'",
+        "name=\"${oc.env:'MY_PASSWORD'}\"",
+    ],
+)
+def test_a_command_that_reads_a_secret_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="is or holds a key") as caught:
+        refuse_secrets(["seed=1", word], SECRET_ENVIRONMENT)
+    assert str(caught.value).startswith(f"{word}: ")
+    refuse_secrets([word], {})
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("tracking.project='of ${oc.env:${name}}'", "tracking.project"),
+        ("hardware.name='${oc.env:${name}}'", "hardware.name"),
+        ("+model.architecture={a: {b: '${oc.env:${name}}'}}", "model.architecture.a.b"),
+        ("+model.architecture.extra=['${oc.env:${name}}']", "model.architecture.extra"),
+    ],
+)
+def test_a_value_that_is_a_secret_of_the_environment_is_refused(
+    word: str,
+    key: str,
+    compose: Callable[[list[str]], DictConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_PASSWORD", SECRET_ENVIRONMENT["MY_PASSWORD"])
+    config = to_run_config(compose(["name=MY_PASSWORD", word]))
+    with pytest.raises(ConfigError, match="is or holds a key") as caught:
+        refuse_secret_values(config, os.environ)
+    assert str(caught.value).startswith(f"{key}=")
+    assert SECRET_ENVIRONMENT["MY_PASSWORD"] not in str(caught.value)
+    refuse_secret_values(config, {"MY_PASSWORD": "another one", "USER": "correcthorsebattery"})
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "ppo", "ppo/state"])
@@ -121,7 +179,10 @@ def test_a_link_in_a_new_run_directory_is_replaced(tmp_path: Path) -> None:
 
 def test_answers_cannot_control_the_terminal(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2Jfine\u202e"
-    samples = [{"step": s, "prompt": "a\x1b[2J", "response": evil, "ended": True} for s in (0, 1)]
+    samples = [
+        {"phase": "ppo", "step": s, "prompt": "a\x1b[2J", "response": evil, "ended": True}
+        for s in (0, 1)
+    ]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(s) + os.linesep for s in samples))
     text = "".join(answers_side_by_side(tmp_path))
     assert "fine" in text

@@ -30,7 +30,7 @@ SHARED = "/shared"  # the same folder on all nodes: runs and tokenised data
 SKYPILOT_CARDS = {"A100-80G": "A100-80GB", "V100-32G": "V100-32GB"}
 
 
-def skypilot(config: RunConfig, overrides: Sequence[str]) -> str:
+def skypilot(config: RunConfig, overrides: Sequence[str], file: Path) -> str:
     """Return a SkyPilot task (https://docs.skypilot.co/en/stable/reference/yaml-spec.html)."""
     hardware = config.hardware
     card = hardware.name.split(" x ")[-1]
@@ -44,7 +44,7 @@ def skypilot(config: RunConfig, overrides: Sequence[str]) -> str:
     }
     words = [here.get(word, shlex.quote(word)) for word in _command(config, overrides)]
     run = " \\\n    ".join([" ".join(words[:3]), *words[3:]])
-    return f"""# sky launch examples/cloud/skypilot.yaml
+    return f"""# sky launch {shlex.quote(str(file))}
 # The volume rlhf must be one that all nodes can write: SkyPilot's access_mode ReadWriteMany.
 name: rlhf
 workdir: .
@@ -56,19 +56,19 @@ volumes:
 envs:
   RLHF_CACHE: {SHARED}/cache
 setup: |
-  pip install -e .
+  pip install -c constraints.txt -e .
 run: |
   {run}
 """
 
 
-def trainjob(config: RunConfig, overrides: Sequence[str]) -> str:
+def trainjob(config: RunConfig, overrides: Sequence[str], file: Path) -> str:
     """Return a TrainJob of Kubeflow Trainer, which starts torchrun with PET_* variables."""
     hardware = config.hardware
     command = _command(config, overrides)
     words = ["torchrun", *(word for word in command[3:] if not word.startswith("--"))]
     resource = "nvidia.com/gpu" if hardware.device is Device.cuda else "cpu"
-    return f"""# kubectl apply -f examples/cloud/trainjob.yaml
+    return f"""# kubectl apply -f {shlex.quote(str(file))}
 # PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR and PET_MASTER_PORT are torchrun's
 # options; the runtime torch-distributed sets them on every pod.
 apiVersion: trainer.kubeflow.org/v1alpha1
@@ -137,7 +137,8 @@ def write(folder: Path, overrides: Sequence[str]) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, render in (("skypilot", skypilot), ("trainjob", trainjob)):
-        (folder / f"{name}.yaml").write_text(render(config, overrides), encoding="utf-8")
+        file = folder / f"{name}.yaml"
+        file.write_text(render(config, overrides, file), encoding="utf-8")
 
 
 if __name__ == "__main__":

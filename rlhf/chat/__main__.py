@@ -19,6 +19,7 @@ from typing import TextIO, TypeVar
 
 from rlhf.command import exit_code
 from rlhf.safe_text import for_terminal, printable
+from rlhf.user_paths import user_path
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(_given(options.seed, torch.seed()))
-    models = RunModels(options.run_dir.expanduser(), options.model)
+    models = RunModels(user_path(options.run_dir, key="RUN_DIR"), options.model)
     own = models.sampling
     sampling = replace(
         own,
@@ -103,8 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    answers, notices = sys.stdout, sys.stderr  # not those that outlast their reader
     try:
-        return exit_code(lambda: chat(options, sys.stdout, sys.stderr))
+        return exit_code(lambda: chat(options, answers, notices))
     except BrokenPipeError:  # the reader of the answers has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from rlhf.chat.talker import Reply, Talker
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import frozen_keys
 from rlhf.engine.devices import resolve_dtype
@@ -22,6 +23,7 @@ from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.tracking.next_commands import POLICIES
+from rlhf.user_paths import user_path
 
 NAMES = {
     "sft": ("sft/model",),
@@ -123,7 +125,12 @@ class RunModels:
         return self._talkers[folder]
 
     def _source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of a model; the run may trust the code of its own models."""
+        """Return the source of a model; the run may trust the code of its own models.
+
+        Raises:
+            CheckpointError: if it is damaged.
+        """
+        verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(
             key=self._key(folder),
@@ -139,7 +146,7 @@ class RunModels:
     def _chosen(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
-            return _language_model(Path(choice).expanduser())
+            return _language_model(user_path(choice, key="--model"))
         places = POLICIES if choice is None else NAMES[choice]
         for place in places:
             if (self.run_dir / place).is_dir():

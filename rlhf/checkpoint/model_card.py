@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.checkpoint.results import finished_phases, phase_result
 from rlhf.config.choices import Source
-from rlhf.config.freeze import COMMAND, FROZEN, frozen_keys
+from rlhf.config.freeze import FROZEN, command_words, frozen_keys
 from rlhf.safe_text import redact
 
 PLACES = ("run_dir", "resume")  # of the run: they say nothing of the model
@@ -34,13 +34,11 @@ def made_by(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
     if not (run_dir / FROZEN).is_file():
         return ""
     keys = frozen_keys(run_dir)
-    path = run_dir / COMMAND
-    command = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    words = command_words(run_dir)
+    command = shlex.join(["python", "launch.py", *words])
     sections = {
-        "Command": f"```bash\n{command}\n```" if command else "",
-        "Settings that differ from the presets": table(
-            ("key", "value"), _settings(shlex.split(command)[2:], keys)
-        ),
+        "Command": f"```bash\n{command}\n```" if words else "",
+        "Settings that differ from the presets": table(("key", "value"), _settings(words, keys)),
         "Data": table(("what", "value"), _data(keys, rows)),
         "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
     }

@@ -19,6 +19,13 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     with replacing(folder) as building:
         building.mkdir(parents=True)
         yield building
+        apply_umask(building)
+
+
+def apply_umask(folder: Path) -> None:
+    """Let those read the weights in ``folder`` whom the umask allows; safetensors lets nobody."""
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(folder.stat().st_mode & 0o666)
 
 
 def save_model(

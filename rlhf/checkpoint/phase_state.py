@@ -11,7 +11,6 @@ is compared with the manifest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,11 +21,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rlhf.atomic import is_transient, replacing, retrying
+from rlhf.checkpoint.finished_phase import STATE
+from rlhf.checkpoint.manifest import MANIFEST, check_files, identities, identity
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.errors import CheckpointError
 
-STATE, NUMBERS, MANIFEST = "state", "state.json", "manifest.json"
-BLOCK = 1 << 22  # bytes hashed at once
+NUMBERS = "state.json"
 GIB = 1 << 30
 Stream = Iterable[tuple[str, Tensor]]
 
@@ -119,13 +119,9 @@ def _complete(building: Path, numbers: Mapping[str, Any]) -> None:
     """Write the numbers and the manifest beside the tensors, and flush all files to the drive."""
     (building / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed
     (building / NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
-    files = {
-        path.relative_to(building).as_posix(): _identity(path, flush=True)
-        for path in sorted(building.rglob("*"))
-        if path.is_file()
-    }
+    files = identities(building, flush=True)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
-    _identity(building / MANIFEST, flush=True)
+    identity(building / MANIFEST, flush=True)
 
 
 def checkpoints(phase_dir: Path) -> list[Path]:
@@ -160,16 +156,11 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     manifest = folder / MANIFEST
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))
-        present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-        if odd := sorted((present - {MANIFEST}) ^ set(files)):
-            raise CheckpointError(f"{folder}: {odd[0]} is missing, or not in {MANIFEST}.")
-        for name, identity in files.items():
-            if _identity(folder / name) != identity:
-                raise CheckpointError(f"{folder / name} is damaged: it is not what was written.")
+        check_files(folder, files)
         found = read_checkpoint(folder)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise CheckpointError(f"{manifest} cannot be read: {error}.") from error
     return found
 
@@ -178,18 +169,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Return the checkpoint in ``folder``, which another rank has verified."""
     numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
     return Checkpoint(folder, numbers["step"], numbers)
-
-
-def _identity(path: Path, *, flush: bool = False) -> list[int | str]:
-    """Return the size and the hash of a file; with ``flush`` its content is on the drive then."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-        if flush:
-            os.fsync(file.fileno())
-    return [size, digest.hexdigest()]
 
 
 def _flush_folder(folder: Path) -> None:

@@ -16,18 +16,36 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
 
 from rlhf.atomic import replacing
-from rlhf.checkpoint.results import phase_result, write_json
+from rlhf.checkpoint.finished_phase import (
+    RESULT,
+    STATE,
+    finish_phase,
+    listed_files,
+    phase_lines,
+    verify_phase,
+)
+from rlhf.checkpoint.manifest import MANIFEST
+from rlhf.checkpoint.results import phase_result, phase_result_path, read_object
 from rlhf.config.choices import Phase
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cache_folder, read_cpu
+from rlhf.errors import CheckpointError
+from rlhf.foreign_errors import reason_of
+from rlhf.safe_text import for_terminal
+from rlhf.trust import is_trusted
+from rlhf.user_paths import user_path
 
 GIB = 1 << 30
 PACKAGE = Path(__file__).parents[1]
@@ -38,6 +56,8 @@ READ: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: READ_BY_SFT,
     Phase.reward: (*READ_BY_SFT, "reward_model", "reward"),
 }
+# Keys of ``rollout`` that are written into each model's generation_config.json.
+SAVED_WITH_MODELS = ("temperature", "top_k", "top_p")
 
 
 def code_version() -> str:
@@ -65,6 +85,8 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
         "phase": phase,
         "order": config.phase.order[: config.phase.order.index(phase)],
         "groups": groups,
+        "end": _end_of(config, config.phase.order[: config.phase.order.index(phase) + 1]),
+        "generation": [getattr(config.rollout, name) for name in SAVED_WITH_MODELS],
         "weights": [_files_of(model) for model in (config.model, config.reward_model)],
         "data": data,
         "code": code,
@@ -73,10 +95,17 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _end_of(config: RunConfig, phases: Sequence[Phase]) -> dict[str, Any]:
+    """Return the settings that decide after which step one of ``phases`` ends, and with what."""
+    best = config.checkpoint.best
+    if best is None or best.partition("/")[0] not in phases:
+        return {}
+    return {name: getattr(config.checkpoint, name) for name in ("best", "load_best", "patience")}
+
+
 def _files_of(model: ModelConfig) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    folder = Path(model.path or "").expanduser()
-    if not model.path or not folder.is_dir():
+    if not model.path or not (folder := user_path(model.path, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
@@ -93,67 +122,139 @@ class StoredPhase(NamedTuple):
 
 
 class PhaseStore:
-    """A folder of finished phases; the least recently used ones are removed above ``max_gib``."""
+    """A folder of finished phases; the least recently used ones are removed above ``max_gib``.
+
+    The file KEY.lock is locked by the run that trains, takes or removes the entry KEY.
+    """
 
     def __init__(self, folder: Path | None = None, *, max_gib: float) -> None:
         self.folder = folder or cache_folder() / "phases"
         self._max_bytes = max_gib * GIB
 
-    def find(self, key: str, phase: Phase) -> Path | None:
-        """Return the folder that holds the phase; None if the store does not have it."""
+    def lock(self, key: str) -> FileLock:
+        """Return the lock of an entry, not yet acquired."""
+        return FileLock(self.folder / f"{key}.lock")
+
+    def find(self, key: str, phase: Phase, say: Callable[[str], None]) -> Path | None:
+        """Return the folder that holds the phase; None if the store does not have it.
+
+        The caller holds the entry's lock. ``say`` prints why an entry is not used.
+        """
         entry = self.folder / key
-        if phase_result(entry, phase) is None:
+        if not phase_result_path(entry, phase).exists():
             return None
-        os.utime(entry)
+        if (fault := _fault_of(entry, phase)) is not None:
+            say(f"{phase}: the stored phase {entry} is not used: {fault}")
+            return None
+        with suppress(OSError):  # a store of root's: it is not for us to evict
+            os.utime(entry)
         return entry
 
     def put(self, key: str, phase: Phase, run_dir: Path) -> None:
-        """Store the finished ``phase`` of ``run_dir``."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / key, shared=True) as building:
-            building.mkdir()
-            metrics = _lines(run_dir / "metrics.jsonl", phase)
-            (building / "metrics.jsonl").write_text("".join(metrics), encoding="utf-8")
-            copy_samples(run_dir, phase, building)
+        """Store the finished ``phase`` of ``run_dir``; the caller holds the entry's lock.
+
+        Raises:
+            OSError: if the store cannot be written.
+        """
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with replacing(self.folder / key) as building:
+            building.mkdir(mode=0o755)
+            for name in ("metrics.jsonl", "samples.jsonl"):
+                copy_lines(run_dir, phase, building, name)
             link_phase(run_dir, phase, building, reused_from=str(run_dir.resolve()))
+            for path in (building, building / phase, building / phase / MANIFEST):
+                path.chmod(path.stat().st_mode & ~0o022)  # the umask may let a group write
         self._evict(keep=key)
 
     def entries(self) -> list[StoredPhase]:
-        """Return the stored phases, the most recently used first."""
-        found = []
-        for path in self.folder.glob("[!.]*/*/result.json"):
-            phase, folder = path.parent.name, path.parents[1]
-            size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-            run = json.loads(path.read_text())["reused_from"]
-            found.append(StoredPhase(folder.name, phase, run, size, folder.stat().st_mtime))
+        """Return the stored phases, damaged ones too, the most recently used first."""
+        paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
+        found = [
+            _stored(each, phase) for each in paths for phase in Phase if (each / phase).is_dir()
+        ]
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
-    def clear(self) -> int:
-        """Remove all stored phases; return their number. Runs keep what they took."""
-        entries = self.entries()
-        for entry in entries:
-            shutil.rmtree(self.folder / entry.key)
-        return len(entries)
+    def clear(self) -> list[str]:
+        """Remove the stored phases; return the keys that are in use or cannot be removed.
+
+        Runs keep what they took.
+        """
+        self._remove_leavings()
+        return [
+            key for key in {entry.key: None for entry in self.entries()} if not self._remove(key)
+        ]
 
     def _evict(self, *, keep: str) -> None:
         total = 0
         for entry in self.entries():
             total += entry.bytes
             if total > self._max_bytes and entry.key != keep:
-                shutil.rmtree(self.folder / entry.key, ignore_errors=True)
+                self._remove(entry.key)
+        self._remove_leavings()
+
+    def _remove(self, key: str) -> bool:
+        """Remove an entry with its leavings, unless a run uses it; return True if it is gone."""
+        try:
+            with self.lock(key).acquire(blocking=False):
+                for path in (self.folder / key, self.folder / f".{key}.building"):
+                    if path.exists():
+                        shutil.rmtree(path)
+                (self.folder / f"{key}.lock").unlink()
+        except (OSError, Timeout):
+            pass
+        return not (self.folder / key).exists()
+
+    def _remove_leavings(self) -> None:
+        """Remove what runs that were killed have left: entries in the making, and locks."""
+        for path in [*self.folder.glob(".*.building"), *self.folder.glob("*.lock")]:
+            key = path.stem.removeprefix(".")
+            if not (self.folder / key).exists():
+                self._remove(key)
+
+
+def _fault_of(entry: Path, phase: Phase) -> str | None:
+    """Return why an entry must not be used; None if it is intact and only this user wrote it."""
+    try:
+        if not (entry / phase / MANIFEST).is_file():
+            return f"it has no {MANIFEST}"
+        if not is_trusted(entry / phase / MANIFEST):
+            return "another user of this machine can have written it"
+        return verify_phase(entry, phase)
+    except CheckpointError as error:
+        return str(error).partition(" Restore it")[0]
+    except OSError as error:
+        return reason_of(error)
+
+
+def _stored(entry: Path, phase: Phase) -> StoredPhase:
+    """Return what the store's list shows of an entry."""
+    try:
+        run = str(read_object(phase_result_path(entry, phase)).get("reused_from"))
+    except CheckpointError:
+        run = "damaged: it is not used"
+    size = used = 0.0
+    for path in (entry, *entry.rglob("*")):
+        with suppress(OSError):  # another process may remove it meanwhile
+            found = path.lstat()
+            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            used = used or found.st_mtime
+    return StoredPhase(entry.name, phase, run, int(size), used)
 
 
 def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) -> None:
     """Put a finished phase of the folder ``source`` into ``target``, which has not run it.
 
-    The phase's result says which run trained it. The folder appears at once, with the result.
+    The phase's result says which run trained it. The folder appears at once, with the result. The
+    caller has verified the phase, and copied its log lines.
     """
     result = phase_result(source, phase)
     assert result is not None, f"{source} has not finished {phase}"
     with replacing(target / phase) as building:
-        left_out = shutil.ignore_patterns("state", "result.json")
+        left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
         shutil.copytree(source / phase, building, copy_function=_link, ignore=left_out)
-        write_json(building / "result.json", {"reused_from": reused_from} | result)
+        reused = {"reused_from": reused_from} | result
+        files = listed_files(source / phase)
+        finish_phase(target, phase, reused, folder=building, files=files)
 
 
 def _link(source: str, target: str) -> None:
@@ -166,36 +267,34 @@ def _link(source: str, target: str) -> None:
 
 def logged(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield steps and metrics of a phase, as they were logged; null was a number not finite."""
-    for line in _lines(source / "metrics.jsonl", phase):
+    for line in phase_lines(source / "metrics.jsonl", phase):
         values = json.loads(line)
         step = values.pop("step")
         yield step, {n: math.nan if v is None else v for n, v in values.items() if n != "phase"}
 
 
-def copy_samples(source: Path, phase: Phase, target: Path) -> None:
-    """Append the samples of a phase to those in ``target``."""
-    with (target / "samples.jsonl").open("a", encoding="utf-8", newline="\n") as file:
-        file.writelines(_lines(source / "samples.jsonl", phase))
-
-
-def _lines(path: Path, phase: Phase) -> Iterator[str]:
-    """Yield the lines of metrics.jsonl or samples.jsonl that belong to a phase."""
-    if path.exists():
-        with path.open(encoding="utf-8", newline="\n") as file:
-            yield from (line for line in file if json.loads(line)["phase"] == phase)
+def copy_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
+    """Append the lines of a phase in the log ``name`` to the log in ``target``."""
+    with (target / name).open("ab") as file:
+        file.writelines(phase_lines(source / name, phase))
 
 
 def main(arguments: list[str]) -> int:
     """List or clear the store; return the exit code."""
-    store = PhaseStore(max_gib=float("inf"))
+    store = PhaseStore(max_gib=math.inf)
+    entries = store.entries()
     match arguments:
         case []:
-            for entry in store.entries():
-                size = f"{entry.bytes / GIB:6.2f} GiB"
-                sys.stdout.write(f"{entry.key}  {entry.phase:<6}  {size}  {entry.run}\n")
-            sys.stdout.write(f"{len(store.entries())} phases in {store.folder}\n")
+            for entry in entries:
+                line = f"{entry.key}  {entry.phase:<6}  {entry.bytes / GIB:6.2f} GiB  {entry.run}"
+                sys.stdout.write(" ".join(for_terminal(line).splitlines()) + "\n")
+            sys.stdout.write(f"{len(entries)} phases in {store.folder}\n")
         case ["clear"]:
-            sys.stdout.write(f"removed {store.clear()} phases from {store.folder}\n")
+            kept = store.clear()
+            sys.stdout.write(f"removed {len(entries) - len(kept)} phases from {store.folder}\n")
+            if kept:
+                sys.stderr.write(f"in use, or of another user: {', '.join(kept)}\n")
+                return 1
         case _:
             sys.stderr.write("usage: python -m rlhf.checkpoint.phase_store [clear]\n")
             return 2

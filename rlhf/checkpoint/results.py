@@ -10,13 +10,20 @@ from typing import Any
 from rlhf.atomic import replacing
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
+from rlhf.errors import CheckpointError
+from rlhf.finite_numbers import finite, measured
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
-    """Write a JSON file atomically: a reader sees the old file or the new file."""
+    """Write a JSON file atomically; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as building:
-        building.write_text(json.dumps(content, indent=indent) + "\n")
+        building.write_text(as_json_text(content, indent=indent), encoding="utf-8")
+
+
+def as_json_text(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """Return the text that ``write_json`` writes."""
+    return json.dumps(finite(content), indent=indent, allow_nan=False) + "\n"
 
 
 def phase_result_path(run_dir: Path, phase: str) -> Path:
@@ -38,9 +45,43 @@ def taken_phases(config: RunConfig) -> list[Phase]:
 
 
 def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
-    """Return the result of a finished phase; None if the phase is not finished."""
+    """Return the result of a finished phase; None if the phase is not finished.
+
+    A measure that was not finite is NaN.
+
+    Raises:
+        CheckpointError: if the file is damaged.
+    """
     path = phase_result_path(run_dir, phase)
-    if not path.exists():
-        return None
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result
+    return measured(read_object(path)) if path.exists() else None
+
+
+def objective_of(run_dir: Path) -> float | None:
+    """Return the objective of a run; None if the run has not ended, or it is not finite.
+
+    Raises:
+        CheckpointError: if result.json is damaged.
+    """
+    path = run_dir / "result.json"
+    found = read_object(path).get("objective") if path.exists() else None
+    return float(found) if isinstance(found, int | float) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        CheckpointError: if the file is damaged, with the way out.
+    """
+    try:
+        if not path.is_file():  # to open a FIFO would wait for its writer
+            raise ValueError("it is not a file")
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or not found:
+            raise ValueError("it has no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error or type(error).__name__}. Restore the file; or remove it, "
+            "and resume the run to make it again"
+        ) from error
+    return found

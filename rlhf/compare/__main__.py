@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 from rlhf.command import exit_code
 from rlhf.compare.answer_pairs import models_of_file, models_of_runs, paired
-from rlhf.compare.comparison_page import Comparison, build_page, serve
+from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.errors import ConfigError
 from rlhf.tracking.console import build_console
+from rlhf.user_paths import user_path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,21 +46,23 @@ def _compare(options: argparse.Namespace) -> None:
     if (options.run_dir is None) == (options.answers is None):
         raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
     if options.answers is not None:
-        models = models_of_file(options.answers, options.models)
-        beside = options.answers.with_suffix(".preferences.jsonl")
+        answers = user_path(options.answers, key="--answers")
+        models = models_of_file(answers, options.models)
+        beside = answers.with_suffix(".preferences.jsonl")
     else:
-        models = models_of_runs(options.run_dir, options.against)
-        beside = options.run_dir / "preferences.jsonl"
+        run_dir = user_path(options.run_dir, key="RUN_DIR")
+        against = options.against and user_path(options.against, key="--against")
+        models = models_of_runs(run_dir, against)
+        beside = run_dir / "preferences.jsonl"
     pairs = paired(*models, seed=options.seed)
     console = build_console(is_main=True, log_every=1)
-    with closing(PreferenceFile(options.out or beside)) as file:
+    with closing(PreferenceFile(user_path(options.out or beside, key="--out"))) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)
-        page = build_page(comparison)
-        address = serve(page, options.port)
-        console.say(f"open {address} in a browser; choices go to {file.path}; Ctrl-C ends")
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
-        page.close()
+        with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):
+            console.say(
+                f"open {server.address} in a browser; choices go to {file.path}; Ctrl-C ends"
+            )
+            server.serve_forever()
         console.say(str(comparison.result))
 
 

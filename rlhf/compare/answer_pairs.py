@@ -11,7 +11,7 @@ from rlhf.config.freeze import frozen_keys
 from rlhf.data.layouts import Row
 from rlhf.data.tables import read_rows
 from rlhf.errors import CheckpointError, ConfigError, DataError
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import SAMPLE, read_lines
 
 TWO = 2
 
@@ -122,7 +122,7 @@ def _samples(run_dir: Path) -> dict[int, dict[str, str]]:
     """Return the actor's answers by step and prompt."""
     frozen_keys(run_dir)  # raises if this is no run
     found: dict[int, dict[str, str]] = {}
-    for row in read_jsonl(run_dir / "samples.jsonl"):
+    for row in read_lines(run_dir / "samples.jsonl", SAMPLE):
         if row["phase"] == "ppo" and row.get("model", "actor") == "actor":
             found.setdefault(row["step"], {})[row["prompt"]] = row["response"]
     return found

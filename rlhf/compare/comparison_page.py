@@ -1,28 +1,42 @@
 """The page: a prompt, two anonymous answers, and a button for each choice.
 
-The page gets plain text and a number. Which model gave which answer stays in this process until the
-last pair is judged.
+The page is plain HTML without scripts. Which model gave which answer stays in this process until
+the last pair is judged. Other sites that the browser shows, and other users of this machine, must
+neither read the page nor choose: its address holds a random token, and requests from pages of
+other sites are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from threading import Lock
+from typing import Any
+from urllib.parse import parse_qs
 
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
-from rlhf.errors import CapabilityError, ConfigError, RlhfError
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from rlhf.errors import ConfigError, RlhfError
 
 HOST = "127.0.0.1"
-# The browser loads nothing from elsewhere, and no other site may show the page in a frame.
+PORTS = range(7860, 7960)
+NAMES = (HOST, "localhost")  # of this machine: a site's name that leads here is not among them
+LENGTH = "[0-9]{1,3}"  # of a body, in bytes; a choice has about 30
+SECONDS = 10  # until a connection that sends nothing is closed
 HEADERS = {
-    b"content-security-policy": b"default-src 'self' 'unsafe-inline' data: blob:; "
-    b"script-src 'self' 'unsafe-inline' blob:; frame-ancestors 'none'",
-    b"referrer-policy": b"no-referrer",
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "same-origin",  # no-referrer would hide the form's own origin too
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
 }
 BUTTONS = {
     "A is better": Verdict.a,
@@ -31,6 +45,15 @@ BUTTONS = {
     "Both bad": Verdict.both_bad,
     "Skip": None,
 }
+STYLE = """
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 75rem; margin: 1rem auto; padding: 0 1rem; }
+h2 { font-size: 1rem; margin: 1rem 0 .3rem; }
+pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .6rem;
+  border: 1px solid GrayText; border-radius: .3rem; min-height: 3rem; }
+.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem; }
+button { font: inherit; padding: .4rem 1rem; margin: 1rem .5rem 0 0; }
+"""
 
 
 class Comparison:
@@ -44,6 +67,7 @@ class Comparison:
         self._models = models
         self._file = file
         self._place = 0
+        self._lock = Lock()
 
     @property
     def place(self) -> int:
@@ -71,123 +95,131 @@ class Comparison:
         Raises:
             RlhfError: if the choice cannot be written.
         """
-        if place == self._place and self.pair is not None:
-            if verdict is not None:
-                self._file.add(self.pair, verdict)
-            self._place += 1
+        with self._lock:
+            if place == self._place and self.pair is not None:
+                if verdict is not None:
+                    self._file.add(self.pair, verdict)
+                self._place += 1
 
 
-def build_page(comparison: Comparison) -> Any:
-    """Return gradio's page.
-
-    Raises:
-        CapabilityError: if gradio is not installed.
-    """
-    gr = _gradio()
-    with gr.Blocks(title="Compare answers", analytics_enabled=False) as page:
-        with gr.Column() as question:
-            place = gr.Number(visible=False)
-            progress = gr.Textbox(label="Pair", interactive=False)
-            prompt = gr.Textbox(label="Prompt", lines=2, max_lines=15, interactive=False)
-            with gr.Row():
-                a = gr.Textbox(label="Answer A", lines=8, max_lines=30, interactive=False)
-                b = gr.Textbox(label="Answer B", lines=8, max_lines=30, interactive=False)
-            with gr.Row():
-                buttons = {label: gr.Button(label) for label in BUTTONS}
-        result = gr.Textbox(label="Result", lines=4, interactive=False, visible=False)
-        outputs = [question, place, progress, prompt, a, b, result]
-        show = partial(_shown, comparison, gr.update)
-        page.load(show, outputs=outputs, api_visibility="private")
-        for label, button in buttons.items():
-            button.click(
-                partial(_judge, comparison, show, gr.Error, BUTTONS[label]),
-                inputs=[place],
-                outputs=outputs,
-                api_visibility="private",
-                concurrency_id="choices",  # one at a time
-                show_progress="hidden",
-            )
-    return page
-
-
-def serve(page: Any, port: int | None) -> str:
-    """Serve the page to this machine only, in threads of this process; return its address.
-
-    Raises:
-        ConfigError: if the port is taken.
-    """
-    gr = _gradio()
-    from starlette.middleware import Middleware
-
-    fonts = [gr.themes.Font("system-ui"), gr.themes.Font("sans-serif")]
-    try:
-        _, address, _ = page.launch(
-            server_name=HOST,
-            server_port=port,
-            share=False,
-            theme=gr.themes.Base(font=fonts, font_mono=[gr.themes.Font("monospace")]),
-            footer_links=[],
-            run_history=False,
-            ssr_mode=False,
-            mcp_server=False,
-            enable_monitoring=False,
-            quiet=True,
-            prevent_thread_lock=True,
-            app_kwargs={"middleware": [Middleware(_Closed)], "docs_url": None, "redoc_url": None},
-        )
-    except OSError as error:
-        raise ConfigError(f"--port {port}: taken by another program; choose another") from error
-    return str(address)
-
-
-class _Closed:
-    """A layer of the server that sends ``HEADERS`` with every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_more(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *HEADERS.items()]
-            await send(message)
-
-        await self._app(scope, receive, send_more)
-
-
-def _shown(comparison: Comparison, update: Callable[..., Any]) -> list[Any]:
-    """Return the values of the page: the next pair, or the result after the last."""
+def page_of(comparison: Comparison) -> str:
+    """Return the HTML of the next pair, or of the result after the last."""
     if (pair := comparison.pair) is None:
-        result = update(value=_encodable(str(comparison.result)), visible=True)
-        return [update(visible=False), comparison.place, "", "", "", "", result]
-    texts = [_encodable(text) for text in (pair.prompt.strip(), pair.a.text, pair.b.text)]
-    return [update(), comparison.place, comparison.progress, *texts, update()]
+        return _document(f"<h2>Result</h2><pre>{escape(str(comparison.result))}</pre>")
+    texts = [
+        f"<section><h2>{title}</h2><pre>\n{escape(text)}</pre></section>"
+        for title, text in (
+            ("Prompt", pair.prompt.strip()),
+            ("Answer A", pair.a.text),
+            ("Answer B", pair.b.text),
+        )
+    ]
+    buttons = "".join(f'<button name="verdict" value="{b}">{b}</button>' for b in BUTTONS)
+    return _document(
+        f'<p>Pair {comparison.progress}</p>{texts[0]}<div class="answers">{"".join(texts[1:])}'
+        f'</div><form method="post"><input type="hidden" name="place" value="{comparison.place}">'
+        f"{buttons}</form>"
+    )
 
 
-def _judge(
-    comparison: Comparison,
-    show: Callable[[], list[Any]],
-    refusal: type[Exception],
-    verdict: Verdict | None,
-    place: float,
-) -> list[Any]:
-    try:
-        comparison.judge(verdict, place=int(place))
-    except RlhfError as error:
-        raise refusal(str(error)) from error
-    return show()
+class ComparisonServer(ThreadingTCPServer):
+    """A server of the page to this machine only, to those who know its ``address``.
+
+    Raises:
+        ConfigError: if the port is taken or may not be used.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, comparison: Comparison, port: int | None) -> None:
+        self.comparison = comparison
+        self.path = f"/{secrets.token_urlsafe(16)}"
+        self._bind_first(PORTS if port is None else [port])
+        self.address = f"http://{HOST}:{self.server_address[1]}{self.path}"
+
+    def _bind_first(self, ports: Sequence[int]) -> None:
+        """Listen at the first port that is free."""
+        for port in ports:
+            try:
+                return super().__init__((HOST, port), _Request)
+            except (OSError, OverflowError) as error:
+                reason = error
+        raise ConfigError(f"--port {ports[-1]}: {reason}; choose another") from reason
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of a bug; a connection that the browser closed is none."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
-def _encodable(text: str) -> str:
-    """Return ``text`` without lone surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+class _Request(BaseHTTPRequestHandler):
+    """One request: the page, a choice, or a refusal."""
+
+    server: ComparisonServer
+    timeout = SECONDS
+
+    def do_GET(self) -> None:
+        if self._is_ours():
+            self._send(HTTPStatus.OK, page_of(self.server.comparison))
+
+    def do_POST(self) -> None:
+        if self._is_ours():
+            self._send(*self._judged())
+
+    def _judged(self) -> tuple[HTTPStatus, str]:
+        """Keep the choice that the form sent; return the answer."""
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch(LENGTH, length):
+            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        sent = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
+        place, verdict = (sent.get(name, [""])[0] for name in ("place", "verdict"))
+        if not place.isdecimal() or verdict not in BUTTONS:
+            return _refusal(HTTPStatus.BAD_REQUEST)
+        try:
+            self.server.comparison.judge(BUTTONS[verdict], place=int(place))
+        except RlhfError as error:
+            return HTTPStatus.INTERNAL_SERVER_ERROR, _document(escape(str(error)))
+        return HTTPStatus.SEE_OTHER, ""  # to the page, so that reloading it sends no choice again
+
+    def _is_ours(self) -> bool:
+        """Return True if the page itself, or its user, made the request; otherwise refuse it."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
+            self._send(*_refusal(HTTPStatus.FORBIDDEN))
+        elif not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
+            self._send(*_refusal(HTTPStatus.NOT_FOUND))
+        else:
+            return True
+        return False
+
+    def _send(self, status: HTTPStatus, text: str) -> None:
+        body = text.encode(errors="replace")  # answers may hold what UTF-8 cannot encode
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if status is HTTPStatus.SEE_OTHER:
+            self.send_header("Location", self.server.path)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """Return what the header Server says: nothing about this machine."""
+        return "rlhf"
+
+    def log_message(self, *_: object) -> None:
+        """Print no line for each request."""
 
 
-def _gradio() -> Any:
-    try:
-        import gradio
-    except ImportError as error:
-        raise CapabilityError(
-            "the comparison page needs the package gradio: pip install -e '.[compare]'"
-        ) from error
-    return gradio
+def _refusal(status: HTTPStatus) -> tuple[HTTPStatus, str]:
+    return status, _document(f"{status.value} {status.phrase}")
+
+
+def _document(body: str) -> str:
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Compare answers</title>'
+        '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head><body><main><h1>Compare answers</h1>{body}</main></body>"
+        "</html>"
+    )

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from rlhf.compare.answer_pairs import Answer, AnswerPair
 from rlhf.errors import ConfigError
 from rlhf.intervals import wilson_interval
-from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
+from rlhf.stored_files import read_bytes, read_lines
+from rlhf.tracking.jsonl import JsonlWriter
 
 
 class Verdict(StrEnum):
@@ -45,7 +46,7 @@ class PreferenceFile:
         self.path = path
         self._undecided = path.with_suffix(".undecided.jsonl")
         for each in (path, self._undecided):
-            if each.is_file() and not each.read_bytes().endswith(b"\n") and each.stat().st_size:
+            if (content := read_bytes(each)) and not content.endswith(b"\n"):
                 raise ConfigError(
                     f"{each} ends within a line: complete or remove its last line, or choose "
                     "another file with --out FILE"
@@ -96,7 +97,7 @@ class PreferenceFile:
 def _read(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
     """Yield prompts with the answers in two columns; skip rows that do not name both models."""
     columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
-    for row in read_jsonl(path):
+    for row in read_lines(path, object):
         texts: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
         if all(isinstance(text, str) for text in texts):
             prompt, first_by, first_text, second_by, second_text = texts

@@ -25,7 +25,11 @@ from rlhf.atomic import replacing
 from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.stored_yaml import has_kind, read_plain
 from rlhf.errors import CheckpointError, ConfigError
+from rlhf.foreign_errors import reason_of
+from rlhf.stored_files import DamagedFileError, read_text
+from rlhf.user_paths import user_path
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
@@ -87,7 +91,7 @@ def load_frozen(run_dir: Path) -> RunConfig:
     try:
         return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
-        raise _unreadable(run_dir / FROZEN, error) from error
+        raise _unreadable(run_dir / FROZEN, str(error).partition("\n")[0]) from error
 
 
 def frozen_keys(run_dir: Path) -> dict[str, Any]:
@@ -98,26 +102,46 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    return _leaves(_frozen(run_dir))
+    return FrozenKeys(run_dir / FROZEN, _leaves(_frozen(run_dir)))
+
+
+def command_words(run_dir: Path) -> list[str]:
+    """Return the overrides of the command that started a run; empty if it is not known.
+
+    Raises:
+        DamagedFileError: if the file is not such a command.
+    """
+    try:
+        return shlex.split(read_text(run_dir / COMMAND) or "")[2:]
+    except ValueError as error:
+        raise DamagedFileError(run_dir / COMMAND, str(error)) from error
+
+
+class FrozenKeys(dict[str, Any]):
+    """Dotted keys of a run, and their values; a missing key is an error that a user can fix."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._path = path
+        for key, kind in schema_types().items():
+            if key in self and not has_kind(self[key], kind):
+                raise _unreadable(path, f"{key} is not {in_words(kind)}")
+
+    def __missing__(self, key: str) -> Any:
+        raise _unreadable(self._path, f"{key} is missing")
 
 
 def _frozen(run_dir: Path) -> DictConfig:
     path = run_dir / FROZEN
-    if not path.is_file():
+    if (text := read_text(path)) is None:
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
     try:
-        cfg = OmegaConf.load(path)
-        if "seed" not in cfg:
-            raise ValueError("it has no keys of a run")
-        if "${" in path.read_text(encoding="utf-8"):  # it could read the environment
-            raise ValueError("it has an interpolation (${...}), and a run's own file has none")
-        return DictConfig(cfg)
-    except (OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        return read_plain(text)
+    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+        raise _unreadable(path, reason_of(error)) from error
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    reason = str(error).partition("\n")[0]
+def _unreadable(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read: {reason}. "
         "If another version of this program wrote the file, resume the run with that version."
@@ -126,7 +150,7 @@ def _unreadable(path: Path, error: Exception) -> CheckpointError:
 
 def load_run(run_dir: str | Path) -> RunConfig:
     """Return the configuration of a run, with ``run_dir`` set to where the run is now."""
-    path = Path(run_dir).expanduser()
+    path = user_path(run_dir, key="run_dir")
     return replace(load_frozen(path), run_dir=str(path))
 
 

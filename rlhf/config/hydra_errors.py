@@ -196,7 +196,13 @@ def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> 
         return ConfigError(
             f"{wrong}; to use a model of the hub or a folder, write {key}=pretrained {path}"
         )
+    if group == "data" and ("/" in option or "." in option):
+        is_hub = re.fullmatch(r"[\w-]+/[\w-]+", option) is not None
+        way = f"data={'hub' if is_hub else 'local'} data.path={option}"
+        return ConfigError(f"{wrong}; to use data of your own, write {way}")
     hint = did_you_mean(option, error.options)
+    if group == "phase":
+        hint += "; pipeline is all three: sft, reward and ppo"
     if group == "hardware":
         hint = _machines(option, error.options) or hint
         hint += (

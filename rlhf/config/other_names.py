@@ -97,7 +97,7 @@ NAMES = {
     "ppo.steps": "total_episodes max_steps total_steps total_training_steps test_stop_step",
     "ppo.ppo_epochs": "num_ppo_epochs noptepochs num_iterations",
     "ppo.responses_per_prompt": "rollout.n n_samples_per_prompt num_generations rloo_k "
-    "num_return_sequences",
+    "num_return_sequences group_size",
     # The objective of PPO
     "ppo.kl_ctl": "kl_coef init_kl_coef kl_ctrl.kl_coef kl_loss_coef kl_coeff",
     "ppo.kl_ctl or dpo.beta": "beta",
@@ -117,6 +117,7 @@ NAMES = {
     "ppo.entropy_coef": "ent_coef entropy_coeff entropy_loss_coef",
     "ppo.lam": "lambd gae_lambda",
     "ppo.advantage_estimator": "adv_estimator",
+    "experiment=grpo or ppo.advantage_estimator=VALUE": "algorithm algo",
     "ppo.whiten_advantages": "no_advantage_std_norm normalize_advantage use_whitening",
     "ppo.scale_reward": "use_score_scaling use_score_norm normalize_reward",
     "ppo.reference_score_mean": "ref_mean",

@@ -1,9 +1,15 @@
-"""Create the directories of runs, and the link ``runs/latest``."""
+"""Create the directories of runs and the link ``runs/latest``; lock a run while it runs."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Iterable
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -11,9 +17,15 @@ from rlhf.atomic import replacing
 from rlhf.config.freeze import FROZEN, load_frozen
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
+from rlhf.safe_text import for_terminal
+from rlhf.user_paths import user_path
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
+LOCK = "run.lock"
+WAIT_SECONDS = 10.0  # the ranks of a run whose launcher was killed end within about 5
+HELD = {errno.EAGAIN, errno.EACCES}
+UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 
 def make_run_dir(
@@ -25,7 +37,7 @@ def make_run_dir(
     With ``continues`` (resume=auto) so is the latest unfinished run with this configuration.
     """
     if config.run_dir is not None:
-        path = Path(config.run_dir).expanduser()
+        path = user_path(config.run_dir, key="run_dir")
         run_dir = path if continues and _holds(path, config) else claim(path)
     elif job_dir is not None:
         run_dir = job_dir if _holds(job_dir, config) else claim(job_dir)
@@ -41,7 +53,17 @@ def _stopped_run(folder: Path, config: RunConfig) -> Path | None:
     """Return the latest run in ``folder`` that has this configuration and has not finished."""
     runs = sorted((path.parent for path in folder.glob(f"*/{FROZEN}")), reverse=True)
     unfinished = (run for run in runs if not (run / "result.json").exists())
-    return next((run for run in unfinished if _holds(run, config)), None)
+    return next((run for run in unfinished if _can_be_read(run) and _holds(run, config)), None)
+
+
+def _can_be_read(run: Path) -> bool:
+    """Return True unless another version wrote the run, which is not this command's to continue."""
+    try:
+        load_frozen(run)
+    except CheckpointError as error:
+        _print(f"resume=auto: {run} is not continued: {error}")
+        return False
+    return True
 
 
 def _holds(path: Path, config: RunConfig) -> bool:
@@ -83,6 +105,58 @@ def refuse_links(run_dir: Path, names: Iterable[str]) -> None:
                 f"{path} is a link to {path.readlink()}: a run writes in its own directory only; "
                 "put the file or folder itself there"
             )
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(f"{for_terminal(line)}\n")
+
+
+@contextmanager
+def only_process(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator[None]:
+    """Hold the lock of a run directory, which the system releases when this process ends.
+
+    The file stays, and holds the number of the last process. On a file system without locks
+    ``say`` prints so, and the run continues without one.
+
+    Raises:
+        CheckpointError: if another process holds the lock for longer than it takes to end.
+    """
+    refuse_links(run_dir, [LOCK])
+    with (run_dir / LOCK).open("a+", encoding="utf-8") as file:
+        _acquire(file.fileno(), run_dir, say)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _acquire(descriptor: int, run_dir: Path, say: Callable[[str], None]) -> None:
+    last = time.monotonic() + WAIT_SECONDS
+    is_waiting = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno in UNSUPPORTED:
+                say(
+                    f"warning: {run_dir} is on a file system without locks ({error.strerror}): "
+                    "start no second process on this run"
+                )
+                return
+            if error.errno not in HELD:
+                raise
+        owner = (run_dir / LOCK).read_text(encoding="utf-8", errors="replace").strip()
+        owner = owner or "another process"
+        if time.monotonic() >= last:
+            raise CheckpointError(
+                f"{run_dir}: {owner} is running this run, and two would mix their files. Wait for "
+                "it or end it (`ps -fp` and its number show it), then resume"
+            )
+        if not is_waiting:
+            say(f"{run_dir}: waiting until {owner}, which is running this run, has ended")
+            is_waiting = True
+        time.sleep(0.2)
 
 
 def _make_unique(path: Path, number: int = 1) -> Path:

@@ -7,6 +7,7 @@ differ. The same command again therefore continues the sweep.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.errors import ConfigError
+from rlhf.foreign_errors import translated
 
 MULTIRUN = frozenset({"-m", "--multirun"})
 SWEEPS = Path("runs/sweeps")
@@ -125,19 +126,19 @@ def read_definition(name: str, definitions: Path) -> dict[str, Any]:
     """Return the keys and values of a file in sweeps/.
 
     Raises:
-        ConfigError: if there is no such file, or it is not a mapping.
+        ConfigError: if there is no such file, it is not a mapping, or it holds a secret.
     """
     path = definitions / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(each.stem for each in definitions.glob("*.yaml")))
-        raise ConfigError(f"sweep={name}: no such file in {definitions}; choose one of {known}")
-    try:
+    with translated(lambda reason: ConfigError(f"sweep={name}: cannot be read ({reason})")):
+        if not path.is_file():
+            known = ", ".join(sorted(each.stem for each in definitions.glob("*.yaml")))
+            raise ConfigError(f"sweep={name}: no such file in {definitions}; choose one of {known}")
         read = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
     if not isinstance(read, dict):
         raise ConfigError(f"{path}: must map keys to a value, or to a list of values to try")
-    return {str(key): value for key, value in read.items()}
+    definition = {str(key): value for key, value in read.items()}
+    refuse_secrets((f"{key}={as_word(each)}" for key, each in definition.items()), os.environ)
+    return definition
 
 
 def as_word(value: object) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.data.layouts import ASSISTANT_TURN, SPEAKERS
 from rlhf.errors import DataError
+from rlhf.foreign_errors import translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,17 +127,13 @@ class ChatTemplate:
     def _render(
         self, messages: list[dict[str, str]], prompt: str, *, add_generation_prompt: bool
     ) -> str:
-        from jinja2 import TemplateError
-
         if not messages:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
-        try:
+        roles = ", ".join(message["role"] for message in messages)
+        with translated(lambda reason: _unusable(f"fails on the turns {roles} ({reason})", prompt)):
             rendered: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except (TemplateError, TypeError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise _unusable(f"fails on the turns {roles} ({error})", prompt) from error
         return rendered
 
     def _up_to_end(self, tail: str) -> str:

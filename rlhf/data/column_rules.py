@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmespath import Options, compile
-from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
 
 from rlhf.data.detect import Converted, kept, to_records
 from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
 from rlhf.errors import ConfigError, DataError
+from rlhf.foreign_errors import translated
 
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,
@@ -26,6 +26,7 @@ TARGETS = {
     frozenset({"prompt", "responses"}): next(x for x in LAYOUTS if x.name == "ranking"),
     frozenset({"text"}): next(x for x in LAYOUTS if x.name == "language modelling"),
 }
+LONGEST = 1000  # characters of an expression: its tree is walked recursively
 # Types of an argument, as JMESPath names them; [] stands for any.
 TEXT: Any = {"types": ["string"]}
 NULLABLE: Any = {"types": ["string", "null"]}
@@ -126,10 +127,8 @@ class ColumnRules(NamedTuple):
                     )
 
     def _value(self, row: Row, column: str) -> object:
-        try:
+        with translated(lambda reason: row.error(f"{self.key}.{column}: {reason}.")):
             value = self.expressions[column].search(row.values, options=OPTIONS)
-        except (JMESPathError, TypeError, re.error) as error:  # TypeError: a number > a text
-            raise row.error(f"{self.key}.{column}: {error}.") from error
         return None if isinstance(value, str) and not value.strip() else value
 
 
@@ -151,14 +150,18 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> ColumnRules:
 
 
 def _parse(text: str, key: str) -> ParsedResult:
-    try:
-        expression = compile(text)
-    except JMESPathError as error:
-        raise ConfigError(
-            f"{key}={text}: not a JMESPath expression ({str(error).splitlines()[0]}). Examples: "
+    if len(text) > LONGEST:
+        raise ConfigError(f"{key}: has {len(text):,} characters, and may have {LONGEST:,}")
+
+    def explain(reason: str) -> ConfigError:
+        return ConfigError(
+            f"{key}={text}: not a JMESPath expression ({reason}). Examples: "
             "question, answers[0].text, pick(score_0 >= score_1, answer_0, answer_1). Put names "
             'with characters other than letters, digits and _ in double quotes: "my column"'
-        ) from error
+        )
+
+    with translated(explain):
+        expression = compile(text)
     for name in _functions(expression.parsed):
         if name not in TextFunctions.FUNCTION_TABLE:
             known = ", ".join(sorted(TextFunctions.FUNCTION_TABLE))

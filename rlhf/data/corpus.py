@@ -12,18 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.files import READERS
+from rlhf.data.layouts import Row
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
+from rlhf.data.tables import Table, download, is_saved, stream, tables_at
 from rlhf.data.tokens import Encoder, Limit, sft_columns
 from rlhf.errors import DataError
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 1000  # texts tokenized at once
-Rows = Iterable[tuple[int, object]]
 
 
 class PtxBlocks(NamedTuple):
@@ -123,28 +125,23 @@ def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
 
 
 def _read(config: DataConfig) -> Iterator[str]:
-    for place, rows in _tables(config):
-        try:
-            yield from _texts(rows, place=place, column=config.ptx_column)
-        except (UnicodeDecodeError, OSError) as error:
-            raise DataError(f"data.ptx_path: {place} cannot be read as text ({error})") from error
+    try:
+        for table in _tables(config):
+            yield from _texts(stream(table), column=config.ptx_column)
+    except DataError as error:
+        raise DataError(f"data.ptx_path: {error}") from error
 
 
-def _tables(config: DataConfig) -> Iterator[tuple[str, Rows]]:
-    """Yield name and numbered rows of each file, or of the dataset, at data.ptx_path."""
-    place = Path(str(config.ptx_path)).expanduser()
-    if not place.exists() or any((place / n).exists() for n in ("state.json", "dataset_dict.json")):
-        yield str(config.ptx_path), _dataset_rows(config, place)
-        return
-    readers = {".txt": _read_text, **READERS}
-    candidates = [place] if place.is_file() else sorted(place.iterdir())
-    files = [file for file in candidates if file.suffix.lower() in readers]
-    if not files:
-        raise DataError(
-            f"data.ptx_path={place}: no file that can be read; supported: {', '.join(readers)}"
-        )
-    for file in files:
-        yield str(file), readers[file.suffix.lower()](file)
+def _tables(config: DataConfig) -> Iterable[Table]:
+    """Return the table of each file, or of the training split, at data.ptx_path."""
+    path = str(config.ptx_path)
+    place = user_path(path, key="data.ptx_path")
+    if place.exists() and not is_saved(place):
+        return tables_at(place, {".txt": _read_text, **READERS}).values()
+    fix = "use the path of a downloaded copy: there is no such file or folder here."
+    of_hub = DatasetConfig(path=path, subset=config.ptx_subset)
+    splits = tables_at(place) if place.exists() else download(of_hub, fix=fix)
+    return [splits.get("train") or next(iter(splits.values()))]
 
 
 def _read_text(file: Path) -> Iterator[tuple[int, object]]:
@@ -152,40 +149,18 @@ def _read_text(file: Path) -> Iterator[tuple[int, object]]:
     yield from enumerate(({"text": part.strip()} for part in text.split("\n\n")), 1)
 
 
-def _dataset_rows(config: DataConfig, place: Path) -> Rows:
-    import datasets
-
-    try:
-        if place.exists():
-            loaded = datasets.load_from_disk(str(place))
-        else:
-            loaded = datasets.load_dataset(config.ptx_path, name=config.ptx_subset)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"data.ptx_path={config.ptx_path}: no such file or folder, and not loadable from "
-            f"the hub ({error}); use the path of a downloaded copy"
-            if not place.exists()
-            else f"data.ptx_path={place}: not a readable save_to_disk folder ({error})"
-        ) from error
-    if isinstance(loaded, datasets.DatasetDict):
-        loaded = loaded["train"] if "train" in loaded else next(iter(loaded.values()))
-    return enumerate(loaded, 1)
-
-
-def _texts(rows: Rows, *, place: str, column: str) -> Iterator[str]:
+def _texts(rows: Iterable[Row], *, column: str) -> Iterator[str]:
     """Yield the texts of ``column``, or of the first text column if the first row lacks it."""
     name = None
-    for number, row in rows:
-        if not isinstance(row, dict):
-            raise DataError(f"{place}, row {number}: a row must be an object")
+    for row in rows:
         if name is None:
-            with_text = [key for key, value in row.items() if isinstance(value, str)]
-            name = column if column in row else next(iter(with_text), None)
-        value = None if name is None else row.get(name)
+            with_text = [key for key, value in row.values.items() if isinstance(value, str)]
+            name = column if column in row.values else next(iter(with_text), None)
+        value = None if name is None else row.values.get(name)
         if name is None or not isinstance(value, str | None):
-            raise DataError(
-                f"{place}, row {number}: no text in column {name or column!r}; the row has the "
-                f"columns {', '.join(map(str, row))}. Set data.ptx_column=NAME"
+            raise row.error(
+                f"no text in column {name or column!r}; the row has the columns "
+                f"{', '.join(map(str, row.values))}. Set data.ptx_column=NAME"
             )
         if value and value.strip():
             yield value

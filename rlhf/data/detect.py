@@ -93,7 +93,7 @@ def _kind(rows: Sequence[Row], column: str) -> ColumnKind | None:
     if first is None:
         return None
     if not isinstance(first, list):
-        return ColumnKind.text
+        return ColumnKind.messages if isinstance(first, dict) else ColumnKind.text
     return ColumnKind.texts if isinstance(first[0], str) else ColumnKind.messages
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlhf.data.layouts import KNOWN_COLUMNS
 from rlhf.errors import DataError
+from rlhf.foreign_errors import translated
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
+OTHER_DELIMITERS = ";\t|"
 
 
 def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
@@ -21,30 +25,52 @@ def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
 def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                at = f"{error.msg} at character {error.colno}"
-                raise DataError(f"{file}, row {number}: not JSON: {at}.") from error
-            except RecursionError as error:
-                raise DataError(f"{file}, row {number}: {TOO_DEEP}") from error
+            with _json_errors(f"{file}, row {number}", of_lines=False):
+                value = DECODER.decode(line)
+            yield number, value
 
 
 def _read_json(file: Path) -> Iterator[tuple[int, object]]:
     text = file.read_text(encoding="utf-8-sig").strip()
     if not text:
         return
-    try:
-        first, end = json.JSONDecoder().raw_decode(text)
-    except json.JSONDecodeError as error:
-        at = f"{error.msg} at line {error.lineno}, character {error.colno}"
-        raise DataError(f"{file}: not JSON: {at}.") from error
-    except RecursionError as error:
-        raise DataError(f"{file}: {TOO_DEEP}") from error
+    with _json_errors(str(file), of_lines=True):
+        first, end = DECODER.raw_decode(text)
     if end < len(text):
         yield from _parse_lines(text.split("\n"), file)
     else:
         yield from enumerate(_listed(first), 1)
+
+
+@contextmanager
+def _json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
+    """Raise a DataError for a text, of one line or many, that is not JSON or cannot be used."""
+    try:
+        yield
+    except RecursionError as error:
+        raise DataError(f"{place}: {TOO_DEEP}") from error
+    except ValueError as error:  # no JSON, a key twice, or a number of over 4,300 digits
+        reason = str(error).partition("; use sys.")[0]
+        if isinstance(error, json.JSONDecodeError):
+            line = f"line {error.lineno}, " if of_lines else ""
+            reason = f"{error.msg} at {line}character {error.colno}"
+        raise DataError(f"{place}: not JSON: {reason}.") from error
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object.
+
+    Raises:
+        ValueError: if a key occurs twice: only one of its values could be used.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has the key {max(names, key=names.count)!r} twice")
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _listed(value: object) -> list[object]:
@@ -62,8 +88,7 @@ def _read_csv(file: Path) -> Iterator[tuple[int, object]]:
         try:
             lines = csv.reader(stream, strict=True)
             header = next(lines, [])
-            if len(set(header)) < len(header):
-                raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
+            _check_header(header, file)
             for number, fields in enumerate(filter(None, lines), 1):
                 if len(fields) != len(header):
                     sizes = f"{len(fields)} fields for {len(header)} columns"
@@ -74,18 +99,42 @@ def _read_csv(file: Path) -> Iterator[tuple[int, object]]:
             raise DataError(f"{file}, row {number + 1}: {error} ({longest}).") from error
 
 
+def _check_header(header: list[str], file: Path) -> None:
+    if len(set(header)) < len(header):
+        raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
+    marks = [mark for mark in OTHER_DELIMITERS if len(header) == 1 and mark in header[0]]
+    if marks:
+        raise DataError(
+            f"{file}: the columns of the header are separated by {marks[0]!r}, and must be by ',': "
+            "save the file with commas, and texts with commas in double quotes."
+        )
+
+
 def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
-    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+    from pyarrow import parquet  # type: ignore[import-untyped]
 
-    try:
-        with parquet.ParquetFile(file) as table:
-            rows = table.read().to_pylist()
-    except ArrowException as error:
-        raise DataError(f"{file}: not a parquet file ({error}).") from error
-    yield from enumerate(rows, 1)
+    with (
+        translated(lambda reason: DataError(f"{file}: not a parquet file ({reason}).")),
+        parquet.ParquetFile(file) as opened,
+    ):
+        table = opened.read()
+    columns: dict[str, list[object]] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name in columns:
+            raise DataError(f"{file}: two columns are named {name!r}; rename one of them.")
+        columns[name] = _values(column, place=f"{file}: column {name!r}")
+    for number, row in enumerate(zip(*columns.values(), strict=True), 1):
+        yield number, dict(zip(columns, row, strict=True))
 
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[int, object]]]] = {
+def _values(column: Any, *, place: str) -> list[object]:
+    with translated(lambda reason: DataError(f"{place} cannot be read ({reason}).")):
+        values: list[object] = column.to_pylist()
+        return values
+
+
+Reader = Callable[[Path], Iterator[tuple[int, object]]]
+READERS: dict[str, Reader] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json,
     ".csv": _read_csv,

@@ -24,7 +24,8 @@ from rlhf.errors import DataError
 
 ASSISTANT_TURN = "\n\nAssistant:"
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
-MESSAGE_RULE = "a message is an object with the keys 'role' and 'content'."
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
 
 V = TypeVar("V")
@@ -80,22 +81,24 @@ class Row(NamedTuple):
             DataError: if the value is not a list of texts.
         """
         items: list[object] = self._value(column, list, "a list of texts")
-        parts = {f"{column}[{index}]": item for index, item in enumerate(items)}
-        for name, item in parts.items():
+        for index, item in enumerate(items):
             if not isinstance(item, str | None):
-                raise self.error(f"{name} is of type {type(item).__name__}; must be text.")
+                kind = type(item).__name__
+                raise self.error(f"{column}[{index}] is of type {kind}; must be text.")
         texts = [item for item in items if isinstance(item, str) and item.strip()]
         if not texts or len(texts) < len(items):
             raise UnusableRowError(f"{column} is empty, or has an empty text")
         return texts
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, without leading and trailing whitespace.
+        """Return the messages of ``column``, or its one, without leading and trailing whitespace.
 
         Raises:
             UnusableRowError: if the value is null or an empty list.
             DataError: if the value is not a list of messages.
         """
+        if isinstance(value := self.values.get(column), dict):
+            return [self._message(value, column)]
         items: list[object] = self._value(column, list, "a list of messages")
         if not items:
             raise UnusableRowError(f"{column} is empty")
@@ -115,9 +118,12 @@ class Row(NamedTuple):
     def _message(self, item: object, place: str) -> Message:
         if not isinstance(item, dict):
             raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
-        if not {"role", "content"} <= item.keys():
+        if {"from", "value"} <= item.keys():
+            role, content = SHAREGPT_ROLES.get(str(item["from"]), item["from"]), item["value"]
+        elif {"role", "content"} <= item.keys():
+            role, content = item["role"], item["content"]
+        else:
             raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
-        role, content = item["role"], item["content"]
         if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
             raise self.error(f"{place} has the role {role!r}; must be one of {list(SPEAKERS)}.")
         if not isinstance(content, str):
@@ -141,9 +147,10 @@ def _text(row: Row, _: Columns) -> list[Record]:
     return [Record(text=row.text("text"))]
 
 
-def _conversation(row: Row, _: Columns) -> list[Record]:
-    *before, last = row.messages("messages")
-    chosen = _answer([last], "messages")
+def _conversation(row: Row, columns: Columns) -> list[Record]:
+    (column,) = columns
+    *before, last = row.messages(column)
+    chosen = _answer([last], column)
     return [Record(prompt=prompt_of(before), chosen=chosen)]
 
 
@@ -201,13 +208,14 @@ def _shared_text(row: Row, _: Columns) -> list[Record]:
     return _pair(prompt, _spaced(prompt, chosen_answer), _spaced(prompt, rejected_answer))
 
 
-def _shared_messages(row: Row, _: Columns) -> list[Record]:
+def _shared_messages(row: Row, columns: Columns) -> list[Record]:
     *before, chosen = row.messages("chosen")
     *same, rejected = row.messages("rejected")
     if before != same:
         raise UnusableRowError(NO_COMMON_PROMPT)
-    prompt = prompt_of(before)
-    return _pair(prompt, _answer([chosen], "chosen"), _answer([rejected], "rejected"))
+    if not before and "conversations" in columns:
+        before = row.messages("conversations")
+    return _pair(prompt_of(before), _answer([chosen], "chosen"), _answer([rejected], "rejected"))
 
 
 def _prompt(row: Row, columns: Columns) -> str:
@@ -266,20 +274,23 @@ class Layout(NamedTuple):
 
 
 T, M = ColumnKind.text, ColumnKind.messages
+PAIR_OF_MESSAGES = {"chosen": M, "rejected": M}
 # The most specific first: the first set of columns that a dataset has determines its layout.
 LAYOUTS = (
     Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _preference),
     Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _preference),
     # UltraFeedback: the conversations contain the prompt, and a text column repeats it.
     Layout("preference, prompt twice", {"prompt": T, "chosen": M, "rejected": M}, _shared_messages),
+    Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _shared_messages),
     Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _ranking),
     Layout("prompt-completion", {"prompt": T, "completion": T}, _completion),
     Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _completion),
     Layout("prompt-response", {"prompt": T, "response": T}, _completion),
     Layout("prompt-response, messages", {"prompt": M, "response": M}, _completion),
     Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _shared_text),
-    Layout("implicit-prompt preference, messages", {"chosen": M, "rejected": M}, _shared_messages),
+    Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _shared_messages),
     Layout("language modelling, messages", {"messages": M}, _conversation),
+    Layout("language modelling, ShareGPT", {"conversations": M}, _conversation),
     Layout("prompt-only", {"prompt": T}, _prompt_only),
     Layout("prompt-only, messages", {"prompt": M}, _prompt_only),
     Layout("language modelling", {"text": T}, _text),

@@ -67,7 +67,7 @@ def _read_sets(config: DataConfig, keep: Names) -> list[RawDataset]:
     }
     read = []
     for name, dataset in config.sets.items():
-        tables = find_tables(dataset, config.source)
+        tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
         wanted = keep if Phase.ppo in (dataset.phases or Phase) else ()
         held_out = _convert(tables.eval, rules.get(name), wanted) if tables.eval else None
         raw = _raw_dataset(name, _convert(tables.train, rules.get(name), wanted), held_out)
@@ -87,6 +87,9 @@ def describe(dataset: RawDataset) -> str:
     without = "".join(
         f", {count:,} without {part}" for part, count in lacking.items() if 0 < count < len(records)
     )
+    pairs = {(each.prompt, each.chosen, each.rejected) for each in records if each.rejected}
+    reversed_ones = sum((prompt, worse, better) in pairs for prompt, better, worse in pairs)
+    without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
     used = f"{len(records):,} examples{own_eval}{without}, {_reasons(dataset.left_out)}"
     return f"{dataset.name}: {dataset.layout}, {used}"
 
@@ -112,7 +115,7 @@ def _load(path: str, eval_path: str | None, config: DataConfig, keep: Sequence[s
         train_split=config.train_split,
         eval_split=config.eval_split,
     )
-    tables = find_tables(given, config.source)
+    tables = find_tables(given, config.source, key="data.path")
     if eval_path is not None:
         if tables.eval:
             raise DataError(
@@ -120,7 +123,7 @@ def _load(path: str, eval_path: str | None, config: DataConfig, keep: Sequence[s
                 f"({tables.eval[0].place}); set data.eval_path=null, or remove those rows."
             )
         given.path = eval_path
-        others = find_tables(given, config.source)
+        others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train)
     held_out = _convert(tables.eval, keep=keep) if tables.eval else None
     return _raw_dataset(path, _convert(tables.train, keep=keep), held_out)

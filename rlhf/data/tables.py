@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.files import READERS
+from rlhf.data.files import READERS, Reader
 from rlhf.data.layouts import Row
 from rlhf.errors import DataError
+from rlhf.foreign_errors import translated
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -45,15 +47,16 @@ class Tables(NamedTuple):
     eval: list[Table]
 
 
-def find_tables(dataset: DatasetConfig, source: Source) -> Tables:
+def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
     """Return the tables of ``dataset``; its keys choose hub splits, file names local tables.
 
     Raises:
         DataError: if there is no such place, file type, split or sample, or it cannot be loaded.
+        ConfigError: if its path, the value of ``key``, cannot be a path.
     """
-    place = _sample(dataset.path) or Path(dataset.path).expanduser()
+    place = _sample(dataset.path) or user_path(dataset.path, key=key)
     if source is Source.hub:
-        splits = _copy(place, dataset) if place.exists() else _download(dataset)
+        splits = _copy(place, dataset) if place.exists() else _hub_splits(dataset)
         wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
         for split in wanted:
             if split not in splits:
@@ -61,10 +64,24 @@ def find_tables(dataset: DatasetConfig, source: Source) -> Tables:
                     f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
                 )
         return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
-    tables = _saved(place) if _is_saved(place) else _files(place)
+    tables = tables_at(place)
     held_out = [table for name, table in tables.items() if _is_held_out(name)]
     train = [table for name, table in tables.items() if not _is_held_out(name)]
     return Tables(train, held_out) if train else Tables(held_out, [])
+
+
+def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
+    """Return the tables of a file, of all files in a folder, or of a save_to_disk folder, by name.
+
+    Raises:
+        DataError: if there is no such place, or it has nothing that can be read.
+    """
+    return _saved(place) if is_saved(place) else _files(place, readers)
+
+
+def is_saved(place: Path) -> bool:
+    """Return True if save_to_disk of a Dataset or a DatasetDict has written ``place``."""
+    return (place / "state.json").exists() or (place / "dataset_dict.json").exists()
 
 
 def read_rows(place: Path) -> list[Row]:
@@ -82,20 +99,28 @@ def rows_of(table: Table) -> list[Row]:
     Raises:
         DataError: if it cannot be read or is empty, or a row is no object.
     """
-    rows = []
-    try:
-        for number, values in table.rows:
-            if not isinstance(values, dict):
-                rule = f"of type {type(values).__name__}; a row must be an object."
-                raise DataError(f"{table.place}, row {number}: {rule}")
-            rows.append(Row(table.place, number, values))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{table.place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
-    except OSError as error:
-        raise DataError(f"{table.place}: cannot be read ({error}).") from error
+    rows = list(stream(table))
     if not rows:
         raise DataError(f"{table.place}: empty; must have at least one row.")
     return rows
+
+
+def stream(table: Table) -> Iterator[Row]:
+    """Yield the rows of a table as they are read.
+
+    Raises:
+        DataError: if it cannot be read, or a row is no object.
+    """
+    place = table.place
+    with translated(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
+        try:
+            for number, values in table.rows:
+                if not isinstance(values, dict):
+                    rule = f"of type {type(values).__name__}; a row must be an object."
+                    raise DataError(f"{place}, row {number}: {rule}")
+                yield Row(place, number, values)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
 
 
 def _sample(path: str) -> Path | None:
@@ -113,21 +138,29 @@ def _is_held_out(name: str) -> bool:
     return name.lower().startswith(("eval", "test", "validation"))
 
 
-def _files(place: Path) -> dict[str, Table]:
+def _files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
     if not place.exists():
         raise DataError(f"{place}: no such file or folder. (A data set of the hub needs data=hub.)")
     if not (place.is_file() or place.is_dir()):
         raise DataError(f"{place}: must be a file or a folder.")
-    candidates = [place] if place.is_file() else sorted(place.iterdir())
-    files = [file for file in candidates if file.suffix.lower() in READERS]
+    with translated(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
+        candidates = [place] if place.is_file() else sorted(place.iterdir())
+    files = [file for file in candidates if file.suffix.lower() in readers]
     if not files:
-        raise DataError(f"{place}: no file that can be read; supported: {', '.join(READERS)}.")
-    return {file.name: Table(str(file), READERS[file.suffix.lower()](file)) for file in files}
+        raise DataError(f"{place}: no file that can be read; supported: {', '.join(readers)}.")
+    _require_regular(files)
+    return {file.name: Table(str(file), readers[file.suffix.lower()](file)) for file in files}
+
+
+def _require_regular(files: Iterable[Path]) -> None:
+    for file in files:
+        if not file.is_file():  # reading a named pipe or a device may never end
+            raise DataError(f"{file}: must be a regular file.")
 
 
 def _copy(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
     """Return the splits of a hub dataset on disk: saved, or in files such as test-00000.parquet."""
-    if _is_saved(place):
+    if is_saved(place):
         return {name: [table] for name, table in _saved(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
     for name, table in _files(place).items():
@@ -135,34 +168,43 @@ def _copy(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
     return splits
 
 
-def _is_saved(place: Path) -> bool:
-    """Return True if save_to_disk of a Dataset or a DatasetDict has written ``place``."""
-    return (place / "state.json").exists() or (place / "dataset_dict.json").exists()
-
-
 def _saved(place: Path) -> dict[str, Table]:
     import datasets
 
-    try:
+    def explain(reason: str) -> DataError:
+        return DataError(f"{place}: not a readable save_to_disk folder ({reason}).")
+
+    with translated(explain):
+        _require_regular(file for file in place.rglob("*") if not file.is_dir())
         return _splits(str(place), datasets.load_from_disk(str(place)))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{place}: not a readable save_to_disk folder ({error}).") from error
 
 
-def _download(dataset: DatasetConfig) -> dict[str, list[Table]]:
+def _hub_splits(dataset: DatasetConfig) -> dict[str, list[Table]]:
+    fix = (
+        "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
+        "a folder written by datasets.save_to_disk. For a set of data.sets, set "
+        "data.sets.NAME.path to the copy."
+    )
+    return {name: [table] for name, table in download(dataset, fix=fix).items()}
+
+
+def download(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
+    """Return all splits of a data set of the hub.
+
+    Raises:
+        DataError: if it cannot be loaded; ``fix`` is what to do without a network.
+    """
     import datasets
 
     path = dataset.path
-    try:
+
+    def explain(reason: str) -> DataError:
+        problem = f"this data set of the hub could not be loaded ({reason})"
+        return DataError(f"{path}: {problem}. Without a network {fix}")
+
+    with translated(explain):
         loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"{path}: this data set of the hub could not be loaded ({error}). Without a network "
-            "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
-            "a folder written by datasets.save_to_disk. For a set of data.sets, set "
-            "data.sets.NAME.path to the copy."
-        ) from error
-    return {name: [table] for name, table in _splits(path, loaded).items()}
+        return _splits(path, loaded)
 
 
 def _splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Table]:

@@ -26,6 +26,7 @@ from rlhf.data.chat import ChatTemplate
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.errors import DataError
+from rlhf.foreign_errors import translated
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -255,9 +256,14 @@ def tokenise(
                     # One shard even if empty: datasets 5.2 cannot read a dataset without shards.
                     Dataset.from_dict(columns).save_to_disk(building / side, num_shards=1)
                 (building / "left_out.json").write_text(json.dumps(total))
-    left_out = json.loads((folder / "left_out.json").read_text())
-    sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
-    return TokenData(sides[0], sides[1], left_out)
+
+    def explain(reason: str) -> DataError:
+        return DataError(f"data.cache_dir={cache_dir}: {reason}; remove the folder {folder}")
+
+    with translated(explain):
+        left_out = json.loads((folder / "left_out.json").read_text())
+        sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
+        return TokenData(sides[0], sides[1], left_out)
 
 
 def cache_key(

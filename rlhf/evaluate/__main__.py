@@ -25,10 +25,12 @@ from rlhf.evaluate.benchmarks import require_lm_eval, task_scores
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
+from rlhf.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.tracking.console import build_console
-from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
+from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.report.evaluation_section import EVALUATION, table_rows, win_rows
 from rlhf.tracking.report.run_page import write_report
+from rlhf.user_paths import user_path
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
 CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
@@ -98,7 +100,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
     """Return all figures: those on answers and pairs from the files, and the perplexities given."""
     folder = (run_dir / EVALUATION).parent
-    rows: list[Row] = list(read_jsonl(folder / "answers.jsonl"))
+    rows: list[Row] = list(read_lines(folder / "answers.jsonl", ANSWER))
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})
@@ -107,12 +109,12 @@ def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, An
         models[name]["perplexity"] = perplexity
     sampled = [row for row in rows if row["decoder"] == "sampled"]
     found: dict[str, Any] = {"models": models, "win_rates": win_rates(sampled, list(models))}
-    margins = [row["margin"] for row in read_jsonl(folder / "pairs.jsonl")]
+    margins = [row["margin"] for row in read_lines(folder / "pairs.jsonl", PAIR)]
     if margins:
         found["reward_model"] = reward_model_figures(margins)
     curve = [
         {"step": line["step"]} | {name: line[name] for name in CURVE if name in line}
-        for line in read_jsonl(run_dir / "metrics.jsonl")
+        for line in read_lines(run_dir / "metrics.jsonl", METRICS)
         if "ppo/eval_score" in line
     ]
     return found | {"over_optimisation": curve}
@@ -149,10 +151,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     for value in options.temperature:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be above 0")
-    run_dir = options.run_dir.expanduser()
+    run_dir = user_path(options.run_dir, key="RUN_DIR")
     found = evaluate(
         run_dir,
-        against=[each.expanduser() for each in options.against],
+        against=[user_path(each, key="--against") for each in options.against],
         num_prompts=options.prompts,
         samples=options.samples,
         temperatures=options.temperature,

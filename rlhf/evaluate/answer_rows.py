@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import Backend, ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import load_run
@@ -68,7 +69,7 @@ class Evaluator:
         """Load them.
 
         Raises:
-            CheckpointError: if the run has not finished, or its models are gone.
+            CheckpointError: if the run has not finished, or its models are gone or damaged.
         """
         quieten_libraries()
         config = load_run(run_dir)
@@ -84,6 +85,8 @@ class Evaluator:
             judge=judge,
         )
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
+        for folder in ("sft/model", "reward/model"):
+            verify_model(run_dir / folder)
         self._reference = self._policy(policy_source(self.config))
         self.reward_model = self._reward_model()
         self._rewards = build_mix(self.config.rewards, context.tokenizer)
@@ -105,10 +108,12 @@ class Evaluator:
         """Load the policy of a folder.
 
         Raises:
+            CheckpointError: if it is damaged.
             ConfigError: if its tokenizer is not the run's, or it is an adapter.
         """
         if (folder / "adapter_config.json").exists():
             raise ConfigError(f"{folder} is an adapter: python -m rlhf.export merges it first")
+        verify_model(folder)
         theirs = load_tokenizer(folder, key=RUN_FOLDER)
         if tokenizer_identity(theirs) != tokenizer_identity(self.context.tokenizer):
             raise ConfigError(

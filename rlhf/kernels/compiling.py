@@ -11,7 +11,6 @@ import errno
 import hashlib
 import os
 import shutil
-import stat
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from rlhf.atomic import replacing
 from rlhf.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
+from rlhf.trust import is_trusted
 
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # required level
 X86_ONLY = {"logprobs", "softmax", "decode"}
@@ -104,12 +104,13 @@ def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     digest = hashlib.sha256(b"".join(texts) + key.encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{digest}.so"
     try:
+        library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _require_trust(library.parent)
         if not library.exists():
-            library.parent.mkdir(parents=True, exist_ok=True)
             with replacing(library, shared=True) as made:  # other ranks may do the same
                 _compile(source, made, options)
-        if not _is_trusted(library):
-            raise OSError(errno.EPERM, f"another user can write {library.name}")
+                made.chmod(made.stat().st_mode & ~0o022)  # the umask may let a group write
+        _require_trust(library)
         return ctypes.CDLL(str(library))
     except OSError as error:
         unusable = f"{library.parent} cannot hold compiled code ({_reason(error)})"
@@ -125,10 +126,9 @@ def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
         ) from error
 
 
-def _is_trusted(library: Path) -> bool:
-    """Return True if only this user, root or their group can have written the file."""
-    found = library.stat()
-    return found.st_uid in {0, os.getuid()} and not found.st_mode & stat.S_IWOTH
+def _require_trust(path: Path) -> None:
+    if not is_trusted(path):
+        raise OSError(errno.EPERM, "another user can write there")
 
 
 def _reason(error: OSError) -> str:

@@ -10,6 +10,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError
 from rlhf.models.load_errors import RUN_FOLDER, load_failure
+from rlhf.user_paths import user_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,10 @@ class ModelSource:
     def of(cls, model: ModelConfig, *, key: str, dropout: float = 0.0) -> ModelSource:
         """Return the source that ``model`` describes; ``path`` is None if weights are random."""
         is_random = model.init is ModelInit.random
+        place = None if is_random else model.path
         return cls(
             key=f"{key}.architecture" if is_random else f"{key}.path",
-            path=None if is_random else model.path,
+            path=place and str(user_path(place, key=f"{key}.path")),
             revision=model.revision,
             architecture=model.architecture if is_random else None,
             attention=model.attention,

@@ -12,6 +12,7 @@ from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.foreign_errors import translated
 from rlhf.models.load_errors import RUN_FOLDER, load_failure
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,9 +42,10 @@ def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreT
         return train_tokenizer(
             texts, vocab_size=model.vocab_size, end_token=model.end_token or END_TOKEN
         )
+    place_key = f"{key}.tokenizer" if is_own else f"{key}.path"
     return load_tokenizer(
-        place,
-        key=f"{key}.tokenizer" if is_own else f"{key}.path",
+        str(user_path(place, key=place_key)),
+        key=place_key,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         end_token=model.end_token,

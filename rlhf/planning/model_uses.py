@@ -68,7 +68,7 @@ def _use(
     config: RunConfig, model: tuple[str, ModelConfig], role: Role, lora_role: LoraRole | None
 ) -> ModelUse:
     key, source = model
-    shape = shape_of(source)
+    shape = shape_of(source, key=key)
     if shape is None:
         raise UnknownModelError(_why_unknown(key, source))
     is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
@@ -101,7 +101,7 @@ def _use(
 def _why_unknown(key: str, model: ModelConfig) -> str:
     is_random = model.init is ModelInit.random
     origin = f"{key}.architecture" if is_random else f"{key}.path={model.path}"
-    if kind := config_fields(model).get("model_type"):
+    if kind := config_fields(model, key=key).get("model_type"):
         return f"the planner does not know model_type={kind} of {origin}"
     return f"{origin} has no config.json here and {key}.architecture has no model_type"
 

@@ -13,6 +13,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError
 from rlhf.foreign_errors import translated
+from rlhf.user_paths import user_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +88,22 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
-def shape_of(model: ModelConfig) -> ModelShape | None:
-    """Return the shape of a model, or None if it is not known."""
-    fields = {name: v for name, v in config_fields(model).items() if _is_usable(name, v)}
-    if "model_type" not in fields:
+def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
+    """Return the shape of a model, the value of ``key``, or None if it is not known."""
+    fields = config_fields(model, key=key)
+    if not isinstance(fields.get("model_type"), str):
         return None
     fields.setdefault("vocab_size", model.vocab_size)
     family = FAMILIES.get(fields["model_type"])
     try:
-        return None if family is None else family(fields)
-    except KeyError:  # a required field is missing
+        shape = None if family is None else family(fields)
+        sizes = (shape.weights, shape.hidden, shape.heads, shape.vocab) if shape else ()
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # missing, or no size
         return None
+    return shape if all(type(size) is int and 0 < size < 2**60 for size in sizes) else None
 
 
-def config_fields(model: ModelConfig) -> dict[str, Any]:
+def config_fields(model: ModelConfig, *, key: str = "model") -> dict[str, Any]:
     """Return the known fields of a model's HF config; empty if none are known.
 
     Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
@@ -108,7 +111,7 @@ def config_fields(model: ModelConfig) -> dict[str, Any]:
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)
-    file = Path(str(model.path)).expanduser() / "config.json"
+    file = user_path(str(model.path), key=f"{key}.path") / "config.json"
     if file.is_file():
         return _read(file)
     if "model_type" in model.architecture:
@@ -142,13 +145,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise failure(f"it is a {type(fields).__name__}")
     return fields
-
-
-def _is_usable(name: str, value: object) -> bool:
-    """Return True if a field can be calculated with: a size above 0, a switch, or a known text."""
-    if isinstance(value, str):
-        return name in ("model_type", "activation_function")
-    return isinstance(value, int) and (isinstance(value, bool) or value > 0)
 
 
 def _opt(c: Mapping[str, Any]) -> ModelShape:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.user_paths import user_path
 
 COUNTED = (".jsonl", ".csv")  # file types with one example per line
 LARGEST = 2**30  # bytes; lines of larger files are not counted
@@ -109,7 +109,7 @@ def in_words(data: DataConfig) -> str:
 
 
 def _lines(data: DataConfig) -> int | None:
-    path = Path(data.path).expanduser() if isinstance(data.path, str) else None
+    path = user_path(data.path, key="data.path") if isinstance(data.path, str) else None
     if path is None or path.suffix not in COUNTED or not path.is_file():
         return None
     if path.stat().st_size > LARGEST:

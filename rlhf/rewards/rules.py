@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.errors import CapabilityError, ConfigError
+from rlhf.foreign_errors import translated
 from rlhf.rewards.answers import Answers, Scorer
+from rlhf.user_paths import read_text, user_path
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
@@ -106,20 +107,18 @@ def _schema(file: str | None) -> Callable[[Any], bool]:
     if file is None:
         return lambda _: True
     try:
-        from jsonschema import SchemaError
         from jsonschema.validators import validator_for
     except ModuleNotFoundError as error:
         raise CapabilityError(
             "json_schema: the package jsonschema is not installed; pip install 'rlhf[json]'"
         ) from error
-    try:
-        schema = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+
+    def explain(reason: str) -> ConfigError:
+        return ConfigError(f"json_schema={file}: cannot be read as a JSON schema ({reason})")
+
+    with translated(explain):
+        schema = json.loads(read_text(user_path(file, key="json_schema")))
         validator = validator_for(schema)
         validator.check_schema(schema)
-    except (OSError, ValueError, SchemaError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"json_schema={file}: cannot be read as a JSON schema ({reason})"
-        ) from error
-    valid: Callable[[Any], bool] = validator(schema).is_valid
+        valid: Callable[[Any], bool] = validator(schema).is_valid
     return valid

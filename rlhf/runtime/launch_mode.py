@@ -14,6 +14,7 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
+from rlhf.user_paths import user_path
 
 
 class LaunchMode(StrEnum):
@@ -89,7 +90,7 @@ def launch_commands(
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
             first = launcher.master_addr  # if null, DeepSpeed gets it from the first node
             options = [
-                f"--hostfile={Path(launcher.hostfile or '').expanduser()}",
+                f"--hostfile={user_path(launcher.hostfile or '', key='launcher.hostfile')}",
                 *([] if first is None else [f"--master_addr={first}"]),
                 f"--master_port={launcher.master_port}",
                 "--no_local_rank",

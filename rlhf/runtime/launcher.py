@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rlhf.checkpoint.results import objective_of
 from rlhf.config.freeze import freeze
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
@@ -85,7 +85,7 @@ def _start(
             _spawn(config, run_dir, way)
     if run_dir is None:
         return None
-    return float(json.loads((run_dir / "result.json").read_text())["objective"])
+    return objective_of(run_dir)
 
 
 def join() -> None:
@@ -137,13 +137,11 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = _slurm_options(config) if way is LaunchMode.slurm else _node_options()
-    # The agent forwards SIGTERM, and then waits for the ranks' checkpoint.
-    patience = str(config.checkpoint.grace_seconds + 5)
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", patience)
     if ignores_job_signals():
         # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
         options["signals_to_handle"] = "SIGINT"
-        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "5")
+    patience = shutdown_seconds(config.checkpoint.grace_seconds)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(patience))
     launch = elastic_launch(
         LaunchConfig(
             min_nodes=config.hardware.nodes,
@@ -173,6 +171,15 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
                 f"{address}:{port} in {JOIN_MINUTES} minutes; srun must start one task on each "
                 "node, and launcher.master_port must be free"
             ) from error
+
+
+def shutdown_seconds(grace_seconds: float) -> float:
+    """Return how long the agent waits for ranks after SIGTERM before it kills them.
+
+    It forwards SIGTERM, and the ranks write a checkpoint. In a SLURM job they ignore SIGTERM, and
+    the agent sends it only to the ranks left over after one has failed.
+    """
+    return 5 if ignores_job_signals() else grace_seconds + 5
 
 
 def _node_options() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from rlhf.config.batches import phase_plans, rollout_plan
 from rlhf.config.choices import OnOom, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
-from rlhf.planning.plan_tables import PLAN
+from rlhf.planning.plan_tables import read_plan
 
 # Messages of torch's allocator on a CPU, which has no class of its own for them.
 CPU_MESSAGES = ("can't allocate memory", "not enough memory")
@@ -83,8 +82,8 @@ def with_less_memory(config: RunConfig) -> RunConfig | None:
 
 def _planned(run_dir: Path, phase: Phase) -> str:
     """Return what the plan has for the phase, as words."""
-    if not (run_dir / PLAN).exists():
+    plan = read_plan(run_dir)
+    if plan is None or phase not in plan["phases"]:
         return ""
-    plan = json.loads((run_dir / PLAN).read_text())
     gib = plan["phases"][phase]["memory_gib_per_rank"]
     return f" (planned: {gib:.1f} of {plan['memory_gib_limit']:.1f} GiB per rank)"

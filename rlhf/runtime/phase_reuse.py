@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from rlhf.checkpoint.phase_state import STATE
+from rlhf.checkpoint.finished_phase import STATE, finish_phase, verify_phase
 from rlhf.checkpoint.phase_store import (
     READ,
     PhaseStore,
     code_version,
-    copy_samples,
+    copy_lines,
     link_phase,
     logged,
     phase_key,
 )
-from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phases, write_json
+from rlhf.checkpoint.results import phase_result, taken_phases
 from rlhf.config.choices import Phase, Reuse
-from rlhf.errors import ConfigError
+from rlhf.config.run_dir import refuse_links
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import CheckpointError, ConfigError
+from rlhf.finite_numbers import finite
+from rlhf.foreign_errors import reason_of
 from rlhf.phases.shared.context import RunContext
 from rlhf.runtime.plan_comparison import beside_the_plan
 from rlhf.types import Ranks
+
+Say = Callable[[str], None]
 
 
 def run_phase(
@@ -42,19 +48,43 @@ def run_phase(
     store, key = PhaseStore(max_gib=config.reuse.max_gib), store_key(context, phase)
     with ExitStack() as stack:
         if key is not None:
-            stack.enter_context(one_at_a_time(store.folder / f"{key}.lock", ranks))
-            if (entry := store.find(key, phase)) is not None:
-                take_phase(context, phase, entry)
+            stack.enter_context(one_at_a_time(store, key, ranks))
+            # Other ranks may not see the store of rank 0, and nobody hashes the files twice.
+            found = store.find(key, phase, context.console.say) if ranks.is_main else None
+            if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
+                take_phase(context, phase, store.folder / key)
                 return
         result = runner(replace(context, phase_started=time.monotonic()))
         result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:
-            write_json(phase_result_path(run_dir, phase), result)
+            finish_phase(run_dir, phase, result)
             if not config.checkpoint.keep_finished:
                 shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
-            if key is not None:
-                store.put(key, phase, run_dir)
+            if key is not None and finite(result) == result:
+                store_phase(context, store, key, phase)
         ranks.barrier()
+
+
+def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) -> None:
+    """Store a phase for other runs; this run has it, so a store that fails is worth a line only."""
+    try:
+        store.put(key, phase, context.run_dir)
+    except (OSError, CheckpointError) as error:
+        context.console.say(f"{phase}: not stored in {store.folder} ({reason_of(error)})")
+
+
+def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: Say) -> None:
+    """Verify the phases that a resumed run has finished, and remove what a killed attempt left.
+
+    Raises:
+        CheckpointError: naming the file that is missing or damaged, and the way out.
+    """
+    refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])
+    for phase in finished:
+        if (notice := verify_phase(run_dir, phase)) is not None:
+            say(f"warning: {notice}")
+        if not config.checkpoint.keep_finished and (run_dir / phase / STATE).exists():
+            shutil.rmtree(run_dir / phase / STATE)
 
 
 def store_key(context: RunContext, phase: Phase) -> str | None:
@@ -68,26 +98,27 @@ def store_key(context: RunContext, phase: Phase) -> str | None:
 
 
 @contextmanager
-def one_at_a_time(path: Path, ranks: Ranks) -> Iterator[None]:
-    """Hold the lock on ``path`` in rank 0: other runs wait, and so do this run's other ranks.
+def one_at_a_time(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
+    """Hold the lock of an entry in rank 0: other runs wait, and so do this run's other ranks.
 
     All ranks ask together once per second, so that no collective waits longer than that.
 
     Raises:
-        ConfigError: if the folder of ``path`` cannot be created.
+        ConfigError: if the store cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"reuse.phases=always: the store {path.parent} cannot be created ({error.strerror}); "
-            "set RLHF_CACHE to a folder that can be written, or reuse.phases=never"
-        ) from error
-    lock = FileLock(path)
+    lock = store.lock(key)
     while True:
         if ranks.is_main:
-            with suppress(Timeout):
-                lock.acquire(blocking=False)
+            try:
+                store.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+                with suppress(Timeout):
+                    lock.acquire(blocking=False)
+            except OSError as error:
+                raise ConfigError(
+                    f"reuse.phases=always: the store {store.folder} cannot be written "
+                    f"({reason_of(error)}); set RLHF_CACHE to a folder that can be written, or "
+                    "reuse.phases=never"
+                ) from error
         if ranks.max(torch.tensor(float(lock.is_locked), device=ranks.device)):
             break
         time.sleep(1)
@@ -98,13 +129,19 @@ def one_at_a_time(path: Path, ranks: Ranks) -> Iterator[None]:
 
 
 def take_phase(context: RunContext, phase: Phase, source: Path) -> None:
-    """Take a finished phase from the folder ``source``, with its metrics and samples."""
+    """Take a finished phase from the folder ``source``, with its metrics and samples.
+
+    Raises:
+        CheckpointError: if it is damaged. An entry of the store has been verified already.
+    """
     run_dir, ranks = context.run_dir, context.ranks
     if ranks.is_main:
+        if phase in taken_phases(context.config) and (notice := verify_phase(source, phase)):
+            context.console.say(f"warning: {notice}")
         run = (phase_result(source, phase) or {}).get("reused_from", str(source))
         for step, values in logged(source, phase):
             context.tracker.log(phase, step, values)
-        copy_samples(source, phase, run_dir)
+        copy_lines(source, phase, run_dir, "samples.jsonl")
         link_phase(source, phase, run_dir, reused_from=run)
         context.console.say(f"{phase}: taken from {run}, which had the same inputs")
     ranks.barrier()

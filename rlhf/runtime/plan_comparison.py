@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import peak_memory_gib
-from rlhf.planning.plan_tables import PLAN
+from rlhf.planning.plan_tables import read_plan
 from rlhf.types import Ranks
 
 
@@ -22,9 +21,9 @@ def beside_the_plan(
     Peak memory is counted from the start of the process, so it includes earlier phases.
     """
     measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
-    if not (run_dir / PLAN).exists():  # plan=off, or a model with an unknown shape
+    phases = (read_plan(run_dir) or {"phases": {}})["phases"]
+    if phase not in phases:  # plan=off, or a model with an unknown shape
         return {"measured": measured}
-    phases = json.loads((run_dir / PLAN).read_text())["phases"]
     so_far = list(phases)[: list(phases).index(phase) + 1]
     planned = {
         "hours": phases[phase]["hours"],
@@ -39,17 +38,16 @@ def whole_beside_the_plan(
     """Return the time and peak memory of the whole run: measured and planned.
 
     The time counts from the start of the process, so it includes loading libraries. The time of
-    phases that an earlier attempt finished is added.
+    phases that an earlier attempt finished is added. A run that took all its phases from others has
+    no peak memory of its own.
     """
     own = {name: each for name, each in phases.items() if "reused_from" not in each}
     earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
-    measured = {
-        "hours": (seconds_of_process() + earlier) / 3600,
-        "memory_gib": max(each["measured"]["memory_gib"] for each in own.values()),
-    }
-    if not (run_dir / PLAN).exists():
+    measured = {"hours": (seconds_of_process() + earlier) / 3600}
+    if own:
+        measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
+    if not (plan := read_plan(run_dir)) or not plan["phases"]:
         return {"measured": measured}
-    plan = json.loads((run_dir / PLAN).read_text())
     memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())
     return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.errors import RlhfError
+from rlhf.lasting_output import outlast_output
 from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
@@ -112,6 +113,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
 
 def main() -> None:
     """Run a spawned rank: FAILURE_FILE [RUN_DIR]; RUN_DIR is given if this node froze the run."""
+    outlast_output()
     failure_file, *run_dir = map(Path, sys.argv[1:])
     # Ctrl-C ends a rank at once, whatever it waits for: while it unwound, other ranks would notice
     # and report a lost rank. Files on disk are complete at any moment.

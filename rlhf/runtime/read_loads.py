@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.config.batches import phase_steps
@@ -24,6 +23,7 @@ from rlhf.data.tokens import Encoder, TokenLimits, columns_for
 from rlhf.errors import DataError
 from rlhf.models.tokenizers import byte_level_bpe
 from rlhf.planning.steps import Load, Loads, total_examples
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,7 +95,7 @@ def _is_small(config: RunConfig) -> bool:
     """Return True if all data files are on this machine, with ``LARGEST`` bytes at most."""
     paths = config.data.path if isinstance(config.data.path, list) else [config.data.path]
     paths += [dataset.path for dataset in config.data.sets.values()]
-    files = [Path(str(path)).expanduser() for path in paths if path is not None]
+    files = [user_path(str(path), key="data.path") for path in paths if path is not None]
     is_sample = [str(path).startswith(SAMPLE) for path in files]
     sizes = [path.stat().st_size for path in files if path.is_file()]
     return len(sizes) + sum(is_sample) == len(files) and sum(sizes) <= LARGEST
@@ -131,7 +131,7 @@ def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     if place is None:
         return byte_level_bpe(_texts(parts), vocab_size=model.vocab_size)
-    file = Path(place).expanduser() / "tokenizer.json"
+    file = user_path(place, key="model.tokenizer") / "tokenizer.json"
     return Tokenizer.from_file(str(file)) if file.is_file() else None
 
 

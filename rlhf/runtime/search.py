@@ -7,7 +7,6 @@ running when it was killed are resumed, and no finished trial is repeated.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -16,19 +15,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from rlhf.atomic import replacing
+from rlhf.checkpoint.results import read_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.search_command import Dimension, Sampler, Search, example_config
 from rlhf.errors import CapabilityError, ConfigError
+from rlhf.finite_numbers import measured
 from rlhf.runtime.sweep_jobs import OUTPUT, PARENT, share
+from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.console import build_console
-from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ class Searcher:
         prune = self._search.study.prune
         assert prune is not None
         reported = self._study.trials[each.trial.number].intermediate_values
-        for line in read_jsonl(each.run_dir / "metrics.jsonl"):
+        for line in read_lines(each.run_dir / "metrics.jsonl", METRICS):
             value, step = line.get(prune.metric), line["step"]
             if value is not None and step not in reported:
                 each.trial.report(value, step)
@@ -156,17 +158,22 @@ class Searcher:
         self._running.remove(each)
         number = each.trial.number
         if outcome == "complete":
-            phases = json.loads((each.run_dir / "result.json").read_text())["phases"]
-            for name, limit in self._search.study.at_most.items():
-                each.trial.set_constraint(name, _measure(phases, name) - limit)
+            phases = read_object(each.run_dir / "result.json")["phases"]
             values = [_measure(phases, name) for name in self._search.objectives]
+            limited = {name: _measure(phases, name) for name in self._search.study.at_most}
+            outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"
+        if outcome == "complete":
+            for name, limit in self._search.study.at_most.items():
+                each.trial.set_constraint(name, limited[name] - limit)
             self._study.tell(each.trial, values)
             pairs = zip(self._search.objectives, values, strict=True)
             self._say(f"trial {number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
             return
         state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
         self._study.tell(each.trial, state=state)
-        why = "ended early" if outcome == "pruned" else f"exit code {each.process.returncode}"
+        code = each.process.returncode
+        why = f"exit code {code}" if code else "a measure of the study is not finite"
+        why = "ended early" if outcome == "pruned" else why
         self._say(f"trial {number}: {outcome}, {why}; its output is in {each.run_dir / OUTPUT}")
 
     def _write_best(self) -> None:
@@ -261,7 +268,7 @@ def _measure(phases: Mapping[str, Any], name: str) -> float:
     """
     phase, _, measure = name.partition(".")
     try:
-        return float(phases[phase][measure])
+        return float(measured(phases[phase])[measure])
     except (KeyError, TypeError) as error:
         numbers = sorted(n for n, v in phases.get(phase, {}).items() if isinstance(v, int | float))
         known = ", ".join(numbers) or f"the phases {', '.join(phases)}"

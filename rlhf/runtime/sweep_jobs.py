@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rlhf.checkpoint.results import objective_of
 from rlhf.config.choices import Device
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CapabilityError, RlhfError
@@ -25,13 +25,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Let Linux kill this process when the search that started it is killed."""
+    """Let Linux kill this process when the sweep or search that started it is killed."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        sys.exit("the search that started this trial has ended")
+        sys.exit("the sweep that started this run has ended")
 
 
 class JobError(RlhfError):
@@ -47,27 +47,29 @@ def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> floa
     Raises:
         JobError: if the job failed.
     """
-    result = run_dir / "result.json"
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
-        code = 0 if result.exists() else _run(config, run_dir, script, jobs=jobs)
-        if code:
+        if (objective := objective_of(run_dir)) is not None:
+            return objective
+        code = _run(config, run_dir, script, jobs=jobs)
+        if code or (objective := objective_of(run_dir)) is None:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: its output is {place}. The same "
                 "command again continues the sweep without its finished jobs"
             )
-    return float(json.loads(result.read_text())["objective"])
+    return objective
 
 
 def _run(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> int:
     command = [sys.executable, script, f"resume={run_dir}"]
+    parent = {PARENT: str(os.getpid())}
     if jobs == 1:
-        return _wait(subprocess.Popen(command))
+        return _wait(subprocess.Popen(command, env=os.environ | parent))
     with (
         share_of_machine(config, run_dir.parent, jobs) as environment,
-        (run_dir / OUTPUT).open("a") as output,
+        (run_dir / OUTPUT).open("a") as out,
     ):
-        return _wait(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
+        return _wait(subprocess.Popen(command, env=environment | parent, stdout=out, stderr=out))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

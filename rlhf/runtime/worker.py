@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock
 
+from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import (
-    STATE,
     Checkpoint,
     checkpoint_folder,
     latest_valid,
     read_checkpoint,
 )
-from rlhf.checkpoint.results import phase_result, write_json
+from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
-from rlhf.config.freeze import load_run
+from rlhf.config.freeze import command_words, load_run
 from rlhf.config.roles import reward_columns, reward_model_base
-from rlhf.config.run_dir import refuse_links
+from rlhf.config.run_dir import only_process, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import are_turns, plain_template
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
+from rlhf.drive_errors import explaining_drive
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels
@@ -45,16 +45,16 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_rewards, require_rollouts
+from rlhf.planning.plan_tables import read_plan
 from rlhf.runtime.malloc import keep_freed_memory
+from rlhf.runtime.objective import require_finite
 from rlhf.runtime.out_of_memory import explained
-from rlhf.runtime.phase_reuse import run_phase
-from rlhf.runtime.plan_comparison import whole_beside_the_plan
+from rlhf.runtime.phase_reuse import look_over, run_phase
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
+from rlhf.runtime.run_result import show_run, unfinished_phases, whole_result
 from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import LOGS, cut, drop_phases
-from rlhf.tracking.report.run_page import write_report
-from rlhf.tracking.summary import show_summary
 from rlhf.tracking.trackers import build_tracker
 from rlhf.types import Ranks
 
@@ -99,10 +99,38 @@ def run(
         console.say(
             "hardware.keep_freed_memory: only glibc supports this setting; continuing without it"
         )
-    unfinished = [phase for phase in config.phase.order if phase_result(run_dir, phase) is None]
+
+    def watch_steps(context: RunContext) -> None:
+        be_ready(context, {} if meeting is None else meeting.others, on_stuck)
+
+    command = f"python launch.py resume={run_dir}"
+    with (
+        explaining_drive(f"make room, or the folder writable; {command} continues the run"),
+        only_process(run_dir, console.say) if ranks.is_main else nullcontext(),
+    ):
+        result = run_phases(config, run_dir, ranks, console, watch_steps)
+        if ranks.is_main:
+            show_run(console, run_dir, result)
+    ranks.barrier()
+    require_finite(result["phases"], run_dir)
+    return float(result["objective"])
+
+
+def run_phases(
+    config: RunConfig,
+    run_dir: Path,
+    ranks: Ranks,
+    console: Console,
+    watch_steps: Callable[[RunContext], None],
+) -> dict[str, Any]:
+    """Run the phases that have no result yet; write result.json and return its content."""
+    unfinished = unfinished_phases(config, run_dir)
+    finished = [phase for phase in config.phase.order if phase not in unfinished]
+    if ranks.is_main:
+        look_over(run_dir, finished, config, console.say)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
-        be_ready(context, {} if meeting is None else meeting.others, on_stuck)
+        watch_steps(context)
         try:
             for phase in unfinished:
                 with explained(config, phase, run_dir):
@@ -110,17 +138,14 @@ def run(
             context.tracker.conclude(whole_result(config, run_dir, unfinished))
         except BaseException:
             if ranks.is_main:
-                write_report(run_dir)  # what there is so far
+                show_run(console, run_dir, None)
             raise
         finally:
             context.tracker.finish()
     result = whole_result(config, run_dir, unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
-        write_report(run_dir)
-        show_summary(console, result, run_dir)
-    ranks.barrier()
-    return float(result["objective"])
+    return result
 
 
 def be_ready(
@@ -152,6 +177,9 @@ def build_context(
     """
     require_rollouts(config)
     require_rewards(config)
+    command_words(run_dir)  # model cards show it: a damaged file is refused before training
+    if ranks.is_main:
+        read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
     console.say(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
@@ -249,34 +277,6 @@ def run_tokenizer(
         theirs = tokenizer_for(reward_model, key="reward_model", texts=())
         check_same_tokens(tokenizer, theirs, reward_place=str(reward_model.path))
     return tokenizer
-
-
-def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
-    """Return the content of result.json; ``ran`` are the phases that this process ran."""
-    result = summarise(config, run_dir)
-    return result | whole_beside_the_plan(run_dir, result["phases"], ran)
-
-
-def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
-    """Return the objective, the results of the phases and the versions of libraries."""
-    phases = {p.value: phase_result(run_dir, p) or {} for p in config.phase.order}
-    name, last = list(phases.items())[-1]
-    match name:
-        case Phase.sft:
-            objective = -last["perplexity_after"]
-        case Phase.reward:
-            objective = last["accuracy"]
-        case Phase.dpo:
-            objective = last.get("gold_after", last["accuracy"])
-        case _:
-            objective = last.get("gold_after", last["score_after"])
-    packages = ("rlhf", "torch", "deepspeed", "transformers")
-    versions = {name: importlib.metadata.version(name) for name in packages}
-    return {
-        "objective": objective,
-        "phases": phases,
-        "versions": {"python": platform.python_version(), **versions},
-    }
 
 
 def quieten_libraries() -> None:

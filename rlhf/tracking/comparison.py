@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.errors import CheckpointError
 from rlhf.intervals import Estimate, estimate, t_quantile
+from rlhf.stored_files import RESULT, read_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,17 +120,17 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the result of a run; a run without result has no measures."""
     keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
-    path = folder / "result.json"
-    if not path.is_file():
+    if (result := read_json(folder / "result.json", RESULT)) is None:
         return ComparedRun(folder, keys, {})
-    result = json.loads(path.read_text())
+    if result["objective"] is None:  # it was not a finite number: the run has failed
+        return ComparedRun(folder, keys, {})
     measures = {"objective": result["objective"]}
     for measure in MEASURES:
         for phase in measure.phases:
             if measure.name in result["phases"].get(phase, {}):
                 measures.setdefault(measure.title, result["phases"][phase][measure.name])
-    minutes = 60 * result["measured"]["hours"]
-    return ComparedRun(folder, keys, measures | {"minutes": minutes})
+    measures["minutes"] = 60 * result["measured"]["hours"]
+    return ComparedRun(folder, keys, {k: v for k, v in measures.items() if v is not None})
 
 
 def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:

@@ -1,4 +1,6 @@
-"""Save dashboards to Weights & Biases: ``python -m rlhf.tracking.dashboards ENTITY/PROJECT``.
+"""Save dashboards to Weights & Biases.
+
+    python -m rlhf.tracking.dashboards ENTITY/PROJECT
 
 Each dashboard is a saved view of the project. Its name is fixed, so the same command again replaces
 the views that it saved before. Building one needs neither network nor account.
@@ -6,6 +8,7 @@ the views that it saved before. Building one needs neither network nor account.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -143,13 +146,20 @@ def _open(workspaces: Any, title: str, panels: Sequence[Any]) -> Section:
 
 def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
-    return exit_code(lambda: _save(arguments))
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.tracking.dashboards",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("project", metavar="ENTITY/PROJECT")
+    options = parser.parse_args(arguments)
+    return exit_code(lambda: _save(options.project))
 
 
-def _save(arguments: Sequence[str]) -> None:
-    if len(arguments) != 1 or arguments[0].count("/") != 1:
-        raise ConfigError("usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT")
-    entity, project = arguments[0].split("/")
+def _save(place: str) -> None:
+    if place.count("/") != 1:
+        raise ConfigError(f"{place}: must be ENTITY/PROJECT, as in the address of the project")
+    entity, project = place.split("/")
     for address in save_dashboards(entity, project):
         sys.stdout.write(f"{address}\n")
 

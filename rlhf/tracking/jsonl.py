@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from rlhf.atomic import is_transient, replacing, retrying
 from rlhf.errors import CheckpointError
+from rlhf.finite_numbers import finite
+from rlhf.stored_files import raw_lines
 
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run, appended to by rank 0
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
@@ -39,7 +39,7 @@ class JsonlWriter:
         Raises:
             CheckpointError: if the drive is full, or cannot be written.
         """
-        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
         self._held += text.encode("utf-8", errors=ENCODING_ERRORS)
         try:
             self._append() if self.is_late else retrying(self._append)
@@ -79,28 +79,6 @@ class JsonlWriter:
         self._file.close()
 
 
-def _finite(value: object) -> object:
-    """Return ``value`` with None in the place of numbers that are not finite, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file, up to a torn last line; a missing file has none."""
-    if not path.is_file():
-        return
-    # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
-
-
 def cut(path: Path, size: int) -> None:
     """Shorten ``path`` to its first ``size`` bytes, which it had when a checkpoint was written."""
     if path.exists() and path.stat().st_size > size:
@@ -114,27 +92,11 @@ def drop_phases(path: Path, unfinished: Set[str]) -> None:
     replaced atomically: a killed process leaves the old file intact. A missing file is ignored.
 
     Raises:
-        CheckpointError: if a line other than the last is not a JSON object with a phase.
+        DamagedFileError: if a line other than a torn last one is not a JSON object with a phase.
     """
     if not path.exists():
         return
-    kept = [line for line, phase in _lines_and_phases(path) if phase not in unfinished]
+    lines = raw_lines(path, {"phase": str})
+    kept = [line for line, value in lines if value["phase"] not in unfinished]
     with replacing(path) as building:
-        building.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-
-
-def _lines_and_phases(path: Path) -> Iterator[tuple[str, str]]:
-    # Split only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
-    # A torn last line may end within a character; with that replaced, it still is not valid JSON.
-    lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            phase = json.loads(line)["phase"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            if number == len(lines):
-                return
-            raise CheckpointError(
-                f"{path}, line {number}: not a JSON object with a phase: {line[:60]!r}. "
-                "Remove the line, or the file, and resume again."
-            ) from error
-        yield line, phase
+        building.write_bytes(b"".join(line + b"\n" for line in kept))

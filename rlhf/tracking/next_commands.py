@@ -6,14 +6,17 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from rlhf.config.freeze import COMMAND
+from rlhf.config.choices import Source
+from rlhf.config.freeze import command_words, frozen_keys
 from rlhf.model_call import model_call
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import SAMPLE, read_lines
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
+OF_ALL_DATA = (
+    *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
+    *("data.bucket_by_length", "data.cache_dir"),
+)
 
 
 def what_to_type_next(run_dir: Path) -> list[str]:
@@ -21,7 +24,7 @@ def what_to_type_next(run_dir: Path) -> list[str]:
     folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
     lines = ["What to type next"]
     if folders:
-        prompts = [sample["prompt"] for sample in read_jsonl(run_dir / "samples.jsonl")]
+        prompts = [sample["prompt"] for sample in read_lines(run_dir / "samples.jsonl", SAMPLE)]
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
@@ -35,15 +38,16 @@ def what_to_type_next(run_dir: Path) -> list[str]:
         lines += ["  # upload the metrics", sync]
     typed = _typed(run_dir)
     if (run_dir / "ppo/actor").exists():
-        kl_ctl = OmegaConf.load(run_dir / "config.yaml").ppo.kl_ctl
+        kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
         lines += [
             "  # the same run, held closer to the reference",
             _command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
         ]
-    lines += [
-        "  # learn from your own examples",
-        _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
-    ]
+    if frozen_keys(run_dir)["data.source"] != Source.local:
+        lines += [
+            "  # learn from your own examples",
+            _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
+        ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
@@ -55,14 +59,16 @@ def short(path: Path) -> Path:
 
 def _typed(run_dir: Path) -> list[str]:
     """Return the overrides of the command that started the run, without the run's own place."""
-    command = run_dir / COMMAND
-    words = shlex.split(command.read_text(encoding="utf-8"))[2:] if command.exists() else []
-    return [word for word in words if _key(word) not in PLACES]
+    return [word for word in command_words(run_dir) if _key(word) not in PLACES]
 
 
 def _without_data(words: Iterable[str]) -> list[str]:
+    """Return ``words`` without those that name examples; how they are used stays."""
+    keys = {word: _key(word) for word in words}
     return [
-        word for word in words if _key(word) not in ("data", "from_run") and "data." not in word
+        word
+        for word, key in keys.items()
+        if key not in ("data", "from_run") and (not key.startswith("data.") or key in OF_ALL_DATA)
     ]
 
 

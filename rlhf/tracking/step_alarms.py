@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.config.choices import AlarmName
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import ALARM, read_lines
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range
@@ -55,8 +55,9 @@ class Alarm(NamedTuple):
 
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
-    lines = read_jsonl(run_dir / "alarms.jsonl")
-    return [Alarm(**{**line, "value": _number(line["value"])}) for line in lines]
+    lines = read_lines(run_dir / "alarms.jsonl", ALARM)
+    found = ({name: line[name] for name in Alarm._fields} for line in lines)
+    return [Alarm(**{**each, "value": _number(each["value"])}) for each in found]
 
 
 def _number(value: float | None) -> float:
@@ -93,7 +94,7 @@ def _gold_falls(gold: Sequence[float], series: Series) -> bool:
     Means of a few evaluations in a row are compared: a single evaluation is too noisy.
     """
     golds, scores = _running_means(gold), _running_means(series["ppo/eval_score"])
-    if not golds:
+    if not golds or len(golds) != len(scores):
         return False
     best = max(golds)
     return golds[-1] < best - GOLD_FALL and scores[-1] > scores[golds.index(best)]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.safe_text import printable
+from rlhf.stored_files import SAMPLE, read_lines
 from rlhf.tracking.alarms import alarms_of
-from rlhf.tracking.jsonl import read_jsonl
 from rlhf.tracking.next_commands import short, what_to_type_next
 from rlhf.tracking.step_alarms import read_alarms
 
@@ -103,7 +103,7 @@ def summary_parts(result: Mapping[str, Any]) -> Iterator[SummaryPart]:
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a description of the objective: a result of the last phase (see runtime/worker.py)."""
+    """Return a description of the objective: a result of the last phase (runtime/objective.py)."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
@@ -118,7 +118,7 @@ def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return the first and the last sampled answers to the same held-out prompts."""
-    samples = list(read_jsonl(run_dir / "samples.jsonl"))
+    samples = list(read_lines(run_dir / "samples.jsonl", SAMPLE))
     if not samples:
         return []
     first, last = (
@@ -156,7 +156,8 @@ def _rows_of_run(
         time = "" if hours is None else f", planned {_duration(hours)}"
         memory = "" if gib is None else f", planned {_number(gib)}"
     yield SummaryRow(f"time{time}")
-    yield SummaryRow(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
+    if "memory_gib" in measured:  # not if all phases were taken from other runs
+        yield SummaryRow(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
 
 
 def where_it_lies(run_dir: Path) -> list[str]:
@@ -245,7 +246,8 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 
 
 def _duration(hours: float) -> str:
-    return str(timedelta(hours=hours)).partition(".")[0]
+    longest = timedelta.max.days * 24  # a damaged file may name more
+    return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 
 
 def _number(value: float) -> str:

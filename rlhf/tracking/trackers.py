@@ -13,7 +13,8 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.sweep_command import SWEEPS
 from rlhf.errors import ConfigError, RlhfError
-from rlhf.tracking.jsonl import JsonlWriter, read_jsonl
+from rlhf.stored_files import METRICS, read_lines
+from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.registry import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import NullTracker, Sample, Tracker
@@ -214,7 +215,7 @@ def build_tracker(
     guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
     # Files come last: metrics.jsonl has no step that another tracker lacks.
     trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir, say)], config.alarms)
-    trackers.remember(read_jsonl(run_dir / "metrics.jsonl"))
+    trackers.remember(read_lines(run_dir / "metrics.jsonl", METRICS))
     return trackers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.errors import CapabilityError
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import SAMPLE, DamagedFileError, read_lines, read_text
 from rlhf.tracking.step_alarms import Alarm
 from rlhf.tracking.tracker import Sample, Tracker
 from rlhf.tracking.wandb_file import history
@@ -84,7 +85,7 @@ class WandbTracker(Tracker):
         # Prompts and their responses before training; a resumed run finds them in its file.
         self._first: dict[str, str] = {
             line["prompt"]: line["response"]
-            for line in read_jsonl(run_dir / "samples.jsonl")
+            for line in read_lines(run_dir / "samples.jsonl", SAMPLE)
             if line["step"] == 0
         }
         self._increment = -1
@@ -247,8 +248,10 @@ def _init(
 def _run_id(path: Path) -> str:
     """Return the id that a W&B sweep agent sets, or the id in ``path``, created on first use."""
     prescribed = os.environ.get("WANDB_RUN_ID")
-    if prescribed is None and path.exists():
-        return path.read_text(encoding="utf-8").strip()
+    if prescribed is None and (stored := read_text(path)) is not None:
+        if not re.fullmatch(r"[\w-]{1,64}", stored.strip()):
+            raise DamagedFileError(path, "it has no id of a W&B run")
+        return stored.strip()
     run_id = prescribed or secrets.token_hex(8)
     path.write_text(run_id + "\n", encoding="utf-8")
     return run_id

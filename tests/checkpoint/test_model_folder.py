@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rlhf.checkpoint.model_folder import save_model, whole_folder
 from rlhf.checkpoint.results import phase_result, phase_result_path, write_json
@@ -30,6 +33,20 @@ def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> No
         (building / "weights").write_text("new")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
     assert (folder / "weights").read_text() == "new"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_weights_can_be_read_by_those_whom_the_umask_allows(
+    umask: int, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        with whole_folder(tmp_path / "model") as building:
+            save_file({"a": torch.zeros(2)}, building / "model.safetensors")
+            (building / "config.json").write_text("{}")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {mode}
 
 
 def test_a_phase_is_finished_when_its_result_is_there(tmp_path: Path) -> None:

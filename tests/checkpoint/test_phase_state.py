@@ -179,7 +179,9 @@ def test_a_long_hiccup_skips_the_checkpoint_and_a_full_drive_does_not(
 ) -> None:
     earlier = write(tmp_path, 1)
     flaky(monkeypatch, ["Input/output error (os error 5)"] * 4)
-    with pytest.raises(SkippedError, match=r"step-00000002: the checkpoint is skipped, .*error 5"):
+    with pytest.raises(
+        SkippedError, match=r"step-00000002: the checkpoint is skipped, .*Input/output"
+    ):
         write(tmp_path, 2)
     assert list(earlier.parent.iterdir()) == [earlier]
     waits = flaky(monkeypatch, ["No space left on device (os error 28)"])

@@ -12,8 +12,9 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.checkpoint import phase_store
+from rlhf.checkpoint.finished_phase import finish_phase
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase, logged, phase_key
-from rlhf.checkpoint.results import phase_result, write_json
+from rlhf.checkpoint.results import phase_result
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 
@@ -80,23 +81,23 @@ def run_with(tmp_path: Path, name: str, content: str) -> Path:
     (run_dir / "sft" / "state").mkdir()
     (run_dir / "sft" / "state" / "big").write_text("x")
     (run_dir / "sft" / "model" / "weights").write_text(content)
-    write_json(run_dir / "sft" / "result.json", {"steps": 2})
     lines = [
         {"phase": "sft", "step": 1, "sft/loss": 2.5},
         {"phase": "ppo", "step": 1, "ppo/kl_ctl": 1.0},
         {"phase": "sft", "step": 2, "sft/loss": None},
     ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    finish_phase(run_dir, Phase.sft, {"steps": 2})
     return run_dir
 
 
 def test_phase_comes_back_with_its_metrics_and_where_it_is_from(tmp_path: Path) -> None:
     run_dir, store = run_with(tmp_path, "one", "w"), PhaseStore(tmp_path / "store", max_gib=1)
-    assert store.find("k", Phase.sft) is None
+    assert store.find("k", Phase.sft, print) is None
     store.put("k", Phase.sft, run_dir)
-    entry = store.find("k", Phase.sft)
+    entry = store.find("k", Phase.sft, print)
     assert entry is not None
-    assert store.find("k", Phase.reward) is None
+    assert store.find("k", Phase.reward, print) is None
     other = tmp_path / "other"
     link_phase(entry, Phase.sft, other, reused_from="one")
     weights = other / "sft" / "model" / "weights"
@@ -125,12 +126,12 @@ def test_file_systems_without_links_get_copies(
 
 
 def test_phases_used_least_recently_are_removed_above_the_limit(tmp_path: Path) -> None:
-    store = PhaseStore(tmp_path / "store", max_gib=2.5 * 1000 / 2**30)
+    store = PhaseStore(tmp_path / "store", max_gib=2.5 * 1500 / 2**30)
     for number, name in enumerate("abc"):
         store.put(name, Phase.sft, run_with(tmp_path, name, "w" * 700))
         os.utime(store.folder / name, (number, number))
         if name == "b":
-            assert store.find("a", Phase.sft) is not None  # used now
+            assert store.find("a", Phase.sft, print) is not None  # used now
     assert {entry.key for entry in store.entries()} == {"a", "c"}
     assert (tmp_path / "b" / "sft" / "model" / "weights").exists(), "the run keeps its own"
 

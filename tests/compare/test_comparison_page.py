@@ -1,19 +1,25 @@
-"""The page in headless Chromium, from the first click to a reward model trained on the choices."""
+"""The page in headless Chromium, from the first click to a reward model, and hostile requests."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from rlhf.compare.__main__ import main
+from rlhf.compare.answer_pairs import AnsweringModel, paired
+from rlhf.compare.comparison_page import HOST, Comparison, ComparisonServer
+from rlhf.compare.preference_file import PreferenceFile
 from tests.browser import Tab, needs_chromium, tab
 from tests.compare.compared import run_with
 from tests.runs import TINY_RUN, launch, start
@@ -21,7 +27,7 @@ from tests.runs import TINY_RUN, launch, start
 EVIL = "<img src=http://evil.example/x onerror=\"document.title='evil'\"><b>bold</b>"
 BEFORE = [f"old answer {i}" for i in range(6)]
 AFTER = [EVIL, *(f"new answer {i}" for i in range(1, 6))]
-TEXTS = "[...document.querySelectorAll('textarea')].map((each) => each.value)"
+TEXTS = "[...document.querySelectorAll('p, pre')].map((each) => each.textContent)"
 CLICKS = ["A is better", "B is better", "A is better", "Tie", "Both bad", "Skip"]
 
 
@@ -29,8 +35,9 @@ def click(page: Tab, label: str) -> None:
     """Click a button, and wait until the page shows something else."""
     shown = json.dumps(page.run(TEXTS))
     buttons = "[...document.querySelectorAll('button')]"
-    page.run(f"{buttons}.find((each) => each.textContent.trim() === {label!r}).click()")
-    page.wait_for(f"JSON.stringify({TEXTS}) !== JSON.stringify({shown})")
+    page.run(f"{buttons}.find((each) => each.textContent === {label!r}).click()")
+    is_loaded = "document.readyState === 'complete'"
+    page.wait_for(f"{is_loaded} && JSON.stringify({TEXTS}) !== JSON.stringify({shown})")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -44,7 +51,7 @@ def served(*words: object, **how: Any) -> Iterator[tuple[str, subprocess.Popen[s
         try:
             assert process.stdout is not None
             said = process.stdout.readline()
-            found = re.match(r"open (http://127\.0\.0\.1:\d+/) in a browser", said)
+            found = re.match(r"open (http://127\.0\.0\.1:\d+/\S+) in a browser", said)
             assert found, said
             yield found[1], process
         finally:
@@ -92,11 +99,11 @@ def asked_of(proxy: socket.socket) -> list[bytes]:
 
 def judge(page: Tab, out: Path, undecided: Path) -> list[tuple[str, str]]:
     """Click through all pairs; return the chosen and rejected texts as the page showed them."""
-    page.wait_for(f"{TEXTS}[0] === '1 of 6'")
+    page.wait_for(f"{TEXTS}[0] === 'Pair 1 of 6'")
     chosen = []
     for number, label in enumerate(CLICKS):
         place, question, a, b = page.run(TEXTS)
-        assert place == f"{number + 1} of 6"
+        assert place == f"Pair {number + 1} of 6"
         assert question == f"Human: Question {number}?\n\nAssistant:"
         assert {a, b} == {BEFORE[number], AFTER[number]}, "text of a model stays text"
         assert not re.search("PPO|SFT", page.run("document.documentElement.outerHTML"))
@@ -107,7 +114,7 @@ def judge(page: Tab, out: Path, undecided: Path) -> list[tuple[str, str]]:
         if number == 2:
             page.run("document.title = 'before'")
             page.call("Page.reload")
-            page.wait_for(f"document.title !== 'before' && {TEXTS}[0] === '4 of 6'")
+            page.wait_for(f"document.title !== 'before' && {TEXTS}[0] === 'Pair 4 of 6'")
     (result,) = page.run(TEXTS)
     wins = sum(good in AFTER for good, _ in chosen)
     share = (wins + 1) / 5
@@ -125,3 +132,130 @@ def check_that_nothing_is_loaded_from_elsewhere(page: Tab, address: str) -> None
     assert not [url for url in urls if not url.startswith((address, "data:", "blob:"))]
     methods = {"Log.entryAdded", "Runtime.exceptionThrown"}
     assert not [event for event in page.events if event["method"] in methods]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ComparisonServer]:
+    pairs = paired(
+        AnsweringModel("new", {f"question {i}": f"<b>new {i}" for i in range(4)}),
+        AnsweringModel("old", {f"question {i}": f"<b>old {i}" for i in range(4)}),
+        seed=0,
+    )
+    with (
+        closing(PreferenceFile(tmp_path / "p.jsonl")) as file,
+        ComparisonServer(Comparison(pairs, ("new", "old"), file), 0) as opened,
+    ):
+        thread = threading.Thread(target=opened.serve_forever, args=[0.01])
+        thread.start()
+        yield opened
+        opened.shutdown()
+        thread.join()
+
+
+class Request(NamedTuple):
+    """What a browser sends for a click on "A is better", or something like it."""
+
+    path: str
+    host: str
+    method: str = "POST"
+    origin: str | None = "http://127.0.0.1:{port}"
+    length: str | None = "{size}"
+    body: bytes = b"place=0&verdict=A+is+better"
+
+    def sent_to(self, server: ComparisonServer) -> str:
+        """Return the head and body of the answer."""
+        port = server.server_address[1]
+        named = {"Host": self.host, "Origin": self.origin, "Content-Length": self.length}
+        lines = [f"{name}: {value}" for name, value in named.items() if value is not None]
+        head = "\r\n".join([f"{self.method} {self.path} HTTP/1.1", *lines, "", ""])
+        head = head.replace("{port}", str(port)).replace("{size}", str(len(self.body)))
+        with socket.create_connection((HOST, port), timeout=20) as connection:
+            with suppress(ConnectionError):  # a refused body is not read
+                connection.sendall(head.encode() + self.body)
+                connection.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+
+
+def click_on(server: ComparisonServer) -> Request:
+    return Request(server.path, "127.0.0.1:{port}")
+
+
+def test_a_click_is_kept_once_and_the_last_leads_to_the_result(
+    server: ComparisonServer, tmp_path: Path
+) -> None:
+    click = click_on(server)
+    shown = click._replace(method="GET", body=b"").sent_to(server)
+    assert shown.startswith("HTTP/1.0 200 OK")
+    assert "Pair 1 of 4" in shown
+    assert re.search("&lt;b&gt;(new|old) 0", shown), "text stays text"
+    for place in (0, 0, 1, 7, 2):  # a second click, and a page that was never shown
+        answer = click._replace(body=f"place={place}&verdict=A+is+better".encode()).sent_to(server)
+        assert answer.startswith("HTTP/1.0 303 See Other")
+        assert f"Location: {server.path}\r\n" in answer
+    assert len(rows(tmp_path / "p.jsonl")) == 3
+    click._replace(body=b"place=3&verdict=Skip", host="localhost:1", origin=None).sent_to(server)
+    assert len(rows(tmp_path / "p.jsonl")) == 3
+    assert "of 3 comparisons" in click._replace(method="GET", body=b"").sent_to(server)
+
+
+def test_a_choice_that_cannot_be_written_is_no_choice(
+    server: ComparisonServer, tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").mkdir()
+    answer = click_on(server).sent_to(server)
+    assert answer.startswith("HTTP/1.0 500")
+    assert "cannot be written (Is a directory): choose another file" in answer
+    (tmp_path / "p.jsonl").rmdir()
+    click_on(server).sent_to(server)
+    assert len(rows(tmp_path / "p.jsonl")) == 1
+
+
+HOSTS = ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "", "[::1]:{port}"]
+ORIGINS = ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1", ""]
+PATHS = ["/", "/config", "/gradio_api/upload", "/gradio_api/run/predict", "/../../etc/passwd", "//"]
+PATHS += ["{path}/", "{path}?x=1", "http://127.0.0.1:{port}{path}", "/\x00", f"/{'a' * 70_000}"]
+METHODS = ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "HEAD", "\x1b[31m", "POST POST"]
+LENGTHS = [None, "-1", "1e3", "9" * 5000, "1000", "200000000", " ", "+5", "0x10"]
+BODIES = [
+    b"",
+    b"place=null&verdict=Tie",
+    b"place=&verdict=Tie",
+    b"place=0&verdict=x",
+    b"verdict=Tie",
+]
+BODIES += [b'{"data": [0]}', b"place=1e999&verdict=Tie", b"place=-1&verdict=Tie", b"\xff" * 900]
+BODIES += [b"&" * 900, b"place=0;verdict=Tie", b"x" * 100_000]
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_hostile_requests_are_refused(
+    number: int, server: ComparisonServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(number)
+    choices: dict[str, Sequence[Any]] = {"host": HOSTS, "origin": ORIGINS, "path": PATHS}
+    choices |= {"method": METHODS, "length": LENGTHS, "body": BODIES}
+    wrong = draw.sample(sorted(choices), draw.choice([1, 1, 2]))
+    request = click_on(server)._replace(**{name: draw.choice(choices[name]) for name in wrong})
+    if "host" in wrong and "origin" not in wrong:  # a name of another site that leads here
+        request = request._replace(origin=draw.choice([None, f"http://{request.host}"]))
+    request = request._replace(path=request.path.replace("{path}", server.path))
+    answer = request.sent_to(server)
+    status = re.match(r"HTTP/1\.0 ([45]\d\d) ", answer)
+    assert status is not None or answer.startswith("<!DOCTYPE"), (request, answer[:200])
+    assert "access-control" not in answer.lower()
+    assert not re.search("question|new|old|p.jsonl", answer)
+    assert list(tmp_path.iterdir()) == []
+    assert "Pair 1 of 4" in click_on(server)._replace(method="GET", body=b"").sent_to(server)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("port", [99_999, -1, 0])
+def test_a_port_that_cannot_be_had_is_one_line(
+    port: int, server: ComparisonServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = port or server.server_address[1]
+    run_dir = run_with(tmp_path / "run", ["old"], ["new"])
+    assert main([str(run_dir), "--port", str(port)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --port {port}: ")
+    assert line.endswith("; choose another")

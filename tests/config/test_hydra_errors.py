@@ -71,6 +71,11 @@ def test_every_type_of_the_schema_has_words() -> None:
             "unknown key ppo.batch_size; did you mean ppo.mini_batch_size or "
             "ppo.rollout_batch_size?",
         ),
+        ("ppo.group_size", "unknown key ppo.group_size; did you mean ppo.responses_per_prompt?"),
+        (
+            "algorithm",
+            "unknown key algorithm; did you mean experiment=grpo or ppo.advantage_estimator=VALUE?",
+        ),
         ("precision", "unknown key precision; did you mean hardware.dtype?"),
         ("bf16", "unknown key bf16; did you mean hardware.dtype=bf16?"),
         ("hardware.fp16", "unknown key hardware.fp16; did you mean hardware.dtype=fp16?"),
@@ -160,14 +165,22 @@ def test_unknown_option(override: str, wrong: str, suggestion: str) -> None:
             "model@reward_model=org/name",
             "model@reward_model=pretrained reward_model.path=org/name",
         ),
+        ("data=/data/my.jsonl", "data=local data.path=/data/my.jsonl"),
+        ("data=my.jsonl", "data=local data.path=my.jsonl"),
+        ("data=org/name", "data=hub data.path=org/name"),
     ],
 )
 @pytest.mark.usefixtures("compose")
-def test_a_model_named_by_its_path_is_no_option(override: str, way_out: str) -> None:
+def test_a_model_or_data_named_by_its_path_is_no_option(override: str, way_out: str) -> None:
     explained = str(explain(failure([override]), [override]))
-    assert explained == (
-        f"unknown option {override}; to use a model of the hub or a folder, write {way_out}"
-    )
+    what = "a model of the hub or a folder" if "model" in override else "data of your own"
+    assert explained == f"unknown option {override}; to use {what}, write {way_out}"
+
+
+@pytest.mark.usefixtures("compose")
+def test_all_phases_are_the_pipeline() -> None:
+    explained = str(explain(failure(["phase=rlhf"]), ["phase=rlhf"]))
+    assert explained.endswith("; pipeline is all three: sft, reward and ppo")
 
 
 @pytest.mark.usefixtures("compose")

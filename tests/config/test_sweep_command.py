@@ -48,12 +48,22 @@ def test_command_wins_over_the_definition(definitions: Path) -> None:
         (["sweep=pets"], r"^sweep=pets is for several runs: python launch\.py -m sweep=pets$"),
         (["-m", "sweep=cats"], r"^sweep=cats: no such file in .*; choose one of list, pets, torn$"),
         (["-m", "sweep=list"], r"list\.yaml: must map keys to a value"),
-        (["-m", "sweep=torn"], r"torn\.yaml: cannot be read \("),
+        (["-m", "sweep=torn"], r"^sweep=torn: cannot be read \("),
     ],
 )
 def test_wrong_definition_is_refused(definitions: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         expanded(words, definitions)
+
+
+def test_a_definition_that_reads_a_secret_is_refused(
+    definitions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (definitions / "pets.yaml").write_text("tracking.project: ['a', '${oc.env:MY_PASSWORD}']\n")
+    assert expanded(["-m", "sweep=pets"], definitions)
+    monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
+    with pytest.raises(ConfigError, match=r"^tracking\.project=a,.* is or holds a key"):
+        expanded(["-m", "sweep=pets"], definitions)
 
 
 def test_folders_are_named_by_the_command() -> None:

@@ -185,6 +185,11 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
         (DROPS_ANSWER, "<|im_end|>", ONE, "drops the response"),
         (NO_SYSTEM, "<|im_end|>", MANY, r"fails on the turns system, user.*no system turns"),
         (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on the turns user"),
+        (CHATML + "{{ 1 / 0 }}", "<|im_end|>", ONE, "fails on the turns user.*ZeroDivision"),
+        (CHATML + "{{ messages[0].content.x.y() }}", "<|im_end|>", ONE, "fails on the turns user"),
+        (CHATML + "{{ 'a'.center('b') }}", "<|im_end|>", ONE, "fails on the turns user"),
+        (CHATML + "{{ '{:d}'.format('b') }}", "<|im_end|>", ONE, "fails on the turns user"),
+        (CHATML + "{{ {}['a'] | int('b', base=99) }}", "<|im_end|>", ONE, "fails on the turns"),
         (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in the prompt"),
     ],
 )

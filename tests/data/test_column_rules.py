@@ -200,8 +200,12 @@ def test_pick_follows_its_condition(condition: str, row: dict[str, Any], text: s
     [
         ("after(a, ':')", r"In function after\(\), invalid type for value: 5"),
         ("pick(a, a, a)", r"In function pick\(\), invalid type for value: 5, expected one of"),
-        ("remove('x', '(')", r"missing \), unterminated subpattern at position 0"),
-        ("pick(a >= 'x', a, a)", r"'>=' not supported between instances of 'int' and 'str'"),
+        ("remove('x', '(')", r"error: missing \), unterminated subpattern at position 0"),
+        ("map(&a, a)", r"In function map\(\), invalid type for value: 5"),
+        (
+            "pick(a >= 'x', a, a)",
+            r"TypeError: '>=' not supported between instances of 'int' and 'str'",
+        ),
         ("after(a)", r"Expected 2 arguments for function after\(\), received 1"),
     ],
 )
@@ -278,6 +282,9 @@ def test_columns_that_make_no_example_are_refused(columns: dict[str, str], messa
         ("a..b", r"=a\.\.b: not a JMESPath expression"),
         ("回答", r"=回答: not a .* Put names .* in double quotes"),
         ("", r"=: not a JMESPath expression"),
+        ("(" * 900, r"=\(+: not a JMESPath expression \(RecursionError"),
+        (".".join(["a"] * 4000), r": has 7,999 characters, and may have 1,000"),
+        ("a[?b > `" + "9" * 5000 + "`]", r": has 5,010 characters, and may have 1,000"),
         ("humans(a)", r"=humans\(a\): no function humans; choose one of abs, after, avg, .* pick"),
         ("a[1:2] | foo(@)", r"=.*: no function foo; choose"),
     ],

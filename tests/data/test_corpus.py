@@ -165,11 +165,11 @@ def test_sft_examples_keep_their_template(config: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.jsonl", None, r"data\.ptx_path=.*none\.jsonl: no such file or folder"),
+        ("none.jsonl", None, r"data\.ptx_path: .*none\.jsonl: .*no such file or folder here"),
         ("empty.txt", "\n\n \n", "holds no text"),
         ("numbers.jsonl", '{"a": 1, "b": 2}', r"row 1: no text in column 'text'.*columns a, b"),
         ("mixed.jsonl", '{"text": "a"}\n{"text": [1]}', r"row 2: no text in column 'text'"),
-        ("rows.jsonl", "[1]", "row 1: a row must be an object"),
+        ("rows.jsonl", "[1]", "row 1: of type list; a row must be an object"),
     ],
 )
 def test_what_is_no_text_is_refused(
@@ -185,7 +185,7 @@ def test_what_is_no_text_is_refused(
 def test_bytes_that_are_no_text_are_refused(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe\x00")
     config.ptx_path = str(tmp_path / "c.txt")
-    with pytest.raises(DataError, match=r"c\.txt cannot be read as text"):
+    with pytest.raises(DataError, match=r"data\.ptx_path: .*c\.txt: not UTF-8 text"):
         ptx_texts(config, seed=1)
     config.ptx_path = str(tmp_path)
     (tmp_path / "c.txt").rename(tmp_path / "c.bin")

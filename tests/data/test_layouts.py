@@ -16,6 +16,8 @@ PROMPT = "\n\nHuman: Hi\n\nAssistant:"
 ASK = [{"role": "user", "content": "Hi"}]
 YES = [{"role": "assistant", "content": "Yes"}]
 NO = [{"role": "assistant", "content": "No"}]
+HUMAN = [{"from": "human", "value": "Hi"}]  # ShareGPT's messages
+GPT = [{"from": "gpt", "value": "Yes"}]
 PAIR = Record(prompt=PROMPT, chosen=" Yes", rejected=" No")
 ANSWERED = Record(prompt=PROMPT, chosen=" Yes")
 
@@ -29,6 +31,11 @@ EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
     ("preference", {"prompt": PROMPT, "chosen": " Yes", "rejected": " No"}, PAIR),
     ("preference, messages", {"prompt": ASK, "chosen": YES, "rejected": NO}, PAIR),
     ("preference, prompt twice", {"prompt": "Hi", "chosen": ASK + YES, "rejected": ASK + NO}, PAIR),
+    (
+        "preference, ShareGPT",
+        {"conversations": HUMAN, "chosen": GPT[0], "rejected": {"from": "gpt", "value": "No"}},
+        PAIR,
+    ),
     ("ranking", {"prompt": PROMPT, "responses": ["Yes", " No"]}, PAIR),
     ("prompt-completion", {"prompt": PROMPT, "completion": " Yes"}, ANSWERED),
     ("prompt-completion, messages", {"prompt": ASK, "completion": YES}, ANSWERED),
@@ -37,6 +44,7 @@ EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
     ("implicit-prompt preference", {"chosen": f"{PROMPT} Yes", "rejected": f"{PROMPT} No"}, PAIR),
     ("implicit-prompt preference, messages", {"chosen": ASK + YES, "rejected": ASK + NO}, PAIR),
     ("language modelling, messages", {"messages": ASK + YES}, ANSWERED),
+    ("language modelling, ShareGPT", {"conversations": HUMAN + GPT}, ANSWERED),
     ("prompt-only", {"prompt": PROMPT}, Record(prompt=PROMPT)),
     ("prompt-only, messages", {"prompt": ASK}, Record(prompt=PROMPT)),
     ("language modelling", {"text": "Once upon a time"}, Record(text="Once upon a time")),
@@ -79,6 +87,11 @@ def test_the_most_specific_layout_wins(columns: str, name: str) -> None:
 def test_messages_win_over_the_prompt_beside_them() -> None:
     # UltraChat: the conversation holds the prompt, and more
     assert convert({"prompt": "Hi", "messages": ASK + YES}).records == [ANSWERED]
+
+
+def test_conversations_beside_whole_conversations_are_not_the_prompt() -> None:
+    row = {"conversations": ASK, "chosen": ASK + YES, "rejected": ASK + NO}
+    assert convert(row).records == [PAIR]
 
 
 def test_columns_and_kinds_are_those_of_all_rows() -> None:
@@ -286,6 +299,9 @@ def test_wrong_type_in_the_first_row_is_refused() -> None:
             [{"role": "tool", "content": "x"}],
             r"has the role 'tool'; must be one of \['system', ",
         ),
+        ([{"from": "tool", "value": "x"}], r"has the role 'tool'; must be one of"),
+        ([{"from": ["gpt"], "value": "x"}], r"has the role .*gpt.*; must be one of"),
+        ([{"from": "gpt", "value": 5}], r"has content of type int; must be text\."),
         ([{"role": ["user"], "content": "x"}], r"has the role \['user'\]; must be one of"),
         ([{"role": "user", "content": None}], r"has content of type NoneType; must be text\."),
     ],

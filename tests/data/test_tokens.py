@@ -125,6 +125,17 @@ def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.rglob("*.pkl"))
 
 
+@pytest.mark.parametrize("damaged", ["left_out.json", "train/state.json", "eval/data*.arrow"])
+def test_a_damaged_cache_is_refused(tokenizer, tmp_path: Path, damaged: str) -> None:
+    part = Part([PAIR], [PAIR])
+    tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+    (file,) = tmp_path.glob(f"tokens/*/{damaged}")
+    file.write_bytes(file.read_bytes()[:1])
+    message = rf"^data\.cache_dir={tmp_path}: .*remove the folder {tmp_path}/tokens/\w+$"
+    with pytest.raises(DataError, match=message):
+        tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+
+
 def test_a_cache_that_cannot_be_made_is_refused(tokenizer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"data\.cache_dir=.*file cannot be written"):

@@ -8,8 +8,12 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.case import Case, Cases
+from tests.fuzz.folders import model_cases, tokenizer_cases
 
-DOORS: Mapping[str, Cases] = {}
+DOORS: Mapping[str, Cases] = {
+    "models": model_cases,
+    "tokenizers": tokenizer_cases,
+}
 
 
 def mixed(seed: int, folder: Path, doors: Mapping[str, Cases] = DOORS) -> Iterator[Case]:

@@ -68,16 +68,36 @@ def test_a_kept_library_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_gcc
-def test_a_library_that_another_user_could_write_is_not_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["the library", "its folder"])
+def test_a_library_that_another_user_could_write_is_not_loaded(place: str, tmp_path: Path) -> None:
     own = compiled("adamw")
     (library,) = (tmp_path / "cache").iterdir()
     assert own is not None
     assert own._name == str(library)
-    library.chmod(0o777)
+    (library if place == "the library" else library.parent).chmod(0o777)
     kernel.cache_clear()
     again = compiled("adamw")
     assert again is not None
     assert again._name != str(library), "compiled again, for this process only"
+
+
+@needs_gcc
+def test_nothing_is_compiled_in_a_folder_of_others(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)  # a link under the name of the new file would be followed
+    assert compiled("adamw") is not None
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_gcc
+def test_others_of_the_group_cannot_write_a_new_library(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert compiled("adamw") is not None
+    finally:
+        os.umask(before)
+    (library,) = (tmp_path / "cache").iterdir()
+    assert [oct(path.stat().st_mode & 0o777) for path in (library, library.parent)] == 2 * ["0o755"]
 
 
 @needs_gcc

@@ -14,7 +14,10 @@ from rlhf.models import attention
 from rlhf.models.attention import LONGEST, MATMUL, matmul_attention
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from tests.models_on_disk import FAMILIES, SMALL, disturb, small_tokenizer, some_ids, source_of
+from tests.rounding import assert_near, terms_of
 
+# Forwards and backwards: scores of 8 products, the softmax and the mixture of 9 tokens, 4 groups.
+TERMS = 2 * 4 * (8 + 9 + 9)
 CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()
 LENGTHS = torch.tensor([9, 5, 7])[:, None]
 RIGHT = torch.arange(9) < LENGTHS
@@ -94,7 +97,7 @@ def test_values_and_gradients_are_those_written_out(
     for got, want in zip(
         with_gradients(mixed, tensors), with_gradients(expected, tensors), strict=True
     ):
-        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+        assert_near(got, want, terms=TERMS)
 
 
 def test_shares_kept_or_made_again_give_the_same_gradients(
@@ -172,7 +175,7 @@ def test_a_layer_may_be_overruled(fallbacks: list[int]) -> None:
     tensors = heads()
     mixed, _ = matmul_attention(Layer(is_causal=False), *tensors, None, is_causal=True)
     assert not fallbacks
-    torch.testing.assert_close(mixed, slowly(*tensors, None), atol=1e-5, rtol=1e-5)
+    assert_near(mixed, slowly(*tensors, None), terms=TERMS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -194,9 +197,12 @@ def test_a_model_computes_what_it_does_with_eager_attention(
             model.zero_grad()
             out = model(input_ids=ids, attention_mask=keep.long(), position_ids=places)
             out.logits[keep].square().sum().backward()
-            gradients = [p.grad / 100 for p in model.parameters() if p.grad is not None]
-            results.append([out.logits[keep], *gradients])
-        torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-4)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            results.append((out.logits[keep], gradients))
+        (ours, our_gradients), (theirs, their_gradients) = results
+        assert_near(ours, theirs, terms=terms_of(models[0], 9))
+        # Backwards each product is summed once more, and over the tokens of the batch.
+        assert_near(our_gradients, their_gradients, terms=2 * terms_of(models[0], 9) + 3 * 9)
     assert not fallbacks
 
 
@@ -262,5 +268,5 @@ def test_the_limit_is_the_last_that_pays(fallbacks: list[int]) -> None:
     assert not fallbacks
     with torch.no_grad():
         expected = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
-    torch.testing.assert_close(mixed, expected.transpose(1, 2), atol=1e-5, rtol=1e-5)
+    assert_near(mixed, expected.transpose(1, 2), terms=8 + 2 * LONGEST)
     assert attention.own_attention(MATMUL) is None

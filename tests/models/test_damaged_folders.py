@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from rlhf.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.lora import LoraSpec, save_adapter
 from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
+from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
 TOKENIZER = small_tokenizer()
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -207,6 +208,65 @@ def test_a_reward_model_does_not_answer(family: str, tmp_path: Path) -> None:
     build_scorer(source_of(family), TOKENIZER, seed=1).pretrained.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"score\.weight"):
         build(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_models_are_loaded_by_policies_and_scorers(family: str, tmp_path: Path) -> None:
+    model = save_base(tmp_path / "policy", family, TOKENIZER)
+    again = build(tmp_path / "policy")
+    assert all(map(torch.equal, again.parameters(), model.parameters()))
+    scorer = build_scorer(reward_source(tmp_path / "policy"), TOKENIZER, seed=2).pretrained
+    scorer.save_pretrained(tmp_path / "scorer")
+    saved = build_scorer(reward_source(tmp_path / "scorer"), TOKENIZER, seed=3).pretrained
+    assert torch.equal(saved.score.weight, scorer.score.weight)
+
+
+def save_adapters(folder: Path, base: Path) -> None:
+    """Save an adapter of rank 2 on the model in ``base``."""
+    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    model = build(base, lora=spec)
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(base))
+
+
+ADAPTER_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
+    "a vast rank": ({"r": 10**9}, "r=1000000000, its weights have rank 2"),
+    "a rank in words": ({"r": "two"}, "r='two'"),
+    "no rank": ({"r": 0}, "does not fit its base"),
+    "a number for a base": ({"base_model_name_or_path": 5}, "names a base model"),
+    "another kind": ({"peft_type": "x"}, "does not hold a model"),
+    "a kind in a list": ({"peft_type": [1]}, "does not hold a model"),
+}
+
+
+@pytest.mark.parametrize("damage", ADAPTER_DAMAGE)
+def test_a_damaged_adapter_is_refused(damage: str, folder: Path, tmp_path: Path) -> None:
+    fields, words = ADAPTER_DAMAGE[damage]
+    save_adapters(tmp_path / "adapter", folder)
+    build(tmp_path / "adapter")
+    change_json(tmp_path / "adapter" / "adapter_config.json", **fields)
+    with pytest.raises(CheckpointError, match=rf"model\.path=.*{words}"):
+        build(tmp_path / "adapter")
+
+
+def test_an_adapter_with_nan_is_refused(folder: Path, tmp_path: Path) -> None:
+    save_adapters(tmp_path / "adapter", folder)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    next(iter(weights.values())).fill_(float("nan"))
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=r"model\.path=.*adapter: model\.layers.*NaN"):
+        build(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("bases", [["a"], ["b", "a"]])
+def test_adapters_in_a_circle_are_refused(bases: list[str], folder: Path, tmp_path: Path) -> None:
+    for name, base in zip("ab", bases, strict=False):
+        save_adapters(tmp_path / name, folder)
+        file = tmp_path / name / "adapter_config.json"
+        change_json(file, base_model_name_or_path=str(tmp_path / base))
+    with pytest.raises(CheckpointError, match="is an adapter on itself"):
+        build(tmp_path / "a")
 
 
 OLD_BUFFERS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -189,7 +190,20 @@ def test_a_trained_tokenizer_says_how_large_the_vocabulary_is() -> None:
     assert shape.vocab == 123
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "", "{}", '{"model_type": null}'])
+BROKEN = ["{", "[1]", "", "{}", '{"model_type": null}', '{"model_type": ["llama"]}', "[" * 100_000]
+NO_SIZES = ["8", [8], {}, 0, -8, 8.5, math.nan, math.inf, 10**4000]
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_attention_heads", "vocab_size"])
+@pytest.mark.parametrize("size", NO_SIZES, ids=lambda size: str(size)[:9])
+def test_a_config_without_possible_sizes_has_no_shape(
+    field: str, size: object, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {field: size}))
+    assert shape_of(model({}, init=ModelInit.pretrained, path=str(tmp_path))) is None
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:20])
 def test_a_broken_config_has_no_shape(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     assert shape_of(model({}, init=ModelInit.pretrained, path=str(tmp_path))) is None

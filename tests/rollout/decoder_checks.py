@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
+from tests.rounding import terms_of, tolerance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,12 +139,14 @@ class Rows:
         self.sequences[row], self.logits[row] = self.sequences[last], self.logits[last]
         del self.sequences[last], self.logits[last]
 
-    def check(self, tolerance: float = 1e-4) -> None:
-        """The log-probabilities are those of each row's sequence alone."""
+    def check(self, half: float | None = None) -> None:
+        """The log-probabilities are those of each row's sequence alone; ``half``: up to this."""
         for sequence, logits_V in zip(self.sequences, self.logits, strict=True):
             expected_V = self.model(torch.tensor([sequence])).logits[0, -1].log_softmax(-1)
             got_V = logits_V.log_softmax(-1)
-            torch.testing.assert_close(got_V, expected_V, atol=tolerance, rtol=tolerance)
+            terms = terms_of(self.model, len(sequence)) + VOCABULARY
+            allowed = tolerance(expected_V, terms=terms) if half is None else half
+            torch.testing.assert_close(got_V, expected_V, atol=allowed, rtol=0)
 
 
 @torch.no_grad()

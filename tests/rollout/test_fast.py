@@ -22,6 +22,7 @@ from rlhf.rollout.stopping import StopTexts
 from rlhf.types import PromptBatch, Ranks, Responses
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
+from tests.rounding import assert_near, terms_of
 
 TOKENIZER = train_tokenizer(["words to learn from"], vocab_size=260)
 END, TOKENS = 7, 9
@@ -126,7 +127,8 @@ def test_logprobs_are_those_of_a_forward_pass() -> None:
             logits_SV = model(torch.cat([prompt, response])[None]).logits[0] / 0.9
         expected_T = logits_SV[len(prompt) - 1 : -1].log_softmax(-1).gather(1, response[:, None])
         got_T = responses.logprobs_BT[row][: len(response)]
-        torch.testing.assert_close(got_T, expected_T[:, 0], atol=1e-4, rtol=1e-4)
+        terms = terms_of(model, len(prompt) + len(response)) + logits_SV.shape[1]
+        assert_near(got_T, expected_T[:, 0], terms=terms)
         assert not responses.logprobs_BT[row][len(response) :].any()
 
 

@@ -138,7 +138,7 @@ def test_half_precision_is_off_by_its_rounding_alone(name: str, make: Maker) -> 
         rows.leave(1)
         rows.grow_and_join([5, 6, 7], some_prompts((6,)))
         rows.logits = [logits_V.float() for logits_V in rows.logits]
-        rows.check(tolerance=0.05)
+        rows.check(half=0.25)  # logits of about 5, 8 bits
 
 
 @pytest.mark.parametrize(

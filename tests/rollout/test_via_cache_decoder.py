@@ -57,7 +57,7 @@ def test_it_runs_under_autocast_with_memory_in_half() -> None:
                 rows.grow_greedily()
         rows.logits = [logits_V.float() for logits_V in rows.logits]
         with torch.no_grad():
-            rows.check(tolerance=0.2)  # bf16 has 8 bits; logits here are about 5
+            rows.check(half=0.2)  # bf16 has 8 bits; logits here are about 5
 
 
 def test_the_output_layer_sees_the_last_tokens_alone() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.runs import TINY_RUN, finished, launch, metrics
+from tests.runs import TINY_RUN, finished, launch, metrics, start
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +91,38 @@ def test_same_command_repeats_nothing_that_finished(sweep: Path) -> None:
     again = {path for path, time in times.items() if path.stat().st_mtime_ns != time}
     assert again == {lost / "result.json", lost / "ppo" / "result.json"}
     assert metrics(lost) == kept
+
+
+JOB = """
+import os, pathlib, time
+from rlhf.runtime.sweep_jobs import end_with_parent
+end_with_parent()
+pathlib.Path("pid").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+SWEEP = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from rlhf.runtime.sweep_jobs import _run
+config = SimpleNamespace(hardware=SimpleNamespace(ranks_per_node=1, device=None))
+_run(config, Path("job"), "job.py", jobs=int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_job_of_a_killed_sweep_ends(jobs: int, tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job.py").write_text(JOB)
+    with start("-c", SWEEP, jobs, cwd=tmp_path, popen=subprocess.Popen) as sweep:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert sweep.poll() is None, sweep.communicate()
+            time.sleep(0.05)
+        sweep.kill()
+    job, patience = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 10
+    while job.exists() and job.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < patience, "the job goes on without its sweep"
+        time.sleep(0.05)
 
 
 def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.runtime.worker import run_tokenizer, summarise
+from rlhf.runtime.run_result import summarise
+from rlhf.runtime.worker import run_tokenizer
 from tests.models_on_disk import save_models
 
 Compose = Callable[[list[str]], DictConfig]

@@ -17,37 +17,49 @@ FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py
 BASE = {
     "atomic",
     "decoder_parts",
+    "drive_errors",
     "errors",
+    "finite_numbers",
     "foreign_errors",
     "intervals",
+    "lasting_output",
     "metrics",
     "random_streams",
+    "stored_files",
     "types",
 }
-BASE |= {"command", "cpu", "config", "model_call", "safe_text"}
+BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust", "user_paths"}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
     "atomic": set(),
-    "command": {"errors", "foreign_errors", "safe_text"},
+    "command": {"drive_errors", "errors", "foreign_errors", "lasting_output", "safe_text"},
     "decoder_parts": set(),
+    "drive_errors": {"atomic", "errors"},
     "errors": set(),
+    "finite_numbers": set(),
     "foreign_errors": {"errors"},
     "intervals": set(),
+    "lasting_output": set(),
     "metrics": {"errors"},
     "model_call": set(),
     "random_streams": set(),
+    "stored_files": {"errors"},
     "types": {"errors", "metrics"},
     "safe_text": set(),
-    "cpu": {"errors"},
+    "trust": set(),
+    "user_paths": {"errors", "foreign_errors"},
+    "cpu": {"errors", "user_paths"},
     "config": {
         "atomic",
         "errors",
         "foreign_errors",
         "cpu",
         "safe_text",
+        "stored_files",
+        "user_paths",
     },  # not types, which imports torch
     "algorithms": {"errors", "metrics", "types"},
-    "kernels": {"atomic", "cpu"},
+    "kernels": {"atomic", "cpu", "trust"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {
         "atomic",
@@ -55,11 +67,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "foreign_errors",
         "cpu",
         "config",
+        "stored_files",
+        "user_paths",
     },  # not types and algorithms, which import torch
     "rewards": {
         "errors",
         "foreign_errors",
         "config",
+        "user_paths",
     },  # not torch: each part of a score starts a process
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
@@ -80,14 +95,13 @@ ONLY_IN = {
         "rlhf/runtime/rendezvous.py",
     ),
     "wandb": ("rlhf/tracking/",),
-    "gradio": ("rlhf/compare/",),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
 NEVER_IN = {
     "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/"),
     "transformers": ("rlhf/algorithms/",),
 }
-INSIDE_FUNCTIONS = {"deepspeed", "gradio", "wandb", "transformers"}
+INSIDE_FUNCTIONS = {"deepspeed", "wandb", "transformers"}
 HEAVY = {"torch", "datasets", *INSIDE_FUNCTIONS}
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 

@@ -29,10 +29,11 @@ SKYPILOT = {
 }
 
 
-def test_files_are_those_of_the_example(tmp_path: Path) -> None:
-    write(tmp_path, EXAMPLE)
+def test_files_are_those_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("examples/cloud"), EXAMPLE)
     for name in ("skypilot.yaml", "trainjob.yaml"):
-        found, written = ((folder / name).read_text() for folder in (tmp_path, CLOUD))
+        found, written = ((root / "examples/cloud" / name).read_text() for root in (tmp_path, ROOT))
         assert found == written, f"python -m tools.cloud_files examples/cloud {' '.join(EXAMPLE)}"
 
 
@@ -48,6 +49,16 @@ def test_skypilot_starts_the_command_of_the_dry_run_on_every_node() -> None:
     printed = 'python() { printf "%q " python "$@"; }\n' + task["run"]
     said = subprocess.check_output(["bash", "-euc", printed], env=os.environ | node, text=True)
     assert shlex.split(said) == [*dry_run.split(), *EXAMPLE, "run_dir=/shared/runs/default"]
+
+
+def test_the_first_line_names_the_file_and_the_versions_are_pinned(tmp_path: Path) -> None:
+    folder = tmp_path / "my files"
+    write(folder, EXAMPLE)
+    for name, command in (("skypilot", "sky launch"), ("trainjob", "kubectl apply -f")):
+        first, *_ = (folder / f"{name}.yaml").read_text().splitlines()
+        assert first == f"# {command} '{folder}/{name}.yaml'"
+    task = yaml.safe_load((folder / "skypilot.yaml").read_text())
+    assert task["setup"] == "pip install -c constraints.txt -e .\n"
 
 
 def test_trainjob_is_one_of_kubeflow_trainer() -> None:

@@ -98,7 +98,7 @@ def test_without_an_account_the_way_out_is_said(
     assert error.startswith("error: team/zoo: Weights & Biases refused (No API key configured)")
     assert "`wandb login`" in error
     assert dashboards.main(["zoo"]) == 2
-    assert "usage: python -m rlhf.tracking.dashboards ENTITY/PROJECT" in capsys.readouterr().err
+    assert "error: zoo: must be ENTITY/PROJECT" in capsys.readouterr().err
 
 
 def test_without_the_package_the_way_out_is_said(

@@ -14,7 +14,7 @@ import pytest
 
 from rlhf import atomic
 from rlhf.errors import CheckpointError
-from rlhf.tracking.jsonl import JsonlWriter, cut, drop_phases, read_jsonl
+from rlhf.tracking.jsonl import JsonlWriter, cut, drop_phases
 from rlhf.tracking.trackers import FileTracker
 
 
@@ -99,16 +99,9 @@ def test_a_broken_line_in_the_middle_is_an_error_and_nothing_is_lost(tmp_path: P
     path = tmp_path / "m.jsonl"
     text = '{"phase": "sft"}\n{"pha\n{"phase": "ppo"}\n'
     path.write_text(text)
-    with pytest.raises(CheckpointError, match=r"m\.jsonl, line 2: not a JSON object"):
+    with pytest.raises(CheckpointError, match=r"m\.jsonl is damaged.*: line 2: not"):
         drop_phases(path, {"ppo"})
     assert path.read_text() == text
-
-
-def test_objects_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    assert list(read_jsonl(path)) == []
-    path.write_text('{"a": "x\u2028y"}\n{"a": 2}\n{"a": ', encoding="utf-8")
-    assert list(read_jsonl(path)) == [{"a": "x\u2028y"}, {"a": 2}]
 
 
 def test_a_file_is_cut_to_what_it_was(tmp_path: Path) -> None:

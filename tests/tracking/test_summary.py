@@ -74,7 +74,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("sft/model", "reward/model", "ppo/actor", "ppo/critic"):
         (path / folder).mkdir(parents=True)
     (path / "metrics.jsonl").touch()
-    (path / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
+    (path / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\n")
     return path
 
 
@@ -166,7 +166,13 @@ def test_doubts_stand_below_the_table(run_dir: Path) -> None:
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     prompts = [f"\n\nHuman: {number}?\n\nAssistant:" for number in range(4)]
     samples = [
-        {"step": step, "prompt": prompt, "response": f" {step} to {prompt[9]}", "ended": step > 0}
+        {
+            "phase": "ppo",
+            "step": step,
+            "prompt": prompt,
+            "response": f" {step} to {prompt[9]}",
+            "ended": step > 0,
+        }
         for step in (0, 10, 20)
         for prompt in prompts
     ]
@@ -237,9 +243,29 @@ def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     assert f"{same} ppo.kl_ctl=0.3 'name=my run' data=local data.path=FILE" in lines
 
 
+QUOTED = "'data.split=[4,4,2]' data.template=chat"
+
+
+def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
+    (run_dir / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
+    typed = "data=local data.path=my.jsonl data.split=[4,4,2] data.template=chat"
+    (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
+    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    assert f"python launch.py data=local data.path=my.jsonl {QUOTED} ppo.kl_ctl=0.6" in lines
+    assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
+
+
+def test_own_data_is_divided_and_rendered_as_in_this_run(run_dir: Path) -> None:
+    typed = "data=hh data.size=9 data.split=[4,4,2] data.template=chat +data.sets.a.weight=2"
+    (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
+    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    assert f"python launch.py {QUOTED} data=local data.path=FILE" in lines
+
+
 def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
-    samples = [json.dumps({"prompt": prompt}) for prompt in prompts]
+    line = {"phase": "ppo", "step": 0, "response": ""}
+    samples = [json.dumps(line | {"prompt": prompt}) for prompt in prompts]
     (run_dir / "samples.jsonl").write_text("\n".join(samples) + "\n")
     (run_dir / "ppo/actor/chat_template.jinja").touch()
     asked = '[{"role": "user", "content": "two words"}]'
@@ -269,7 +295,7 @@ def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:
 def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
     deep = run_dir / ("x" * 100)
     (deep / "ppo/actor").mkdir(parents=True)
-    (deep / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\n")
+    (deep / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\n")
     command = f'model = pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")'
     assert command in printed(RESULT, deep)
 

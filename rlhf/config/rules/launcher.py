@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
+from rlhf.foreign_errors import translated
+from rlhf.user_paths import read_text, user_path
 
 LAST_PORT = 65535
 
@@ -26,14 +27,15 @@ def check_hostfile(config: RunConfig) -> None:
     """
     name, hardware = config.launcher.hostfile, config.hardware
     assert name is not None
-    try:
-        lines = Path(name).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise ConfigError(
+
+    def explain(reason: str) -> ConfigError:
+        return ConfigError(
             f"launcher.hostfile={name} cannot be read ({reason}): "
             "give a file with one `name slots=N` per line"
-        ) from error
+        )
+
+    with translated(explain):
+        lines = read_text(user_path(name, key="launcher.hostfile")).splitlines()
     hosts: set[str] = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+from dataclasses import asdict
 from pathlib import Path
 
 from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
@@ -15,7 +17,7 @@ from rlhf.config.rules.model import check_lengths, check_models
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.secrets import check_secrets
+from rlhf.config.rules.secrets import check_secrets, texts_of
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.bounds import check_bounds
 from rlhf.config.schema.run import RunConfig
@@ -25,6 +27,7 @@ from rlhf.errors import ConfigError
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
     check_secrets(config)
+    check_texts(config)
     check_bounds(config)
     check_name(config.name)
     check_order(config.phase.order)
@@ -44,6 +47,17 @@ def validate(config: RunConfig) -> None:
         check_rollout(config)
         rollout_plan(config)
         ptx_plan(config)
+
+
+def check_texts(config: RunConfig) -> None:
+    """Check for control characters, which could command a terminal or break a line of a file.
+
+    Texts that are searched in responses may have line breaks and tabs.
+    """
+    for key, text in texts_of(asdict(config), ""):
+        allowed = "\n\t" if key == "rollout.stop" or key.endswith(".pattern") else ""
+        if any(unicodedata.category(c) == "Cc" and c not in allowed for c in text):
+            raise ConfigError(f"{key}={text!r}: must have no control characters; remove them")
 
 
 def check_name(name: str) -> None:

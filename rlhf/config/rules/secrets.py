@@ -11,53 +11,66 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.safe_text import FORMS, redact
 
-# How to pass each kind of secret without a configuration.
-SECRETS = {
+# How to pass a secret of each form without a configuration.
+WAYS_OUT = {
     "a Hugging Face token": "set HF_TOKEN, or type: hf auth login",
-    "an API key": "set an environment variable",
     "a W&B key": "set WANDB_API_KEY",
-    "a GitHub token": "set an environment variable",
     "an AWS key": "set AWS_ACCESS_KEY_ID",
     "a password in an address": "download the file first",
+    "a token in an address": "download the file first",
+    "a key in an address": "download the file first",
 }
+READ_VARIABLE = r"""\$\{\s*oc\.env\s*:\s*["'\\]*(\w+)"""
 
 
 def check_secrets(config: RunConfig) -> None:
     """Check that no text of the configuration looks like a secret; the error does not repeat it."""
-    for key, text in _texts(asdict(config), ""):
+    for key, text in texts_of(asdict(config), ""):
         if key.endswith(".revision"):  # a commit has the form of a W&B key
             continue
-        for name, way_out in SECRETS.items():
-            if re.search(FORMS[name], text):
+        for name, form in FORMS.items():
+            if re.search(form, text):
                 raise ConfigError(
                     f"{key}: the value looks like {name}. A configuration is stored in the run "
-                    f"directory and shown in reports, so it must not hold secrets; {way_out}"
+                    "directory and shown in reports, so it must not hold secrets; "
+                    f"{WAYS_OUT.get(name, 'set an environment variable')}"
                 )
 
 
+def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> None:
+    """Check that no composed value is a secret: it may be read from ``environment``.
+
+    Raises:
+        ConfigError: naming the key without the secret.
+    """
+    refuse_secrets((f"{k}={text}" for k, text in texts_of(asdict(config), "")), environment)
+
+
 def refuse_secrets(words: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Check that no word of a command is a secret: Hydra stores them before they are composed.
+    """Check that no word of a command is or reads a secret: Hydra stores words before composing.
 
     Raises:
         ConfigError: naming the key without the secret.
     """
     for word in words:
-        if (shown := redact(word, environment)) != word:
+        read = re.sub(READ_VARIABLE, lambda found: environment.get(found[1], ""), word)
+        if any(redact(text, environment) != text for text in (word, read)):
             raise ConfigError(
-                f"{shown}: looks like a key or a password, and commands are stored and shown in "
-                "reports; leave it out, and let the library that needs it read it from the "
-                "environment (HF_TOKEN, WANDB_API_KEY) or from ~/.netrc"
+                f"{redact(word, environment)}: is or holds a key or a password, and commands and "
+                "configurations are stored and shown in reports; leave it out, and let the "
+                "library that needs it read it from the environment (HF_TOKEN, WANDB_API_KEY) or "
+                "from ~/.netrc"
             )
 
 
-def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the text of every string in nested mappings and lists."""
+def texts_of(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the text of every name and value in nested mappings and lists."""
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from _texts(each, f"{key}.{name}".lstrip("."))
+            yield from texts_of(each, f"{key}.{name}".lstrip("."))
             yield key, str(name)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each, key)
-    elif isinstance(value, str):
-        yield key, value
+            yield from texts_of(each, key)
+    elif value is not None:
+        yield key, str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.bounds import ABOVE_0, bounded
+from rlhf.config.schema.bounds import ABOVE_0, MINUTES, bounded
 
 
 @dataclass(kw_only=True)
@@ -19,7 +19,7 @@ class LauncherConfig:
     """Address of the first node; null: found automatically."""
     master_port: int = bounded(ABOVE_0)
     """Port on the first node where the ranks of several nodes meet."""
-    watchdog_minutes: float | None = bounded(ABOVE_0)
+    watchdog_minutes: float | None = bounded(MINUTES)
     """Minutes without the end of a step after which a run is ended as stuck; null: never."""
-    timeout_minutes: float = bounded(ABOVE_0)
+    timeout_minutes: float = bounded(MINUTES)
     """Minutes that ranks wait for one another, including data preparation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FINITE, bounded
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FINITE, SECONDS, bounded
 
 
 @dataclass(kw_only=True)
@@ -20,7 +20,7 @@ class RewardPart:
     """Subtract the mean and divide by the deviation of all rollouts so far, before weighting."""
     columns: list[str] = field(default_factory=list)
     """Columns of the data that the part reads beside prompt and response."""
-    timeout_seconds: float = bounded(ABOVE_0, default=30.0)
+    timeout_seconds: float = bounded(SECONDS, default=30.0)
     """Seconds in which a batch must be scored; then the part's process is ended."""
     fallback: float | None = bounded(FINITE, default=None)
     """Score of a response that the part failed to score; null: the run ends."""

@@ -8,7 +8,7 @@ from rlhf.config.choices import (
     Backend,
     When,
 )
-from rlhf.config.schema.bounds import ABOVE_0, ABOVE_0_TO_1, AT_LEAST_0, bounded
+from rlhf.config.schema.bounds import ABOVE_0, ABOVE_0_TO_1, AT_LEAST_0, SECONDS, bounded
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class ServerConfig:
 
     url: str
     """Address of a vLLM server of this run's own."""
-    timeout_seconds: float = bounded(ABOVE_0)
+    timeout_seconds: float = bounded(SECONDS)
     """Longest time for one answer: a response, or loading the weights."""
     weights_dir: str | None
     """Folder in which both processes see the weights; null: a temporary folder of this machine."""

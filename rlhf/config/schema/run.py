@@ -14,7 +14,7 @@ from rlhf.config.choices import (
     PlanMode,
     Reuse,
 )
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, bounded
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, SECONDS, bounded
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.dpo import DpoConfig
 from rlhf.config.schema.hardware import HardwareConfig
@@ -68,7 +68,7 @@ class CheckpointConfig:
     """End the phase after this many evaluations in a row without a new best; null: never."""
     most_skipped: int | None = bounded(ABOVE_0)
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""
-    grace_seconds: int = bounded(ABOVE_0)
+    grace_seconds: int = bounded(SECONDS)
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
 
 

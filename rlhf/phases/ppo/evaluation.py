@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from rlhf.phases.shared.policy_evaluation import (
     answer_samples,
     evaluate_policy,
 )
+from rlhf.stored_files import HELD_OUT, read_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -49,7 +49,7 @@ class PpoEvaluation:
 
     def read_results(self) -> None:
         """Read what an earlier attempt of this phase has measured: ppo/held_out.json."""
-        self._by_prompt = json.loads(self._file.read_text())
+        self._by_prompt = read_json(self._file, HELD_OUT) or {}
 
     def result(self, when: str, *, step: int | None = None) -> dict[str, Any]:
         """Return entries of result.json; their names end in ``when``. ``step`` logs them too.

@@ -18,6 +18,7 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import partitioner
+from rlhf.errors import ConfigError
 from rlhf.models.build import build_scorer, require_positions
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
@@ -66,6 +67,10 @@ class RLHFEngine:
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
+        if Phase.ppo not in config.phase.order:
+            raise ConfigError(
+                f"phase={config.phase}: the engine needs the models of a run with PPO"
+            )
         require_rollouts(config)
         self.settings = EngineSettings(
             zero=config.zero,

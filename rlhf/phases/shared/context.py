@@ -34,6 +34,7 @@ from rlhf.random_streams import seed_dropout, seed_for
 from rlhf.tracking.console import Console
 from rlhf.tracking.tracker import Tracker
 from rlhf.types import Batch, Engine, Judge, Ranks, StepReport
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -104,7 +105,7 @@ class RunContext:
             phase,
             self.tokenizer,
             limits=TokenLimits.of(config),
-            cache_dir=Path(config.data.cache_dir).expanduser(),
+            cache_dir=user_path(config.data.cache_dir, key="data.cache_dir"),
             template=config.data.template,
         )
 

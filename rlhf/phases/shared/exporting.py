@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from rlhf.checkpoint.model_folder import apply_umask
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
@@ -61,6 +62,8 @@ def write_weights(engine: Engine, folder: Path | None) -> None:
     """
     model: Any = engine.module.pretrained
     Export(model, engine, saved_tensors(model)).write(folder)
+    if folder is not None:
+        apply_umask(folder)  # the program may run as another user
 
 
 def sample_as_trained(model: Any, rollout: RolloutConfig) -> None:

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +38,7 @@ from rlhf.types import (
     TokenLogprobs,
     TokenPositions,
 )
+from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,7 +128,10 @@ def rollout_backend(
             server = ServerSettings(
                 url=rollout.server.url,
                 timeout=rollout.server.timeout_seconds,
-                weights_dir=Path(rollout.server.weights_dir or tempfile.gettempdir()),
+                weights_dir=user_path(
+                    rollout.server.weights_dir or tempfile.gettempdir(),
+                    key="rollout.server.weights_dir",
+                ),
                 stop=list(rollout.stop),
             )
             return VllmServerRollout(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import ANSWER, EVALUATED, read_json, read_lines
 from rlhf.tracking.report.charts import Line, line_chart
 from rlhf.tracking.report.markup import Markup, joined, tag
 from rlhf.tracking.report.page import scrolled, section
@@ -65,10 +64,9 @@ def win_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
 def evaluation_section(run_dir: Path) -> Markup:
     """Return the section; empty without an evaluation."""
     path = run_dir / EVALUATION
-    if not path.is_file():
+    if (found := read_json(path, EVALUATED)) is None:
         return Markup()
-    found = json.loads(path.read_text(encoding="utf-8"))
-    answers = list(read_jsonl(path.with_name("answers.jsonl")))
+    answers = list(read_lines(path.with_name("answers.jsonl"), ANSWER))
     charts = [_distribution(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
         charts.append(_calibration(found["reward_model"]))
@@ -88,7 +86,9 @@ def _distribution(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -
     lines = []
     for name in models:
         scores = sorted(
-            row["score"] for row in answers if row["model"] == name and row["decoder"] == "sampled"
+            row["score"]
+            for row in answers
+            if (row["model"], row["decoder"]) == (name, "sampled") and row["score"] is not None
         )
         points = [((at + 0.5) / len(scores), score) for at, score in enumerate(scores)]
         lines.append(Line(name, points))

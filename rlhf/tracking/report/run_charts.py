@@ -57,12 +57,13 @@ def critic(run: RunFiles) -> Markup:
 
     The return is that of GAE: advantage plus value.
     """
-    answers = [s for s in run.samples if "token_advantages" in s and s["model"] == "actor"]
+    of_tokens = ("token_values", "token_advantages")
+    answers = [s for s in run.samples if s.get("model") == "actor" and s.keys() >= {*of_tokens}]
     points = [
         (value, value + advantage)
         for sample in answers
         if sample["step"] == answers[-1]["step"]
-        for value, advantage in zip(sample["token_values"], sample["token_advantages"], strict=True)
+        for value, advantage in zip(*(sample[name] for name in of_tokens), strict=False)
         if value is not None and advantage is not None  # were not finite
     ]
     if not any(value for value, _ in points):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.config.freeze import frozen_keys
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.finite_numbers import measured_run
+from rlhf.stored_files import METRICS as METRICS_LINE
+from rlhf.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.report.charts import Point
 from rlhf.tracking.step_alarms import Alarm, read_alarms
@@ -32,18 +33,18 @@ class RunFiles(NamedTuple):
 
 def read_files(run_dir: Path) -> RunFiles:
     """Read what a run has written so far; a torn last line is left out."""
-    result = run_dir / "result.json"
     series: dict[str, list[Point]] = {}
-    for line in read_jsonl(run_dir / "metrics.jsonl"):
+    for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():
             if entry_of(name) in METRICS:
                 point = (line["step"], math.nan if value is None else value)
                 series.setdefault(name, []).append(point)
+    result = read_json(run_dir / "result.json", RESULT)
     return RunFiles(
         folder=run_dir,
         config=frozen_keys(run_dir),
         series=series,
-        samples=list(read_jsonl(run_dir / "samples.jsonl"))[-MOST_SAMPLES:],
+        samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
-        result=json.loads(result.read_text()) if result.is_file() else None,
+        result=None if result is None else measured_run(result),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf.atomic import replacing
-from rlhf.config.freeze import COMMAND
+from rlhf.config.freeze import command_words
 from rlhf.tracking.alarms import alarms_of
 from rlhf.tracking.report.evaluation_section import evaluation_section
 from rlhf.tracking.report.markup import Markup, joined, tag
@@ -151,9 +151,8 @@ def _settings(run: RunFiles) -> Markup:
     }
     versions = (run.result or {}).get("versions", {})
     note = tag("p", ", ".join(f"{name} {version}" for name, version in versions.items()))
-    command = run.folder / COMMAND
-    words = shlex.split(command.read_text()) if command.exists() else []
-    typed = tag("pre", shlex.join(words)) if words else Markup()
+    words = command_words(run.folder)
+    typed = tag("pre", shlex.join(["python", "launch.py", *words])) if words else Markup()
     keys = {word.partition("=")[0].lstrip("+") for word in words}
     differing = [row for key, row in rows.items() if key in keys]
     parts = {"Set by the command instead of a preset": differing, "All settings": rows.values()}

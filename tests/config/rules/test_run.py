@@ -48,6 +48,39 @@ def keys_with_bounds(of: type, prefix: str = "") -> Iterator[str]:
             yield from keys_with_bounds(kinds[each.name], f"{prefix}{each.name}.")
 
 
+WAITS = [key for key in schema_types() if re.search("timeout|_seconds$|watchdog", key)]
+JUDGE = "+rewards.judge={kind: http, url: 'http://host', timeout_seconds"
+
+
+@pytest.mark.parametrize("value", ["31536001", "10000000000", "1e300"])
+@pytest.mark.parametrize("key", [*WAITS, JUDGE])
+def test_a_wait_fits_the_timers_of_the_libraries(key: str, value: str, compose: Compose) -> None:
+    word = f"{key}: {value}}}" if key is JUDGE else f"{key}={value}"
+    with pytest.raises(ConfigError, match=r"=\S+: (must be above 0 and at most|expected)"):
+        to_run_config(compose([word]))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ('name="a\nb"', r"name='a\nb': must have no"),
+        ('name="a\x1b[31m"', r"name='a\x1b[31m': must have no"),
+        ('model.end_token="<|\x07|>"', r"model.end_token='<|\x07|>': must have no"),
+        ('tracking.tags=["a\x9bb"]', r"tracking.tags='a\x9bb': must have no"),
+        ('+model.architecture={a: ["b\tc"]}', r"model.architecture.a='b\tc': must have no"),
+        ('rollout.stop=["\x1b"]', r"rollout.stop='\x1b': must have no"),
+    ],
+)
+def test_texts_have_no_control_characters(word: str, message: str, compose: Compose) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        to_run_config(compose([word]))
+
+
+def test_ordinary_texts_are_allowed(compose: Compose) -> None:
+    config = to_run_config(compose(['rollout.stop=["\n\n","\tx"]', "name='日本 👩\u200d💻 é'"]))
+    assert config.rollout.stop == ["\n\n", "\tx"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "rule"),

@@ -30,7 +30,10 @@ from tests.phases.ppo.ppo_pieces import (
     source,
 )
 from tests.plain_engine import PlainEngine, TrainingEngine
+from tests.rounding import assert_near
 
+# Of the sums in a log-probability: two layers and the head of width 8, 9 tokens, 260 entries.
+TERMS = 2 * (7 * 8 + 2 * 9) + 8 + 260
 SPEC = LoraSpec(rank=2, alpha=4.0, dropout=0.5, target_modules=None, train_rest=False)
 ROLLOUT = some_rollout()
 SEQUENCES = WholeSequences(ROLLOUT.prompts, ROLLOUT.responses)
@@ -97,7 +100,7 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 def assert_all_close(one: Any, other: Any) -> None:
     for first, second in zip(one, other, strict=True):
-        torch.testing.assert_close(flat(first), flat(second), atol=1e-5, rtol=1e-5)
+        assert_near(flat(first), flat(second), terms=TERMS)
 
 
 def test_a_new_trunk_scores_as_separate_models_do(tokenizer: Any, reward: PlainEngine) -> None:
@@ -107,9 +110,7 @@ def test_a_new_trunk_scores_as_separate_models_do(tokenizer: Any, reward: PlainE
     torch.testing.assert_close(got.scores_B, expected.scores_B)
     assert got.values_BT.abs().max() > 0.01
     assert not any(opinion.requires_grad for opinion in got)
-    torch.testing.assert_close(
-        flat(got.logprobs_BT), flat(got.reference_logprobs_BT), atol=1e-5, rtol=1e-5
-    )
+    assert_near(flat(got.logprobs_BT), flat(got.reference_logprobs_BT), terms=TERMS)
 
 
 def test_a_trunk_that_has_learned_keeps_its_reference(tokenizer: Any, reward: PlainEngine) -> None:
@@ -160,7 +161,7 @@ def test_language_logprobs_are_those_of_each_sequence_alone(
         expected += [logs_SV[place, token] for place, token in enumerate(ids[1:])]
     for each in (models, separate_twin(models, tokenizer)):
         got_N = each.language_logprobs(batch)
-        torch.testing.assert_close(got_N, torch.stack(expected), atol=1e-5, rtol=1e-5)
+        assert_near(got_N, torch.stack(expected), terms=TERMS)
 
 
 def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
+from rlhf.errors import ConfigError
 from rlhf.phases.ppo import rlhf_engine
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import AdapterOff
@@ -43,6 +44,13 @@ def built(
         return RLHFEngine(to_run_config(compose([*paths, *overrides])), Ranks())
 
     return engine
+
+
+def test_a_run_without_ppo_has_no_engine(built: Callable[..., RLHFEngine]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^phase: the run trains sft without ppo.*use a run of phase=pipeline"
+    ):
+        built("phase=sft")
 
 
 def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(

@@ -24,6 +24,7 @@ from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
 from rlhf.types import PromptBatch, Responses, Rollout, take_rows
 from tests.plain_engine import PlainEngine
+from tests.rounding import assert_near, terms_of
 
 ARCHITECTURE = {
     "model_type": "llama",
@@ -74,6 +75,11 @@ def rollout(models: SeparateModels, prompts: PromptBatch) -> Rollout:
     return rollout_of(models, prompts, end_id=int(free.responses.ids_BT[1, 2]))
 
 
+def terms_of_scores(models: SeparateModels) -> int:
+    """The terms of the sums in a log-probability of the longest sequence, an upper bound."""
+    return terms_of(models.actor.module, 7 + MAX_TOKENS) + len(TOKENIZER)
+
+
 def unpadded(rollout: Rollout, row: int) -> tuple[list[int], list[int]]:
     prompt = rollout.prompts.ids_BP[row][rollout.prompts.attend_BP[row]].tolist()
     response = rollout.responses.ids_BT[row][rollout.responses.keep_BT[row]].tolist()
@@ -104,6 +110,7 @@ def test_tokens_are_where_their_draws_fall(models: SeparateModels, rollout: Roll
 def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
     models: SeparateModels, rollout: Rollout
 ) -> None:
+    terms = terms_of_scores(models)
     for row in range(4):
         prompt, response = unpadded(rollout, row)
         ids = torch.tensor([prompt + response])
@@ -116,19 +123,19 @@ def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
                 logits = model.module.pretrained(ids).logits[0, places] / TEMPERATURE
                 expected = logits.log_softmax(-1)[torch.arange(len(response)), response]
                 got = getattr(rollout, f"{name}_BT")[row, : len(response)]
-                torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+                assert_near(got, expected, terms=terms)
             critic, reward = models.critic.module.pretrained, models.scores.model.module.pretrained
             values = critic.score(critic.model(ids).last_hidden_state)[0, places, 0]
             score = reward(ids).logits[0, 0]
         got = rollout.values_BT[row, : len(response)]
-        torch.testing.assert_close(got, values, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(rollout.scores_B[row], score, atol=1e-5, rtol=1e-5)
+        assert_near(got, values, terms=terms)
+        assert_near(rollout.scores_B[row], score, terms=terms)
 
 
 def test_neighbours_and_micro_batches_change_nothing(
     models: SeparateModels, prompts: PromptBatch, rollout: Rollout
 ) -> None:
-    end_id = int(rollout.responses.ids_BT[1, 2])
+    end_id, terms = int(rollout.responses.ids_BT[1, 2]), terms_of_scores(models)
     for rows in ([1], [2, 0], [3, 2, 1, 0]):
         part = rollout_of(models, take_rows(prompts, rows), end_id=end_id, micro=1)
         width = part.logprobs_BT.shape[1]
@@ -136,8 +143,8 @@ def test_neighbours_and_micro_batches_change_nothing(
         assert torch.equal(keep, rollout.responses.keep_BT[rows][:, :width])
         for name in ("logprobs_BT", "values_BT"):
             got, expected = getattr(part, name), getattr(rollout, name)[rows][:, :width]
-            torch.testing.assert_close(got[keep], expected[keep], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(part.scores_B, rollout.scores_B[rows], atol=1e-5, rtol=1e-5)
+            assert_near(got[keep], expected[keep], terms=terms)
+        assert_near(part.scores_B, rollout.scores_B[rows], terms=terms)
 
 
 def test_the_checkpoint_own_generation_settings_do_not_bend_the_policy(
@@ -212,6 +219,7 @@ def test_neighbours_are_of_like_length_and_come_back_in_order(
     kept = rollout.responses.keep_BT.sum(dim=1)
     assert (rollout.prompts.attend_BP.sum(dim=1) + kept).tolist() == lengths
     assert widths == [11, 9]  # rows 3 and 1, then 0 and 2
+    terms = terms_of_scores(models)
     for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT", "scores_B"):
         got, expected = getattr(again, name), getattr(rollout, name)
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        assert_near(got, expected, terms=terms)

@@ -93,6 +93,7 @@ RESULT = {
         "ppo": PPO
         | {"kl_to_reference": 1.0, "seconds": 3.0, "score_gain_ci": [-0.1, 0.1]}
         | {"gold_parts_before": {}, "gold_parts_after": {}}
+        | {"measured": {"hours": 0.1, "memory_gib": 1.0}}
     },
     "versions": {"torch": "2"},
     "measured": {"hours": 0.1, "memory_gib": 1.0},

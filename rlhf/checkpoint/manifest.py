@@ -1,0 +1,59 @@
+"""Record the size and the SHA-256 of files, and compare files with the record."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+
+from rlhf.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+BLOCK = 1 << 22  # bytes hashed at once
+Identity = list[int | str]  # size in bytes, and SHA-256
+
+
+def identity(path: Path, *, flush: bool = False) -> Identity:
+    """Return the identity of a file; with ``flush`` its content is on the drive afterwards."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            size += len(block)
+        if flush:
+            os.fsync(file.fileno())
+    return [size, digest.hexdigest()]
+
+
+def identities(
+    folder: Path, *, skip: Container[str] = (), flush: bool = False
+) -> dict[str, Identity]:
+    """Return the identities of the files in ``folder`` by path; ``skip`` names entries of it."""
+    return {name: identity(folder / name, flush=flush) for name in sorted(_files(folder, skip))}
+
+
+def check_files(
+    folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
+) -> None:
+    """Check that ``folder`` has exactly ``files``, unchanged, and anything that ``skip`` names.
+
+    Raises:
+        CheckpointError: naming the first file that is missing, added or damaged.
+        OSError: if a file cannot be read.
+    """
+    if odd := sorted(set(_files(folder, skip)) ^ set(files)):
+        raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
+    for name, expected in files.items():
+        path = folder / name
+        if path.stat().st_size != expected[0] or identity(path) != expected:
+            raise CheckpointError(f"{path} is damaged: it is not what was written.")
+
+
+def _files(folder: Path, skip: Container[str]) -> Iterator[str]:
+    """Yield the paths of files in ``folder``, without hidden ones, which only tools leave."""
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        is_hidden = any(part.startswith(".") for part in parts)
+        if parts[0] not in skip and not is_hidden and path.is_file():
+            yield "/".join(parts)

@@ -1,0 +1,29 @@
+"""Write NaN and the infinities, which JSON does not have, as null, and read them back as NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def finite(value: object) -> object:
+    """Return ``value`` with None in place of numbers that are not finite, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [finite(each) for each in value]
+    if isinstance(value, tuple):
+        return tuple(finite(each) for each in value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def measured(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a phase as it was read, with NaN in place of measures that are null."""
+    return {name: math.nan if value is None else value for name, value in result.items()}
+
+
+def measured_run(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a run's result.json as it was read, with NaN in place of null."""
+    phases = {phase: measured(each) for phase, each in result["phases"].items()}
+    return measured(result) | {"phases": phases}

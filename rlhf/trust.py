@@ -1,0 +1,50 @@
+"""Decide if a file can be used although other users of the machine are not trusted."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+
+def is_trusted(path: Path) -> bool:
+    """Return True if only this user and root can have written ``path``, or can replace it.
+
+    The folders and links that lead to ``path`` are checked too, up to the root: whoever writes in
+    one of them can exchange ``path``, also between this check and its use. The content of a folder
+    is not checked.
+
+    Raises:
+        OSError: if there is no such file or folder.
+    """
+    return _is_safe_way(Path(os.path.realpath(path, strict=True)), path.absolute())
+
+
+def _is_safe_way(real: Path, path: Path) -> bool:
+    for each in (path, *path.parents):
+        found = each.lstat()
+        if found.st_uid not in {0, os.getuid()}:
+            return False
+        if stat.S_ISLNK(found.st_mode):
+            if not _is_safe_way(real, each.parent / each.readlink()):
+                return False
+        # In a sticky folder such as /tmp, others cannot exchange what is not theirs.
+        elif _others_can_write(found) and (each == real or not found.st_mode & stat.S_ISVTX):
+            return False
+    return True
+
+
+def _others_can_write(found: os.stat_result) -> bool:
+    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    return bool(found.st_mode & stat.S_IWOTH or by_group)
+
+
+def _is_own_group(number: int) -> bool:
+    """Return True for the group that many systems create for each user, with the user's name."""
+    try:
+        user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(number)
+    except KeyError:  # containers may run as a user or group without a name
+        return False
+    return group.gr_name == user and {user} >= set(group.gr_mem)

@@ -1,0 +1,46 @@
+"""Paths that a user names, in keys of the configuration and in arguments of commands."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from rlhf.errors import ConfigError
+from rlhf.foreign_errors import translated
+
+
+def user_path(name: str | Path, *, key: str) -> Path:
+    """Return the path ``name``, the value of ``key``, with ``~`` replaced by the home folder.
+
+    Raises:
+        ConfigError: if it is empty, this machine has no such home folder, or cannot look the path
+            up. A path where nothing exists is no error.
+    """
+    if not str(name).strip():
+        raise ConfigError(f"{key}={name}: must name a file or folder")
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:
+        home = Path(name).parts[0]
+        raise ConfigError(
+            f"{key}={name}: there is no home folder {home} here; write the whole path"
+        ) from error
+    with (
+        translated(lambda reason: ConfigError(f"{key}={name}: not a usable path ({reason})")),
+        suppress(FileNotFoundError, NotADirectoryError),
+    ):
+        path.stat()
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        OSError: if it is a folder or cannot be read, or is no regular file: reading a named pipe
+            or a device may never end.
+        UnicodeDecodeError: if it is not UTF-8.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(None, "not a regular file", str(path))
+    return path.read_text(encoding="utf-8")

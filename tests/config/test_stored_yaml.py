@@ -1,0 +1,89 @@
+"""config.yaml of a run directory from elsewhere: nothing but plain values is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.freeze import (
+    COMMAND,
+    FROZEN,
+    command_words,
+    freeze,
+    frozen_keys,
+    load_frozen,
+    to_run_config,
+)
+from rlhf.errors import CheckpointError
+from rlhf.stored_files import DamagedFileError
+
+BOMB = "seed: 1\na0: &a0 [x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+)
+FOREIGN = {
+    'seed: 1\nname: "$\\u007Boc.env:RLHF_KEY}"': "interpolation",
+    'seed: 1\nname: "\\x24{oc.env:RLHF_KEY}"': "interpolation",
+    "seed: 1\ndata: {path: [a, {b: '${oc.env:RLHF_KEY}'}]}": "interpolation",
+    "seed: 1\n'${oc.env:RLHF_KEY}': 1": "interpolation",
+    BOMB: "alias",
+    "seed: 1\na: &a [*a]": "alias",
+    "seed: 1\na: " + "[" * 5000 + "]" * 5000: "levels",
+    "seed: 1\na: " + "x" * 2_000_000: "characters",
+    "seed: 1\na: !!python/object/apply:os.system [true]": "a tag",
+    "seed: 1\na: !!timestamp x": "a tag",
+    "seed: 1\na: !!binary x": "a tag",
+    "seed: 1\nx: 0x" + "f" * 9000: "64 bits",
+    "seed: 1\nx: " + "1" * 9000: "limit",
+    "seed: one": "seed is not a whole number",
+    "seed: 1\nppo: {rollout_batch_size: many}": "ppo.rollout_batch_size is not",
+    "[seed]": "no keys of a run",
+    "": "no keys of a run",
+    "seed: 1\nseed: 2": "constructing a mapping",
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), FOREIGN.items(), ids=range(len(FOREIGN)))
+def test_anything_but_plain_values_is_refused_at_once(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_KEY", "zzsecretzz")
+    (tmp_path / FROZEN).write_text(text)
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        frozen_keys(tmp_path)
+    assert time.process_time() - began < 5
+    assert str(caught.value).startswith(f"{tmp_path / FROZEN} ")
+    assert "zzsecretzz" not in str(caught.value)
+    with pytest.raises(CheckpointError):
+        load_frozen(tmp_path)
+
+
+def test_what_a_run_writes_is_read(
+    tmp_path: Path, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    config = to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3"]))
+    freeze(config, tmp_path)
+    assert load_frozen(tmp_path) == config
+    assert frozen_keys(tmp_path)["ppo.kl_ctl"] == 0.3
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / FROZEN).write_text("seed: 1\nof_another_version: {x: 1}\n")
+    keys = frozen_keys(tmp_path)
+    assert keys["of_another_version.x"] == 1
+    with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read: ppo\.kl_ctl is miss"):
+        keys["ppo.kl_ctl"]
+
+
+def test_a_damaged_command_is_refused_by_name(tmp_path: Path) -> None:
+    assert command_words(tmp_path) == []
+    (tmp_path / COMMAND).write_text("python launch.py 'name=my run' seed=1\n")
+    assert command_words(tmp_path) == ["name=my run", "seed=1"]
+    for content in (b"python launch.py 'name=my run", b"\xff\xfe"):
+        (tmp_path / COMMAND).write_bytes(content)
+        with pytest.raises(DamagedFileError, match=r"command\.txt is damaged"):
+            command_words(tmp_path)

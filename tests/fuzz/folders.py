@@ -1,0 +1,111 @@
+"""Damaged folders of models and tokenizers."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlhf.data.tokens import Encoder
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import load_tokenizer
+from tests.fuzz.case import Case
+from tests.fuzz.mutations import mutate
+from tests.models_on_disk import save_base, small_tokenizer
+
+FAMILIES = ("opt", "llama", "gpt2", "qwen3")
+WEIGHTS = "model.safetensors"
+
+
+@cache
+def good_folder(family: str, *, is_scorer: bool) -> Path:
+    """A folder with an intact model and its tokenizer, made once."""
+    folder = Path(tempfile.mkdtemp(prefix="rlhf-fuzz-"))
+    save_base(folder / "policy", family, small_tokenizer())
+    if not is_scorer:
+        return folder / "policy"
+    source = ModelSource(key="model.path", path=str(folder / "policy"))
+    build_scorer(source, small_tokenizer(), seed=1).pretrained.save_pretrained(folder / "scorer")
+    return folder / "scorer"
+
+
+def mutate_tensors(draw: Random, path: Path) -> tuple[str, bool]:
+    """Damage the tensors of a file; return what was done, and if it must be refused."""
+    weights = load_file(path)
+    name = draw.choice(sorted(weights))
+    tensor = weights[name]
+    way = draw.choice(["lost", "renamed", "shape", "type", "broken", "added", "prefix", "layer"])
+    match way:
+        case "lost":
+            del weights[name]
+        case "renamed":
+            weights[f"{name}x"] = weights.pop(name)
+        case "shape":
+            weights[name] = torch.cat([tensor, tensor])
+        case "type":
+            weights[name] = tensor.to(draw.choice([torch.int8, torch.bool, torch.int64]))
+        case "broken":
+            tensor.view(-1)[draw.randrange(tensor.numel())] = draw.choice([1, -1]) * draw.choice(
+                [float("nan"), float("inf")]
+            )
+        case "added":
+            weights[f"model.{draw.choice(['layers.9.x', 'y'])}.weight"] = torch.ones(3)
+        case "prefix":
+            weights = {f"foo.{each}": value for each, value in weights.items()}
+        case "layer":
+            weights = {each: value for each, value in weights.items() if ".1." not in each}
+    save_file({n: w.contiguous() for n, w in weights.items()}, path, metadata={"format": "pt"})
+    # Heads may be tied, and a bias of integers is no quantised weight.
+    is_certain = "head" not in name and "embed" not in name and "wte" not in name
+    return f"{way} {name}", is_certain and (way != "type" or name.endswith(".weight"))
+
+
+def model_cases(draw: Random, folder: Path) -> Iterator[Case]:
+    """Yield damaged model folders, loaded as policies, scorers, reward models and sharded."""
+    while True:
+        is_scorer, family = draw.random() < 0.4, draw.choice(FAMILIES)
+        place = folder / "model"
+        shutil.copytree(good_folder(family, is_scorer=is_scorer), place, dirs_exist_ok=True)
+        certain = False
+        if draw.random() < 0.5:
+            text, certain = mutate_tensors(draw, place / WEIGHTS)
+        else:
+            text = mutate(draw, place / draw.choice(["config.json", WEIGHTS]))
+        yield Case(f"{family}: {text}", _loader(draw, place, is_scorer=is_scorer), certain)
+
+
+def _loader(draw: Random, place: Path, *, is_scorer: bool) -> Callable[[], object]:
+    source, tokenizer = ModelSource(key="model.path", path=str(place)), small_tokenizer()
+    shard = draw.choice([None, lambda _: None])
+    if not is_scorer:
+        return lambda: build_actor(source, tokenizer, seed=1, shard=shard)
+
+    def reward_model() -> Any:
+        require_trained_head(source)
+        return build_scorer(source, tokenizer, seed=1, shard=shard)
+
+    return reward_model
+
+
+def tokenizer_cases(draw: Random, folder: Path) -> Iterator[Case]:
+    """Yield damaged tokenizer folders, loaded and used."""
+    while True:
+        place = folder / "tokenizer"
+        place.mkdir(exist_ok=True)
+        small_tokenizer().save_pretrained(place)
+        text = mutate(draw, place / draw.choice(["tokenizer.json"] * 3 + ["tokenizer_config.json"]))
+        yield Case(text, partial(_encode, place), must_refuse=False)
+
+
+def _encode(place: Path) -> None:
+    encoder = Encoder(load_tokenizer(place, key="model.tokenizer"))
+    encoder.prompts(["some words to learn from 🙂"])

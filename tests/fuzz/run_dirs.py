@@ -1,0 +1,279 @@
+"""Run directories of somebody else, or of a failing drive: a file of a genuine run is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from io import StringIO
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rlhf.chat.run_models import RunModels
+from rlhf.checkpoint.model_card import made_by, results_of
+from rlhf.checkpoint.phase_state import latest_valid
+from rlhf.checkpoint.phase_store import PhaseStore
+from rlhf.checkpoint.results import write_json
+from rlhf.compare.answer_pairs import models_of_runs, paired
+from rlhf.config.freeze import load_run
+from rlhf.errors import RlhfError
+from rlhf.evaluate.__main__ import figures_of
+from rlhf.evaluate.answer_rows import policies_of
+from rlhf.export import export_final
+from rlhf.planning.plan_tables import read_plan
+from rlhf.report import compare, report
+from rlhf.runtime.run_result import unfinished_phases, whole_result
+from rlhf.stored_files import RESULT, read_json
+from rlhf.tracking.console import Console
+from rlhf.tracking.jsonl import LOGS, drop_phases
+from rlhf.tracking.report.evaluation_section import EVALUATION
+from rlhf.tracking.summary import show_summary
+from rlhf.tracking.trackers import build_tracker
+from rlhf.tracking.wandb_run import _run_id
+from tests.fuzz.case import Case
+from tests.runs import finished
+
+SECRET = "zzsecretzz"
+VALUES: tuple[Any, ...] = (
+    *(None, True, [], {}, [1], {"a": 1}, "text", "", -1, 0, 1.5, 10**20, 10**400, 1e308, -1e-320),
+    *(float("nan"), float("inf"), "${oc.env:RLHF_KEY}", "\x1b[2J</script><b>", "\ud83d", [[[[]]]]),
+)
+
+
+@cache
+def genuine() -> Path:
+    """Train the smallest run, and add the files that only some runs have."""
+    run_dir = Path(tempfile.mkdtemp(prefix="genuine-")) / "run"
+    finished(run_dir, "checkpoint.every_steps=1", "checkpoint.keep_finished=true")
+    samples = (run_dir / "samples.jsonl").read_text().splitlines()
+    alarm = {"name": "clipping", "metric": "ppo/clipfrac", "value": 0.5, "advice": "Lower it."}
+    line = json.dumps({"phase": "ppo", "step": 1} | alarm)
+    (run_dir / "alarms.jsonl").write_text(f"{line}\n{line}\n")
+    (run_dir / "wandb_id").write_text("0123456789abcdef\n")
+    folder = (run_dir / EVALUATION).parent
+    folder.mkdir()
+    rows = [
+        {name: json.loads(sample)[name] for name in ("prompt", "response", "score", "kl")}
+        | {"model": model, "decoder": decoder, "sample": 0, "tokens": 8.0, "ended": 1.0}
+        | {"gold/gold": 0.5, "right": None}
+        for model in ("sft", "actor")
+        for decoder in ("greedy", "sampled")
+        for sample in samples[:3]
+    ]
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "pairs.jsonl").write_text('{"margin": 0.5}\n{"margin": -0.5}\n')
+    write_json(run_dir / EVALUATION, figures_of(run_dir, {"sft": 2.5}))
+    return run_dir
+
+
+FILES = (
+    *("config.yaml", "command.txt", "plan.json", "result.json", "wandb_id", *LOGS),
+    *(f"{phase}/result.json" for phase in ("sft", "reward", "ppo")),
+    *("ppo/held_out.json", "evaluation/evaluation.json"),
+    *("evaluation/answers.jsonl", "evaluation/pairs.jsonl"),
+    *(f"ppo/state/step-00000002/{name}" for name in ("state.json", "manifest.json")),
+    *("ppo/actor/README.md", "sft/manifest.json"),
+)
+
+
+def ignore(_: str) -> None:
+    """Print nothing."""
+
+
+def resume(run_dir: Path, _: Path) -> None:
+    """Read what a resumed run reads."""
+    config = load_run(run_dir)
+    read_plan(run_dir, ignore)
+    unfinished = unfinished_phases(config, run_dir)
+    for phase in config.phase.order:
+        latest_valid(run_dir / phase, ignore)
+    for name in LOGS:
+        drop_phases(run_dir / name, {"ppo"})
+    build_tracker(config, run_dir, is_main=True, say=ignore).finish()
+    _run_id(run_dir / "wandb_id")
+    if not unfinished:
+        whole_result(config, run_dir, [])
+
+
+def page(run_dir: Path, _: Path) -> None:
+    """Write the report, which must not show the environment."""
+    report(run_dir)
+    assert SECRET not in (run_dir / "report.html").read_text(encoding="utf-8")
+
+
+def summary(run_dir: Path, _: Path) -> None:
+    """Print the summary of a finished run."""
+    result = read_json(run_dir / "result.json", RESULT)
+    if result is not None:
+        show_summary(Console(log_every=1, file=StringIO()), result, run_dir)
+
+
+def chat(run_dir: Path, _: Path) -> None:
+    """Choose the model to chat with."""
+    models = RunModels(run_dir, None)
+    assert models.sampling.max_tokens
+
+
+def evaluation(run_dir: Path, _: Path) -> None:
+    """Compute the figures of an evaluation from its rows."""
+    load_run(run_dir)
+    policies_of(run_dir)
+    figures_of(run_dir, {})
+
+
+def store(run_dir: Path, folder: Path) -> None:
+    """List a store whose only entry is the run."""
+    (folder / "store").mkdir()
+    run_dir.rename(folder / "store" / "0123456789abcdef")
+    PhaseStore(folder / "store", max_gib=1).entries()
+
+
+Door = Callable[[Path, Path], object]
+DOORS: tuple[Door, ...] = (
+    *(page, summary, chat, evaluation),
+    lambda run_dir, _: compare([run_dir, genuine()]),
+    lambda run_dir, _: compare([run_dir.parent]),
+    lambda run_dir, folder: export_final(run_dir, folder / "exported"),
+    lambda run_dir, _: paired(*models_of_runs(run_dir, None), seed=0),
+    lambda run_dir, _: (made_by(run_dir, rows={}), results_of(run_dir)),
+    *(resume, store),
+)
+
+
+def cases(draw: Random, folder: Path) -> Iterator[Case]:
+    """Yield damaged run directories; several commands that read such directories get each."""
+    while True:
+        run_dir = folder / f"{draw.random()}" / "run"
+        shutil.copytree(genuine(), run_dir, copy_function=os.link)
+        name, damage = draw.choice(FILES), draw.choice(DAMAGES)
+        path = run_dir / name
+        content = path.read_bytes()
+        path.unlink()
+        what = damage(draw, path, content)
+        yield Case(
+            f"{name}: {damage.__name__} {what}",
+            partial(read_by, draw.sample(DOORS, 4), run_dir),
+            must_refuse=False,
+        )
+
+
+def read_by(doors: Sequence[Door], run_dir: Path) -> None:
+    """Give a run directory to several commands; raise the last refusal."""
+    os.environ["RLHF_KEY"] = SECRET
+    refusal = None
+    for door in doors:
+        try:
+            door(run_dir, run_dir.parent)
+        except RlhfError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+
+
+def _changed(draw: Random, content: Any) -> Any:
+    """Return JSON content with one value changed, removed, renamed or repeated."""
+    if not isinstance(content, dict | list) or not content or draw.random() < 0.05:
+        return draw.choice(VALUES)
+    is_map = isinstance(content, dict)
+    key: Any = draw.choice(list(content)) if is_map else draw.randrange(len(content))
+    changed: Any = dict(content) if is_map else list(content)
+    if isinstance(content[key], dict | list) and draw.random() < 0.7:
+        changed[key] = _changed(draw, content[key])
+        return changed
+    match draw.randrange(4):
+        case 0:
+            del changed[key]
+        case 1 if is_map:
+            changed[draw.choice(("", "x", "phase", "ppo/score_mean", "a_before", "b_ci"))] = (
+                changed.pop(key)
+            )
+        case _:
+            changed[key] = draw.choice(VALUES)
+    return changed
+
+
+def values(draw: Random, path: Path, content: bytes) -> str:
+    """Change values of JSON or YAML; other files become JSON."""
+    if path.suffix == ".yaml":
+        import yaml
+
+        text = yaml.safe_dump(_changed(draw, yaml.safe_load(content)), allow_unicode=True)
+    else:
+        lines = content.decode().splitlines() if path.suffix == ".jsonl" else [content.decode()]
+        if not lines:
+            return ""
+        at = draw.randrange(len(lines))
+        try:
+            lines[at] = json.dumps(_changed(draw, json.loads(lines[at])), indent=None)
+        except ValueError:
+            lines[at] = json.dumps(draw.choice(VALUES))
+        text = "\n".join(lines) + "\n"
+    path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+    return ""
+
+
+def bytes_(draw: Random, path: Path, content: bytes) -> str:
+    """Flip, cut or repeat bytes."""
+    changed = bytearray(content or b"x")
+    match draw.randrange(4):
+        case 0:
+            del changed[draw.randrange(len(changed)) :]
+        case 1:
+            for _ in range(draw.randint(1, 20)):
+                changed[draw.randrange(len(changed))] = draw.randrange(256)
+        case 2:
+            changed *= 2
+        case _:
+            changed = bytearray(draw.randbytes(draw.randrange(400)))
+    path.write_bytes(changed)
+    return ""
+
+
+def text(draw: Random, path: Path, content: bytes) -> str:
+    """Replace the file by a text that parsers dislike."""
+    texts = {
+        "deep": b"[" * 100_000,
+        "deep objects": b'{"a":' * 50_000,
+        "digits": b'{"seed": ' + b"1" * 5000 + b"}",
+        "nul": b"\0" * 1000,
+        "UTF-16": content.decode(errors="replace").encode("utf-16"),
+        "interpolation": content + b'\nzz: "$\\u007Boc.env:RLHF_KEY}"\n',
+        "tag": content + b"\nzz: !!python/object/apply:os.system [true]\n",
+        "alias": content + b"\nzz: &z [*z]\n",
+        "bomb": b"seed: &a [1, 1, 1]\n"
+        + b"".join(b"k%d: &b%d [%s]\n" % (n, n, b"*a, " * 9) for n in range(99)),
+        "quote": b"python launch.py 'a",
+        "empty": b"",
+        "long": b"x" * 3_000_000,
+    }
+    name = draw.choice(list(texts))
+    path.write_bytes(texts[name])
+    return name
+
+
+def kind(draw: Random, path: Path, content: bytes) -> str:
+    """Put something else in its place."""
+    what = draw.choice(("nothing", "folder", "FIFO", "link", "loop", "dangling", "secret"))
+    match what:
+        case "folder":
+            path.mkdir()
+        case "FIFO":
+            os.mkfifo(path)
+        case "link":
+            path.with_name("elsewhere").write_bytes(content)
+            path.symlink_to("elsewhere")
+        case "loop":
+            path.symlink_to(path.name)
+        case "dangling":
+            path.symlink_to("missing")
+        case "secret":
+            path.with_name("secret").write_text(SECRET)
+            path.symlink_to("secret")
+    return what
+
+
+DAMAGES = (values, values, values, bytes_, text, kind)

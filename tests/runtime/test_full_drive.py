@@ -1,0 +1,93 @@
+"""A drive that is full, read-only or over its quota ends a run with one message, and loses nothing.
+
+``make soak`` refuses every file (tests/soak_drives.py); here some of each kind are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import ROOT, TINY_RUN, finished, launch
+from tests.soak import differences
+from tests.soak_drives import COMMAND, faults
+
+REFUSED = [
+    ("config.yaml", errno.EROFS),
+    ("tokenizer/tokenizer.json", errno.ENOSPC),
+    ("metrics.jsonl", errno.EDQUOT),
+    ("sft/state/step-N/state.json", errno.ENOSPC),
+    ("sft/model/model.safetensors", errno.ENOSPC),
+    ("ppo/held_out.json", errno.EDQUOT),
+    ("ppo/result.json", errno.ENOSPC),
+    ("result.json", errno.EROFS),
+    ("report.html", errno.ENOSPC),
+]
+
+
+@pytest.mark.slow
+def test_a_run_continues_after_the_drive_has_refused_its_files(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert faults(tmp_path / "run", REFUSED, said.append) == 0, "\n".join(said)
+    whole = finished(tmp_path / "whole", "checkpoint.every_steps=1")
+    assert not differences(whole, tmp_path / "run")
+
+
+def mounted(folder: Path, kib: int) -> bool:
+    """Mount a small file system; return False if this user may not."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder]
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_small_drive_is_the_reason(tmp_path: Path) -> None:
+    drive = tmp_path / "drive"
+    if not mounted(drive, 40):
+        pytest.skip("mounting a file system needs root")
+    words = [*TINY_RUN, "phase=sft", "checkpoint.every_minutes=null", "resume=auto"]
+    try:
+        for kib in (40, 110, 264):
+            subprocess.run(["mount", "-o", f"remount,size={kib}k", drive], check=True)
+            run = launch(*words, f"run_dir={drive / 'run'}", cwd=tmp_path)
+            assert run.returncode == 2, run.stderr
+            message = (
+                rf"error: {drive}/run/\S+( cannot be written|: the checkpoint) .*No space left"
+            )
+            assert re.search(message, run.stderr), run.stderr
+            assert "Traceback" not in run.stderr
+        subprocess.run(["mount", "-o", "remount,size=64m", drive], check=True)
+        run = launch(*words, f"run_dir={drive / 'run'}", cwd=tmp_path)
+        assert run.returncode == 0, run.stderr
+        subprocess.run(["mount", "-o", "remount,ro", drive], check=True)
+        report = subprocess.run(
+            [sys.executable, "-m", "rlhf.report", drive / "run"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert report.returncode == 2
+        assert "report.html cannot be written (Read-only file system)" in report.stderr
+        assert "Traceback" not in report.stderr
+    finally:
+        subprocess.run(["umount", drive], check=True)
+
+
+@pytest.mark.slow
+def test_a_run_outlasts_its_output(tmp_path: Path) -> None:
+    words = [sys.executable, ROOT / "launch.py", *TINY_RUN, *COMMAND[-2:]]
+    words += ["phase=sft", f"run_dir={tmp_path / 'run'}"]
+    read, write = os.pipe()
+    os.close(read)  # as `| head` leaves it
+    with open("/dev/full", "w") as full, os.fdopen(write, "w") as broken:
+        run = subprocess.run(words, cwd=tmp_path, stdout=broken, stderr=full, check=False)
+    assert run.returncode == 0
+    assert (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / "report.html").exists()

@@ -1,0 +1,46 @@
+"""A process goes on after its output has broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import os, sys
+from rlhf.lasting_output import outlast_output
+outlast_output()
+for number in range(2000):
+    print(number, flush=number % 100 == 0)
+os.system("echo from a child")
+open(sys.argv[1], "w").write("the end was reached")
+"""
+
+
+def run(folder: Path, **streams: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", SCRIPT, folder / "end"]
+    found = subprocess.run(words, text=True, check=False, **streams)  # type: ignore[call-overload]
+    assert (folder / "end").read_text() == "the end was reached"
+    assert found.returncode == 0
+    return found
+
+
+def test_a_closed_pipe_is_outlasted(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as broken:
+        found = run(tmp_path, stdout=broken, stderr=subprocess.PIPE)
+    assert found.stderr.count("the output cannot be written (Broken pipe)") == 1
+
+
+def test_a_full_drive_of_both_streams_is_outlasted(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run(tmp_path, stdout=full, stderr=full)
+
+
+def test_what_can_be_printed_is_whole(tmp_path: Path) -> None:
+    found = run(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = [*map(str, range(2000)), "from a child"]
+    assert sorted(found.stdout.splitlines()) == sorted(lines)
+    assert found.stderr == ""

@@ -1,0 +1,121 @@
+"""Damaged and hostile files of a run directory: refused by name and place, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.stored_files import (
+    METRICS,
+    PHASES,
+    RESULT,
+    SAMPLE,
+    DamagedFileError,
+    read_bytes,
+    read_json,
+    read_lines,
+)
+
+MEASURED = {"hours": 0.1, "memory_gib": 1.0}
+SFT = {"perplexity_before": 9.0, "perplexity_after": None, "seconds": 3, "measured": MEASURED}
+WHOLE = {"objective": -2.0, "phases": {"sft": SFT}, "versions": {}, "measured": MEASURED}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"objective": 1', "not JSON"),
+        (b"", "not JSON"),
+        (b"[]", "the content is not an object"),
+        (b"5", "the content is not an object"),
+        (b"null", "the content is not an object"),
+        (b"{}", "objective is missing"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "not JSON"),
+        (json.dumps(WHOLE).encode("utf-16"), "not JSON in UTF-8"),
+        (json.dumps(WHOLE | {"objective": "high"}).encode(), "objective is not a number"),
+        (json.dumps(WHOLE | {"objective": True}).encode(), "objective is not a number"),
+        (json.dumps(WHOLE | {"objective": 10**300}).encode(), "objective is not a number"),
+        (json.dumps(WHOLE | {"phases": {"sft": []}}).encode(), "phases.sft is not an object"),
+        (json.dumps(WHOLE | {"phases": {"sft": {}}}).encode(), "phases.sft.perplexity_before is"),
+        (
+            json.dumps(WHOLE | {"phases": {"sft": SFT | {"kl_before": 1}}}).encode(),
+            "phases.sft.kl_after is missing",
+        ),
+        (
+            json.dumps(WHOLE | {"phases": {"sft": SFT | {"score_gain_ci": [1]}}}).encode(),
+            "phases.sft.score_gain_ci is not a list of 2",
+        ),
+    ],
+)
+def test_a_damaged_result_is_refused_by_its_place(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError) as caught:
+        read_json(path, RESULT)
+    assert str(caught.value).startswith(f"{path} is damaged, or no run wrote it: {reason}")
+
+
+def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "none.json", RESULT) is None
+    (tmp_path / "a.json").write_text(json.dumps(WHOLE))
+    assert read_json(tmp_path / "a.json", RESULT) == WHOLE
+    (tmp_path / "b.json").write_text(json.dumps(SFT | {"perplexity_after": math.nan}))
+    assert read_json(tmp_path / "b.json", PHASES["sft"]) == SFT, "NaN of an older run is null"
+
+
+def link(path: Path) -> None:
+    path.with_name("secret").write_text("{}")
+    path.symlink_to("secret")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, link])
+def test_only_regular_files_are_read(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "result.json")
+    with pytest.raises(DamagedFileError, match=r"result\.json is damaged"):
+        read_bytes(tmp_path / "result.json")
+
+
+LINE = b'{"phase": "sft", "step": 1, "sft/loss": 2.5}\n'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"{}\n",
+        b"[1]\n",
+        b"null\n",
+        b'{"phase": ["sft"], "step": 1}\n',
+        b'{"phase": "sft", "step": 1.5}\n',
+        b'{"phase": "sft", "step": 1, "sft/loss": "low"}\n',
+        b'{"phase": "sft", "st\n',
+        b"\xff\xfe\n",
+    ],
+)
+def test_a_damaged_line_is_refused_by_its_number(bad: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.jsonl").write_bytes(LINE + bad + LINE)
+    with pytest.raises(DamagedFileError, match="line 2"):
+        list(read_lines(tmp_path / "m.jsonl", METRICS))
+    (tmp_path / "m.jsonl").write_bytes(LINE + bad)
+    with pytest.raises(DamagedFileError, match="line 2"):
+        list(read_lines(tmp_path / "m.jsonl", METRICS))
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b"12", b'{"phase": "sft\xc3', b"\n\n"])
+def test_lines_are_read_up_to_a_torn_one(torn: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    assert list(read_lines(path, METRICS)) == []
+    path.write_bytes(LINE + torn)
+    assert list(read_lines(path, METRICS)) == [{"phase": "sft", "step": 1, "sft/loss": 2.5}]
+    text = json.dumps(
+        {"phase": "ppo", "step": 0, "prompt": "x\u2028y", "response": "\ud83d"}, ensure_ascii=False
+    )
+    path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+    assert [line["response"] for line in read_lines(path, SAMPLE)] == ["\ud83d"]

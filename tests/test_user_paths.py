@@ -1,0 +1,157 @@
+"""Paths that users name: ``~`` is their home, and what cannot be a path is refused by its key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+import launch
+import rlhf.chat.__main__
+import rlhf.compare.__main__
+import rlhf.evaluate.__main__
+import rlhf.export
+import rlhf.report
+from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.rules.launcher import check_hostfile
+from rlhf.config.run_dir import make_run_dir
+from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.run import RunConfig
+from rlhf.config.sweep_command import read_definition
+from rlhf.cpu import cache_folder
+from rlhf.errors import ConfigError
+from rlhf.models.build import ModelSource
+from rlhf.models.tokenizers import tokenizer_for
+from rlhf.planning.shapes import shape_of
+from rlhf.planning.steps import total_examples
+from rlhf.rewards.rules import json_text
+from rlhf.user_paths import read_text, user_path
+
+NOBODY = "~nobody_here/x"
+LONG = "x" * 300
+
+
+def test_the_home_folder_is_put_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/a", key="data.path") == tmp_path / "a"
+    assert user_path("org/name", key="model.path") == Path("org/name")
+    assert user_path(tmp_path / "file" / "below", key="run_dir") == tmp_path / "file" / "below"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (NOBODY, "there is no home folder ~nobody_here here; write the whole path"),
+        (LONG, "not a usable path (File name too long"),
+        ("", "must name a file or folder"),
+        (" ", "must name a file or folder"),
+        ("a\0b", "not a usable path (embedded null byte)"),
+        ("a\ud800", "not a usable path ('utf-8' codec can't encode"),
+        ("loop", "not a usable path (Too many levels of symbolic links"),
+    ],
+)
+def test_what_cannot_be_a_path_is_refused(
+    name: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="^" + re.escape(f"run_dir={name}: {reason}")):
+        user_path(name, key="run_dir")
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_text(path)
+    with pytest.raises(FileNotFoundError):
+        read_text(tmp_path / "missing")
+
+
+@pytest.fixture
+def config(compose: Callable[[list[str]], DictConfig]) -> RunConfig:
+    return to_run_config(compose([]))
+
+
+@pytest.mark.parametrize("path", [NOBODY, LONG])
+def test_every_key_refuses_it(
+    path: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", path)
+    model = replace(config.model, init=ModelInit.pretrained, path=path)
+    own_tokenizer = replace(config.model, tokenizer=path)
+    hosts = replace(config, launcher=replace(config.launcher, hostfile=path))
+    by_name = OmegaConf.create({"from_run": path, "resume": path})
+    acts: dict[str, Callable[[], object]] = {
+        "run_dir": lambda: make_run_dir(
+            replace(config, run_dir=path), job_dir=None, now=datetime(2026, 1, 1)
+        ),
+        "resume": lambda: launch.load_stopped(by_name),
+        "from_run": lambda: launch.asked_config(by_name),
+        "RLHF_CACHE": cache_folder,
+        "data.path": lambda: total_examples(replace(config.data, size=0, path=path)),
+        "launcher.hostfile": lambda: check_hostfile(hosts),
+        "model.path": lambda: ModelSource.of(model, key="model"),
+        "reward_model.path": lambda: shape_of(model, key="reward_model"),
+        "model.tokenizer": lambda: tokenizer_for(own_tokenizer, key="model", texts=[]),
+        "json_schema": lambda: json_text(RewardPart(kind=RewardKind.json, json_schema=path)),
+    }
+    monkeypatch.setattr(
+        launch.HydraConfig, "get", lambda: OmegaConf.create({"overrides": {"task": []}})
+    )
+    for key, act in acts.items():
+        with pytest.raises(ConfigError, match=re.escape(f"{key}={path}: ")):
+            act()
+    with pytest.raises(ConfigError, match=re.escape(f"run_dir={path}: ")):
+        load_run(path)
+
+
+@pytest.mark.parametrize("path", [NOBODY, LONG])
+def test_every_command_refuses_it(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = {
+        "RUN_DIR": [
+            (rlhf.report.main, [path]),
+            (rlhf.export.main, [path]),
+            (rlhf.evaluate.__main__.main, [path]),
+            (rlhf.chat.__main__.main, [path]),
+            (rlhf.compare.__main__.main, [path]),
+        ],
+        "--against": [
+            (rlhf.evaluate.__main__.main, [".", "--against", path]),
+            (rlhf.compare.__main__.main, [".", "--against", path]),
+        ],
+        "--out": [(rlhf.export.main, [".", "--out", path])],
+        "--answers": [(rlhf.compare.__main__.main, ["--answers", path])],
+    }
+    for key, each in commands.items():
+        for main, words in each:
+            assert main(words) == 2
+            assert f"error: {key}={path}: " in capsys.readouterr().err
+
+
+def test_names_of_sweeps_and_models_are_no_paths(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^sweep=x+: cannot be read \(File name too long"):
+        read_definition(LONG, tmp_path)
+    (tmp_path / "deep.yaml").write_text("[" * 5000)
+    with pytest.raises(ConfigError, match=r"^sweep=deep: cannot be read"):
+        read_definition("deep", tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
+    with pytest.raises(ConfigError, match=r"^sweep=latin: cannot be read"):
+        read_definition("latin", tmp_path)
+
+
+def test_files_of_keys_are_regular_files(config: RunConfig, tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    hosts = replace(config, launcher=replace(config.launcher, hostfile=pipe))
+    with pytest.raises(ConfigError, match=f"hostfile={pipe} .*not a regular file"):
+        check_hostfile(hosts)
+    with pytest.raises(ConfigError, match=f"json_schema={pipe}: .*not a regular file"):
+        json_text(RewardPart(kind=RewardKind.json, json_schema=pipe))
