@@ -11,8 +11,6 @@ from typing import Any
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
-from rlhf.errors import CheckpointError
-from rlhf.foreign_errors import translated
 from rlhf.user_paths import user_path
 
 
@@ -131,20 +129,12 @@ def _cached(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a JSON file.
-
-    Raises:
-        CheckpointError: if the file cannot be read, or holds no mapping.
-    """
-
-    def failure(reason: str) -> CheckpointError:
-        return CheckpointError(f"{path} must be a JSON object ({reason}); get the file again")
-
-    with translated(failure):
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(fields, dict):
-        raise failure(f"it is a {type(fields).__name__}")
-    return fields
+    """Read a mapping from a JSON file; return {} if the file holds none."""
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _opt(c: Mapping[str, Any]) -> ModelShape:
