@@ -34,8 +34,11 @@ types: $(STAMP)
 every-test: $(STAMP)
 	$(PYTEST)
 
-# A hundred SIGKILLs at random moments of one pipeline, and every kind of run stopped in every phase.
+# A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
+# at every file, and hundreds of hostile inputs.
 soak: $(STAMP)
+	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
 

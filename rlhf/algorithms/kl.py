@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -49,8 +50,11 @@ class KlController:
     horizon: int
 
     def step(self, kl_per_sequence: float, *, num_sequences: int) -> Self:
-        """Return the controller after a rollout of ``num_sequences`` with this mean KL."""
-        if self.target is None:
+        """Return the controller after a rollout of ``num_sequences`` with this mean KL.
+
+        A KL that is not a number changes nothing: the coefficient would never be one again.
+        """
+        if self.target is None or math.isnan(kl_per_sequence):
             return self
         error = min(max(kl_per_sequence / self.target - 1.0, -0.2), 0.2)
         factor = 1.0 + error * num_sequences / self.horizon

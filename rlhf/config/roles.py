@@ -63,9 +63,13 @@ def has_reward_model(config: RunConfig) -> bool:
     return config.reward_model.init is not ModelInit.gold
 
 
-def reward_columns(config: RunConfig) -> list[str]:
-    """Return the columns of the data that the parts of the score read."""
-    return sorted({column for part in config.rewards.values() for column in part.columns})
+def reward_columns(config: RunConfig) -> dict[str, str]:
+    """Return the columns of the data that the parts of the score read, and the key of each."""
+    return {
+        column: f"rewards.{name}.columns"
+        for name, part in config.rewards.items()
+        for column in part.columns
+    }
 
 
 def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:

@@ -14,7 +14,7 @@ from jmespath import Options, compile
 from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
 
-from rlhf.data.detect import Converted, kept, to_records
+from rlhf.data.detect import NONE_WANTED, Converted, Wanted, kept, to_records
 from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
 from rlhf.errors import ConfigError, DataError
 from rlhf.foreign_errors import translated
@@ -90,7 +90,7 @@ class ColumnRules(NamedTuple):
     expressions: Mapping[str, ParsedResult]
     layout: Layout
 
-    def convert(self, rows: Sequence[Row], *, source: str, keep: Sequence[str] = ()) -> Converted:
+    def convert(self, rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Converted:
         """Convert ``rows`` to records; drop and count rows that cannot be used.
 
         The records keep the columns ``keep`` of the rows.

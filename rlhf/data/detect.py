@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout, Row, UnusableRowError
@@ -16,6 +16,10 @@ OWN_COLUMNS = (
     "data.path=null "
     "\"data.sets.mine={path: FILE, columns: {prompt: 'human(QUESTION)', chosen: ANSWER}}\""
 )
+
+
+Wanted = Mapping[str, str]  # columns that rewards read, and the key that names each
+NONE_WANTED: Wanted = {}
 
 
 class Converted(NamedTuple):
@@ -50,7 +54,7 @@ def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
 
 
 def to_records(
-    rows: Sequence[Row], *, source: str, layout: Layout | None = None, keep: Sequence[str] = ()
+    rows: Sequence[Row], *, source: str, layout: Layout | None = None, keep: Wanted = NONE_WANTED
 ) -> Converted:
     """Convert ``rows`` to records; drop and count rows that cannot be used.
 
@@ -72,19 +76,19 @@ def to_records(
     return Converted(records, layout.name, left_out)
 
 
-def kept(row: Row, names: Sequence[str]) -> dict[str, object]:
-    """Return the columns ``names`` of a row.
+def kept(row: Row, wanted: Wanted) -> dict[str, object]:
+    """Return the ``wanted`` columns of a row.
 
     Raises:
         DataError: if one is missing.
     """
-    for name in names:
+    for name, key in wanted.items():
         if name not in row.values:
             raise row.error(
-                f"column '{name}' is missing, which rewards read (rewards.NAME.columns). The row "
+                f"column '{name}' is missing, which {key} names. The row "
                 f"has {', '.join(map(repr, row.values))}."
             )
-    return {name: row.values[name] for name in names}
+    return {name: row.values[name] for name in wanted}
 
 
 def _kind(rows: Sequence[Row], column: str) -> ColumnKind | None:

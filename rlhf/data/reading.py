@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.cleaning import clean, leave_out_repeated
 from rlhf.data.column_rules import ColumnRules, parse_columns
-from rlhf.data.detect import Converted, to_records
+from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
 from rlhf.data.records import RawDataset
 from rlhf.data.synthetic_pairs import generate_records, with_answers
 from rlhf.data.tables import Table, Tables, find_tables, rows_of
 from rlhf.errors import DataError
 
-Names = Sequence[str]  # of columns
 
-
-def load_datasets(config: DataConfig, *, seed: int, keep: Sequence[str] = ()) -> list[RawDataset]:
+def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
 
     The records of PPO's datasets keep the columns ``keep``, which rewards read.
@@ -33,7 +30,7 @@ def load_datasets(config: DataConfig, *, seed: int, keep: Sequence[str] = ()) ->
     return leave_out_repeated(datasets) if config.deduplicate else datasets
 
 
-def _read(config: DataConfig, *, seed: int, keep: Names) -> list[RawDataset]:
+def _read(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = with_answers(generate_records(config.size, seed=seed), keep)
         return [_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
@@ -53,7 +50,7 @@ def _read(config: DataConfig, *, seed: int, keep: Names) -> list[RawDataset]:
     return [_load(path, eval_path, config, keep) for path, eval_path in pairs]
 
 
-def _read_sets(config: DataConfig, keep: Names) -> list[RawDataset]:
+def _read_sets(config: DataConfig, keep: Wanted) -> list[RawDataset]:
     for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
         if value is not None:
             raise DataError(
@@ -68,7 +65,7 @@ def _read_sets(config: DataConfig, keep: Names) -> list[RawDataset]:
     read = []
     for name, dataset in config.sets.items():
         tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
-        wanted = keep if Phase.ppo in (dataset.phases or Phase) else ()
+        wanted = keep if Phase.ppo in (dataset.phases or Phase) else NONE_WANTED
         held_out = _convert(tables.eval, rules.get(name), wanted) if tables.eval else None
         raw = _raw_dataset(name, _convert(tables.train, rules.get(name), wanted), held_out)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
@@ -107,7 +104,7 @@ def _entries(value: object, *, key: str) -> list[str]:
     return texts
 
 
-def _load(path: str, eval_path: str | None, config: DataConfig, keep: Sequence[str]) -> RawDataset:
+def _load(path: str, eval_path: str | None, config: DataConfig, keep: Wanted) -> RawDataset:
     given = DatasetConfig(
         path=path,
         subset=config.subset,
@@ -129,7 +126,9 @@ def _load(path: str, eval_path: str | None, config: DataConfig, keep: Sequence[s
     return _raw_dataset(path, _convert(tables.train, keep=keep), held_out)
 
 
-def _convert(tables: list[Table], rules: ColumnRules | None = None, keep: Names = ()) -> Converted:
+def _convert(
+    tables: list[Table], rules: ColumnRules | None = None, keep: Wanted = NONE_WANTED
+) -> Converted:
     convert = to_records if rules is None else rules.convert
     parts = [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
     records = [record for part in parts for record in part.records]

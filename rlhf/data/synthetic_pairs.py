@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from rlhf.data.records import Record
@@ -27,7 +27,6 @@ from rlhf.data.synthetic import (
     right_answer,
     skill_of,
 )
-from rlhf.errors import ConfigError
 
 TEMPERATURE = 0.07
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
@@ -184,16 +183,8 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
     return [_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
 
 
-def with_answers(records: Sequence[Record], columns: Sequence[str]) -> list[Record]:
-    """Return the records with the ``columns`` wanted: none, or the right answer's ``answer``.
-
-    Raises:
-        ConfigError: if other ``columns`` are wanted.
-    """
-    if others := [name for name in columns if name != "answer"]:
-        raise ConfigError(
-            f"rewards.NAME.columns: data=synthetic has no column {', '.join(others)}; it has answer"
-        )
+def with_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
+    """Return the records with the ``columns`` wanted: none, or the right answer's ``answer``."""
     if not columns:
         return list(records)
     return [

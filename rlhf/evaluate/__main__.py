@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rlhf.algorithms.sft import perplexity
 from rlhf.checkpoint.results import write_json
 from rlhf.command import exit_code
 from rlhf.config.choices import Phase
@@ -74,7 +75,7 @@ def evaluate(
                     answers.write(row)
         if len(examples := context.held_out(Phase.sft)):
             loss = held_out_loss(context, policy, examples, micro=evaluator.plan.micro)
-            perplexities[name] = math.exp(loss)
+            perplexities[name] = perplexity(loss)
         policy.close()
     answers.close()
     _write_margins(evaluator, folder / "pairs.jsonl")
@@ -105,8 +106,8 @@ def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, An
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})
         of_model["decoders"][decoder] = model_figures(list(each))
-    for name, perplexity in perplexities.items():
-        models[name]["perplexity"] = perplexity
+    for name, value in perplexities.items():
+        models[name]["perplexity"] = value
     sampled = [row for row in rows if row["decoder"] == "sampled"]
     found: dict[str, Any] = {"models": models, "win_rates": win_rates(sampled, list(models))}
     margins = [row["margin"] for row in read_lines(folder / "pairs.jsonl", PAIR)]

@@ -65,11 +65,11 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
             values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
             checkpoints.taken(values)
             progress.advance(step, values)
-            if config.eval_every and step % config.eval_every == 0 and step < total_steps:
+            if checkpoints.wants_evaluation(config.eval_every):
                 checkpoints.evaluated(_printed(*trainer.evaluate(data.eval)))
 
     accuracy, eval_loss = trainer.evaluate(data.eval)
-    context.tracker.log("dpo", checkpoints.step, _printed(accuracy, eval_loss))
+    checkpoints.log_held_out(_printed(accuracy, eval_loss))
     result = checkpoints.results | _answers(context, trainer, held_out, "after")
     export = exported(
         trainer.policy, as_=context.config.lora.export, source=policy_source(context.config)

@@ -56,7 +56,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     trainer = RewardTrainer(context, total_steps=len(steps))
     checkpoints = Checkpoints(context, Phase.reward, {"model": trainer.engine})
     if config.eval_every and not checkpoints.is_resumed:
-        context.tracker.log("reward", 0, trainer.evaluate(data.eval).values())
+        checkpoints.log_held_out(trainer.evaluate(data.eval).values())
 
     with context.console.progress("reward", len(steps)) as progress:
         for number in checkpoints.steps(len(steps)):
@@ -74,7 +74,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
             )
             checkpoints.taken(values)
             progress.advance(number, values)
-            if config.eval_every and number % config.eval_every == 0 and number < len(steps):
+            if checkpoints.wants_evaluation(config.eval_every):
                 checkpoints.evaluated(trainer.evaluate(data.eval).values())
 
     after = trainer.evaluate(data.eval)
@@ -83,7 +83,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     )
     minimal = judged.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
-    context.tracker.log("reward", checkpoints.step, after.values() | shares)
+    checkpoints.log_held_out(after.values(), shares)
     context.save(
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "reward" / "model",

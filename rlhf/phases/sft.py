@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
 import torch
 
-from rlhf.algorithms.sft import SftLoss, sft_loss
+from rlhf.algorithms.sft import SftLoss, perplexity, sft_loss
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.config.roles import Role
@@ -41,7 +40,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     checkpoints = Checkpoints(context, Phase.sft, {"model": trainer.engine})
     if not checkpoints.is_resumed:
         checkpoints.results["before"] = trainer.evaluate(data.eval)
-        context.tracker.log("sft", 0, checkpoints.results["before"])
+        checkpoints.log_held_out(checkpoints.results["before"])
 
     lengths = data.train["length"][:]
     shuffle = Shuffle(len(data.train), seed=context.seed("sft", "shuffle"))
@@ -54,11 +53,11 @@ def run_sft(context: RunContext) -> dict[str, Any]:
             values = trainer.train_step(data.train[mine])
             checkpoints.taken(values)
             progress.advance(step, values)
-            if config.eval_every and step % config.eval_every == 0 and step < total_steps:
+            if checkpoints.wants_evaluation(config.eval_every):
                 checkpoints.evaluated(trainer.evaluate(data.eval))
 
     after = trainer.evaluate(data.eval)
-    context.tracker.log("sft", checkpoints.step, after)
+    checkpoints.log_held_out(after)
     context.save(
         exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
         context.run_dir / "sft" / "model",
@@ -132,7 +131,7 @@ class SftTrainer:
     def evaluate(self, examples: Any) -> dict[str, float]:
         """Return loss and perplexity per kept token of held-out examples."""
         loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
-        return {"sft/eval_loss": loss, "sft/eval_perplexity": math.exp(loss)}
+        return {"sft/eval_loss": loss, "sft/eval_perplexity": perplexity(loss)}
 
     def _collate(self, rows: dict[str, list[Any]], start: int) -> SequenceBatch:
         part = slice(start, start + self.plan.micro)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from rlhf.config.choices import Phase, RewardKind
+from rlhf.config.schema.bounds import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.rewards.answers import Answers
 
 SECONDS_TO_START = 120.0  # a function's module may import much
+SECONDS_TO_END = 10.0
+HERE = (RewardKind.model, RewardKind.gold)  # the other kinds have a process of their own
 CHUNK = 1 << 20  # bytes
 
 
@@ -47,13 +50,15 @@ class IsolatedReward:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        words = [theirs.fileno(), os.getpid()]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf.rewards.process", str(theirs.fileno())],
+                # -P: a file json.py in the current directory must not run instead of Python's.
+                [sys.executable, "-P", "-m", "rlhf.rewards.supervisor", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a function prints goes to stderr
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # it is ended with the processes that it starts
+                start_new_session=True,  # Ctrl-C reaches the run, which ends it
             )
         self._channel, self._received = ours, b""
         self._allow(SECONDS_TO_START)
@@ -69,17 +74,17 @@ class IsolatedReward:
     def ask(self, answers: Answers) -> None:
         """Send the batch to score."""
         self.rows = len(answers.responses)
-        if self._process.poll() is not None:
-            self._start()
-        self._allow(self.part.timeout_seconds)
         self._not_asked = None
         try:
+            if self._process.poll() is not None:
+                self._start()
+            self._allow(self.part.timeout_seconds)
             self._send(answers._asdict())
-        except FailureError as error:
-            self._not_asked = error
+        except (ConfigError, FailureError) as error:
+            self._not_asked = FailureError(str(error))
 
     def scores(self) -> list[float]:
-        """Return the scores of the batch; NaN for a response without a score.
+        """Return the scores of the batch; NaN for a response without a score below LARGEST_SCORE.
 
         Raises:
             FailureError: if the part took too long, raised an error, ended or returned anything
@@ -89,18 +94,21 @@ class IsolatedReward:
             raise self._not_asked
         answer = self._receive()
         if "error" in answer:
-            raise FailureError(str(answer["error"]).partition("\n")[0])
+            raise FailureError(str(answer["error"]))
         found: list[float] = answer["scores"]
         if len(found) != self.rows:
             raise FailureError(f"it returned {len(found)} scores for {self.rows} responses")
-        return [score if math.isfinite(score) else math.nan for score in found]
+        return [score if abs(score) <= LARGEST_SCORE else math.nan for score in found]
 
     def close(self) -> None:
         """End the process, and those that it started."""
         self._channel.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.terminate()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:  # it waits for a process that cannot be killed
+            self._process.kill()
+            self._process.wait()
 
     def _send(self, content: Mapping[str, Any]) -> None:
         line = json.dumps(content, default=str) + "\n"
@@ -137,3 +145,36 @@ class IsolatedReward:
         if isinstance(error, TimeoutError):
             return FailureError(f"it took more than {self._seconds:g} s")
         return FailureError("its process ended")
+
+
+def start_parts(parts: Mapping[str, RewardPart]) -> dict[str, IsolatedReward]:
+    """Start the processes of the parts that have one.
+
+    Raises:
+        ConfigError: if a part cannot be used; then none is left running.
+    """
+    started: dict[str, IsolatedReward] = {}
+    try:
+        for name, part in parts.items():
+            if part.kind not in HERE:
+                started[name] = IsolatedReward(name, part)
+    except ConfigError:
+        close_parts(started)
+        raise
+    return started
+
+
+def close_parts(parts: Mapping[str, IsolatedReward]) -> None:
+    """End the processes of the parts."""
+    for part in parts.values():
+        part.close()
+
+
+def check_parts(config: RunConfig) -> None:
+    """Check that every part of the score can be used, before a phase is trained for it.
+
+    Raises:
+        ConfigError: if one cannot.
+    """
+    if Phase.ppo in config.phase.order:
+        close_parts(start_parts(config.rewards))

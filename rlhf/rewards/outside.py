@@ -5,17 +5,29 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import resource
 import socket
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Mapping, Sequence, Set
 from importlib import import_module
-from typing import Any
+from importlib.util import find_spec
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.errors import ConfigError
+from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.answers import Answers, Scorer
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
 
 RETRIED = (429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 SECONDS_TO_CONNECT = 5.0
+LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer: a million scores
+LARGEST_PROCESS = 1 << 30  # bytes of the process that asks it; a header has no limit of its own
+CHUNK = 1 << 16  # bytes
+LONGEST_REASON = 500  # characters of an error's message, which often quotes a response
 
 
 def function(part: RewardPart) -> Scorer:
@@ -25,22 +37,57 @@ def function(part: RewardPart) -> Scorer:
         ConfigError: if it cannot be imported, or does not take these arguments.
     """
     place, _, name = str(part.function).partition(":")
+    os.environ.pop("PYTHONSAFEPATH", None)  # what the function starts is the user's own
+    file = None
     try:
+        sys.path.append(os.getcwd())  # last: a file json.py there must not replace Python's json
+        spec = find_spec(place)
+        file = None if spec is None else spec.origin
         called = getattr(import_module(place), name)
         inspect.signature(called).bind([], [], **{column: [] for column in part.columns})
-    except Exception as error:  # the module's own code may raise anything
+    except BaseException as error:  # the module's own code may raise anything
         raise ConfigError(
             f"function={part.function}: cannot be used as "
             f"f({', '.join(['prompts', 'responses', *part.columns])}): "
-            f"{type(error).__name__}: {error}. Give MODULE:FUNCTION, importable from here"
+            f"{_reason(error, file)}. Give MODULE:FUNCTION, importable from here"
         ) from error
 
     def scores(answers: Answers) -> Sequence[float]:
-        result = called(answers.prompts, answers.responses, **answers.columns)
-        listed = result.tolist() if hasattr(result, "tolist") else list(result)
-        return [float(score) for score in listed]
+        try:
+            result = called(answers.prompts, answers.responses, **answers.columns)
+            return _numbers_in(result, len(answers.responses))
+        except RewardError:
+            raise
+        except BaseException as error:  # a function may raise anything, SystemExit included
+            raise RewardError(_reason(error, file)) from error
 
     return scores
+
+
+def _numbers_in(result: Any, rows: int) -> list[float]:
+    """Return the scores that a function returned: a list, an array, a tensor or an iterator.
+
+    Raises:
+        RewardError: if it is anything else, or a score is a text.
+    """
+    if isinstance(result, str | bytes | Mapping | Set):
+        raise RewardError(f"it returned a {type(result).__name__}: must be a list of numbers")
+    listed = result.tolist() if hasattr(result, "tolist") else result
+    if not isinstance(listed, list | tuple):
+        listed = list(islice(listed, rows + 1))  # an iterator may have no end
+    for row, score in enumerate(listed):
+        if isinstance(score, str | bytes):
+            raise RewardError(f"it returned the text {score[:40]!r} as score {row}: not a number")
+    return [float(score) for score in listed]
+
+
+def _reason(error: BaseException, file: str | None) -> str:
+    """Return what went wrong in one line, and where in ``file``, the module of the function."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+    text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [str(line) for frame, line in frames if frame.f_code.co_filename == file]
+    return f"{text} ({':'.join([file, *lines[-1:]])})" if file else text
 
 
 def http(part: RewardPart) -> Scorer:
@@ -57,24 +104,42 @@ def http(part: RewardPart) -> Scorer:
 
     headers = {"Content-Type": "application/json"}
     if part.token_variable is not None:
-        if part.token_variable not in os.environ:
+        token = os.environ.get(part.token_variable)
+        if token is None:
             raise ConfigError(f"token_variable={part.token_variable}: this variable is not set")
-        headers["Authorization"] = f"Bearer {os.environ[part.token_variable]}"
-    place = parse_url(str(part.url))
-    port = place.port or {"http": 80, "https": 443}[str(place.scheme)]
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigError(f"token_variable={part.token_variable}: its value must be plain text")
+        headers["Authorization"] = f"Bearer {token}"
     try:
+        place = parse_url(str(part.url))
+        port = place.port or {"http": 80, "https": 443}[str(place.scheme)]
         socket.create_connection((str(place.hostname), port), SECONDS_TO_CONNECT).close()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: not the name of a host
         raise ConfigError(f"url={part.url}: nothing answers there ({error})") from error
-    pool = urllib3.PoolManager(
-        retries=urllib3.Retry(
+    resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
+    pool = urllib3.PoolManager()
+
+    def answer_to(batch: Mapping[str, Any]) -> list[float]:
+        retries = urllib3.Retry(
             part.retries,
-            redirect=0,
             allowed_methods=None,
             status_forcelist=RETRIED,
             backoff_factor=0.2,
         )
-    )
+        request = {"method": "POST", "url": str(part.url), "body": json.dumps(batch)}
+        while True:
+            answer, failure = None, None
+            try:
+                answer = pool.urlopen(
+                    **request, headers=headers, retries=False, redirect=False, preload_content=False
+                )
+                status, body = answer.status, _body_of(answer)
+                if status not in RETRIED:
+                    return _scores_in(status, body)
+            except urllib3.exceptions.HTTPError as error:
+                failure = error
+            retries = retries.increment("POST", str(part.url), answer, failure)
+            retries.sleep(answer)
 
     def scores(answers: Answers) -> list[float]:
         size = part.batch_size or max(1, len(answers.responses))
@@ -83,18 +148,56 @@ def http(part: RewardPart) -> Scorer:
             rows = slice(start, start + size)
             columns = {name: values[rows] for name, values in answers.columns.items()}
             batch = {"prompts": answers.prompts[rows], "responses": answers.responses[rows]}
-            body = json.dumps(batch | {"columns": columns})
-            answer = pool.request("POST", str(part.url), body=body, headers=headers)
-            found += _scores_in(answer.status, answer.data)
+            try:
+                found += answer_to(batch | {"columns": columns})
+            except urllib3.exceptions.HTTPError as error:
+                raise RewardError(_reason(error, None)) from error
+            except MemoryError as error:
+                raise RewardError("its answer needs too much memory") from error
         return found
 
     return scores
 
 
+def _body_of(answer: BaseHTTPResponse) -> bytes:
+    """Return the body of an endpoint's answer.
+
+    Raises:
+        RewardError: if it is longer than ``LARGEST_ANSWER``: it may have no end.
+    """
+    body = bytearray()
+    try:
+        for piece in answer.stream(CHUNK, decode_content=False):
+            body += piece
+            if len(body) > LARGEST_ANSWER:
+                raise RewardError(f"its answer has more than {LARGEST_ANSWER >> 20} MiB")
+    finally:
+        answer.close()
+    return bytes(body)
+
+
 def _scores_in(status: int, body: bytes) -> list[float]:
+    """Return the scores in an endpoint's answer.
+
+    Raises:
+        RewardError: if its form is another.
+    """
     if status != 200:  # noqa: PLR2004 - HTTP's OK
-        raise ValueError(f"HTTP status {status}")
-    content: Any = json.loads(body)
+        raise RewardError(f"HTTP status {status}")
+    try:
+        content: Any = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RewardError(f"the answer is not JSON ({_reason(error, None)})") from error
     if not isinstance(content, dict) or not isinstance(content.get("scores"), list):
-        raise ValueError('the answer is not {"scores": [...]}')
-    return [float(score) for score in content["scores"]]
+        raise RewardError('the answer is not {"scores": [...]}')
+    for row, score in enumerate(content["scores"]):
+        if isinstance(score, bool) or not isinstance(score, int | float):
+            raise RewardError(f"score {row} of the answer is {json.dumps(score)[:40]}: no number")
+    return [_as_float(score) for score in content["scores"]]
+
+
+def _as_float(score: float) -> float:
+    try:
+        return float(score)
+    except OverflowError:  # a whole number of more than 308 digits
+        return float("inf")

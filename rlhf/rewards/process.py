@@ -1,55 +1,61 @@
 """The process in which one part of the score is computed; see isolated.py for the other side.
 
-It is started as ``python -m rlhf.rewards.process DESCRIPTOR``. Both sides send lines of JSON
-through the socket: first the part's configuration and the answer whether it can be used, then for
-each batch its fields and ``{"scores": [...]}`` or ``{"error": "..."}``. What a function prints goes
-to stderr.
+Both sides send lines of JSON through a socket: first the part's configuration and the answer
+whether it can be used, then for each batch its fields and ``{"scores": [...]}`` or
+``{"error": "..."}``. What a function prints goes to stderr.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import socket
-import sys
+from collections.abc import Iterator
+from contextlib import suppress
 
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.errors import RlhfError
+from rlhf.errors import ConfigError, RewardError, RlhfError
+from rlhf.foreign_errors import translated
 from rlhf.rewards.answers import Answers, Scorer
 from rlhf.rewards.outside import function, http
 from rlhf.rewards.rules import RULES
 
 KINDS = {RewardKind.function: function, RewardKind.http: http, **RULES}
-PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
-def main() -> None:
+def serve(descriptor: int) -> None:
     """Answer the requests on the socket until its other end is closed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlives the run
-    sys.path.insert(0, os.getcwd())
-    with socket.socket(fileno=int(sys.argv[1])) as channel, channel.makefile("rw") as lines:
-
-        def send(answer: object) -> None:
+    # OSError: the run has ended, or a function closed the socket. Nobody could read a message.
+    with (
+        suppress(OSError),
+        socket.socket(fileno=descriptor) as channel,
+        channel.makefile("rw") as lines,
+    ):
+        for answer in _answers(iter(lines)):
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
 
-        given = json.loads(next(lines))
-        try:
-            part = RewardPart(**given | {"kind": RewardKind(given["kind"])})
+
+def _answers(lines: Iterator[str]) -> Iterator[dict[str, object]]:
+    """Yield the answer to each request: first whether the part can be used, then its scores."""
+    own, given = os.getpid(), json.loads(next(lines, "null"))
+    if given is None:
+        return
+    try:
+        part = RewardPart(**given | {"kind": RewardKind(given["kind"])})
+        with translated(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
             scorer: Scorer = KINDS[part.kind](part)
+    except RlhfError as error:
+        yield {"error": str(error)}
+        return
+    yield {"ready": True}
+    for line in lines:
+        try:
+            with translated(RewardError):
+                answer: dict[str, object] = {"scores": list(scorer(Answers(**json.loads(line))))}
         except RlhfError as error:
-            send({"error": str(error)})
-            return
-        send({"ready": True})
-        for line in lines:
-            try:
-                send({"scores": list(scorer(Answers(**json.loads(line))))})
-            except Exception as error:  # a function may raise anything
-                send({"error": f"{type(error).__name__}: {error}"})
-
-
-if __name__ == "__main__":
-    main()
+            answer = {"error": str(error)}
+        if os.getpid() != own:
+            os._exit(1)  # a process that the function forked returned too
+        yield answer

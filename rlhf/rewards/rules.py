@@ -71,7 +71,7 @@ def json_text(part: RewardPart) -> Scorer:
     def score(response: str) -> float:
         try:
             return float(check(json.loads(response)))
-        except (ValueError, RecursionError):
+        except (ValueError, ArithmeticError, RecursionError):  # of 1e999, for example
             return 0.0
 
     return lambda answers: [score(each) for each in answers.responses]

@@ -83,8 +83,10 @@ def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: 
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:
             say(f"warning: {notice}")
-        if not config.checkpoint.keep_finished and (run_dir / phase / STATE).exists():
-            shutil.rmtree(run_dir / phase / STATE)
+        left = [*(run_dir / phase).glob(".*.building")]
+        left += [] if config.checkpoint.keep_finished else [run_dir / phase / STATE]
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def store_key(context: RunContext, phase: Phase) -> str | None:

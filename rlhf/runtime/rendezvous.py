@@ -20,6 +20,7 @@ from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cores
 from rlhf.errors import ConfigError, RlhfError
+from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task, whole_number
 from rlhf.runtime.watchdog import Process
 
@@ -107,10 +108,11 @@ def check_started(config: RunConfig) -> None:
 
 
 def check_machine(config: RunConfig) -> None:
-    """Check that the ranks that start on this machine can compute here.
+    """Check that the ranks that start on this machine can compute here, and score responses.
 
     Raises:
         CapabilityError: if a GPU is missing, or the precision cannot be computed.
+        ConfigError: if a part of the score cannot be used.
     """
     hardware = config.hardware
     if hardware.device is Device.cpu:
@@ -119,6 +121,8 @@ def check_machine(config: RunConfig) -> None:
         from rlhf.engine.devices import check_machine as check
 
         check(hardware)
+    if hardware.nodes == 1:  # on several nodes each rank checks them where it runs
+        check_parts(config)
 
 
 def is_secondary_node() -> bool:

@@ -126,3 +126,9 @@ def test_the_guard_settles_where_the_kl_is_tolerable() -> None:
     for _ in range(20):
         scale = guarded_lr_scale(scale, 0.5 * scale**2, limit=0.02)
     assert 0.01 <= 0.5 * scale**2 <= 0.02
+
+
+def test_a_kl_that_is_not_a_number_leaves_the_coefficient() -> None:
+    controller = KlController(0.3, target=1.0, horizon=100)
+    assert controller.step(math.nan, num_sequences=50) == controller
+    assert controller.step(math.inf, num_sequences=50).coefficient == pytest.approx(0.33)

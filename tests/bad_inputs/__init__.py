@@ -1,7 +1,5 @@
 """Bad inputs at every door of the program, and its answer to each.
 
-    python -m tests.bad_inputs     writes docs/bad_input.md
-
 A door yields inputs: a label, and a call that raises RlhfError, which ends a command with exit code
 2, or returns the line that counts what was skipped.
 """
@@ -28,15 +26,7 @@ from tests.bad_inputs.doors import (
 )
 
 COMMANDS = Path(__file__).with_name("commands.txt")
-LONGEST = 240  # characters of an answer on the page
 Compose = Callable[[list[str]], DictConfig]
-
-HEAD = """# Bad input, and the answer to it
-
-Every input below ends with exit code 2 and the one message beside it, without a traceback, or is
-skipped, counted and reported. `tests/test_bad_inputs.py` tries them all, and `python -m
-tests.bad_inputs` writes this page. Long answers are cut off here with "…".
-"""
 
 
 class Answer(NamedTuple):
@@ -64,20 +54,6 @@ def all_answers(
         for door, inputs in doors.items()
         for label, call in inputs
     ]
-
-
-def page(answers: Iterable[Answer]) -> str:
-    """Return docs/bad_input.md."""
-    text, door = HEAD, ""
-    for answer in answers:
-        if answer.door != door:
-            door = answer.door
-            text += f"\n## {door}\n\n| input | answer |\n| --- | --- |\n"
-        shown = " ".join(answer.text.split())
-        shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST].rstrip()}…"
-        cells = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in (answer.label, shown))
-        text += "| {} | {} |\n".format(*cells)
-    return text
 
 
 def _lines() -> list[str]:

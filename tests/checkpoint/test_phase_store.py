@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rlhf.checkpoint import phase_store
 from rlhf.checkpoint.finished_phase import finish_phase
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase, logged, phase_key
-from rlhf.checkpoint.results import phase_result
+from rlhf.checkpoint.results import phase_result, write_json
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 
@@ -161,3 +161,104 @@ def test_code_version_follows_the_source(tmp_path: Path, monkeypatch: pytest.Mon
     assert phase_store.code_version() == first
     (tmp_path / "a.py").write_text("x = 2\n")
     assert phase_store.code_version() != first
+
+
+def stored(tmp_path: Path) -> tuple[PhaseStore, Path]:
+    store = PhaseStore(tmp_path / "store", max_gib=1)
+    store.put("k", Phase.sft, run_with(tmp_path, "one", "w" * 100))
+    return store, store.folder / "k"
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(bytes(each ^ 1 for each in path.read_bytes()))
+
+
+DAMAGES: Mapping[str, Callable[[Path], object]] = {
+    "weights": lambda entry: flip(entry / "sft" / "model" / "weights"),
+    "metrics": lambda entry: (entry / "metrics.jsonl").write_text(""),
+    "no manifest": lambda entry: (entry / "sft" / "manifest.json").unlink(),
+    "no result": lambda entry: (entry / "sft" / "result.json").write_text(""),
+    "world can write": lambda entry: entry.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_entry_that_is_damaged_or_may_be_is_not_used(damage: str, tmp_path: Path) -> None:
+    store, entry = stored(tmp_path)
+    assert store.find("k", Phase.sft, print) == entry
+    DAMAGES[damage](entry)
+    said: list[str] = []
+    assert store.find("k", Phase.sft, said.append) is None
+    (line,) = said
+    assert line.startswith(f"sft: the stored phase {entry} is not used: ")
+    # It stands in nobody's way.
+    store.put("other", Phase.sft, run_with(tmp_path, "two", "w"))
+    assert {each.key for each in store.entries()} == {"k", "other"}
+    assert store.clear() == []
+    assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_an_entry_of_another_user_is_not_used(tmp_path: Path) -> None:
+    store, entry = stored(tmp_path)
+    store.folder.chmod(0o1777)
+    os.chown(entry, 12_345, 12_345)
+    said: list[str] = []
+    assert store.find("k", Phase.sft, said.append) is None
+    assert said[0].endswith("another user of this machine can have written it")
+
+
+def test_an_entry_does_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store, entry = stored(tmp_path)
+    finally:
+        os.umask(before)
+    assert store.find("k", Phase.sft, print) == entry
+
+
+def test_what_a_killed_run_left_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:
+    store, _ = stored(tmp_path)
+    for key in ("dead", "alive"):
+        (store.folder / f".{key}.building").mkdir()
+        (store.folder / f"{key}.lock").touch()
+    with store.lock("alive"), store.lock("k"):
+        assert store.clear() == ["k"]
+    assert {each.name for each in store.folder.iterdir()} == {
+        *("k", "k.lock", "alive.lock", ".alive.building")
+    }
+
+
+def test_the_list_cannot_command_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    store = PhaseStore(max_gib=1)
+    store.put("k", Phase.sft, run_with(tmp_path, "one", "w"))
+    write_json(store.folder / "k" / "sft" / "result.json", {"reused_from": "\x1b]0;t\x07\nx"})
+    assert phase_store.main([]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes_sft"),
+    [
+        (("checkpoint.best=sft/eval_loss", "checkpoint.load_best=true"), True),
+        (("checkpoint.best=sft/eval_loss", "checkpoint.patience=3"), True),
+        (("checkpoint.best=reward/eval_loss", "checkpoint.load_best=true"), False),
+        (("rollout.temperature=0.5",), True),
+        (("rollout.top_k=7",), True),
+    ],
+)
+def test_what_decides_the_exported_model_is_part_of_the_key(
+    compose: Compose, overrides: tuple[str, ...], changes_sft: bool
+) -> None:
+    words = ("sft.eval_every=2", "reward.eval_every=2")
+    (sft, reward), (plain_sft, plain_reward) = (
+        keys(compose, *words, *overrides),
+        keys(compose, *words),
+    )
+    assert (sft != plain_sft) is changes_sft
+    assert reward != plain_reward

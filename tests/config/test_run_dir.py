@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.config import run_dir as run_dir_module
 from rlhf.config.freeze import freeze, to_run_config
-from rlhf.config.run_dir import make_run_dir
+from rlhf.config.run_dir import make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
+from rlhf.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +123,74 @@ def test_folder_in_place_of_the_link_is_kept(config: MakeConfig) -> None:
         make_run_dir(config(), job_dir=None, now=NOW)
     assert Path("runs/latest/precious").is_dir()
     assert sorted(path.name for path in Path("runs").iterdir()) == ["default", "latest"]
+
+
+def test_resume_auto_passes_over_a_run_of_another_version(
+    config: MakeConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = make_run_dir(config("name=mine"), job_dir=None, now=NOW)
+    (old / "config.yaml").write_text("seed: 1\na_key_of_old: 2\n")
+    run_dir = make_run_dir(config("name=mine"), job_dir=None, now=NOW, continues=True)
+    assert run_dir == Path(f"runs/mine/{STAMP}-2")
+    assert f"resume=auto: {old} is not continued: " in capsys.readouterr().err
+
+
+def test_a_second_process_is_refused_and_the_next_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir_module, "WAIT_SECONDS", 0.0)
+    said: list[str] = []
+    holder = os.fork()
+    if holder == 0:
+        with only_process(tmp_path, said.append):
+            (tmp_path / "holds").touch()
+            time.sleep(60)
+    try:
+        while not (tmp_path / "holds").exists():
+            time.sleep(0.01)
+        running = rf"{tmp_path}: process {holder} on .* is running this run"
+        with pytest.raises(CheckpointError, match=running), only_process(tmp_path, said.append):
+            pytest.fail("two processes in one run")
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    with only_process(tmp_path, said.append):
+        assert (tmp_path / "run.lock").read_text().startswith(f"process {os.getpid()} on ")
+    assert said == []
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def hold() -> None:
+        with only_process(tmp_path, said.append):
+            pass
+
+    with ThreadPoolExecutor() as pool:
+        with only_process(tmp_path, said.append):
+            waiting = pool.submit(hold)
+            while not said:
+                time.sleep(0.01)
+        waiting.result()
+    (line,) = said
+    assert "waiting until process" in line
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said: list[str] = []
+    with only_process(tmp_path, said.append):
+        assert "without locks (Function not implemented)" in said[0]
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / "run.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(CheckpointError, match=r"run\.lock is a link"), only_process(tmp_path):
+        pass
+    assert (tmp_path / "precious").read_text() == "content"

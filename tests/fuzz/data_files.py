@@ -73,27 +73,26 @@ LIMITS = TokenLimits(sft=64, reward=64, dpo=64, prompt=64)
 
 def rows(draw: Random, count: int = 24) -> list[Row]:
     """Usable rows of one of the layouts with pairs."""
-    human, gpt = (
-        (lambda t: {"role": "user", "content": t}),
-        (lambda t: {"role": "assistant", "content": t}),
-    )
     layout = draw.randrange(4)
     made: list[Row] = []
     for n in range(count):
         ask, yes, no = f"question {n}", f"yes {n}", f"no {n}"
         text = f"\n\nHuman: {ask}\n\nAssistant:"
-        made.append(
-            [
-                {"prompt": text, "chosen": f" {yes}", "rejected": f" {no}"},
-                {"chosen": f"{text} {yes}", "rejected": f"{text} {no}"},
-                {"prompt": [human(ask)], "chosen": [gpt(yes)], "rejected": [gpt(no)]},
-                {
-                    "conversations": [{"from": "human", "value": ask}],
-                    "chosen": {"from": "gpt", "value": yes},
-                    "rejected": {"from": "gpt", "value": no},
-                },
-            ][layout]
-        )
+        layouts: list[Row] = [
+            {"prompt": text, "chosen": f" {yes}", "rejected": f" {no}"},
+            {"chosen": f"{text} {yes}", "rejected": f"{text} {no}"},
+            {
+                "prompt": [{"role": "user", "content": ask}],
+                "chosen": [{"role": "assistant", "content": yes}],
+                "rejected": [{"role": "assistant", "content": no}],
+            },
+            {
+                "conversations": [{"from": "human", "value": ask}],
+                "chosen": {"from": "gpt", "value": yes},
+                "rejected": {"from": "gpt", "value": no},
+            },
+        ]
+        made.append(layouts[layout])
     return made
 
 

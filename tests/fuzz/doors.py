@@ -7,12 +7,16 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+from tests.fuzz import data_files, phase_stores, run_dirs
 from tests.fuzz.case import Case, Cases
 from tests.fuzz.folders import model_cases, tokenizer_cases
 
 DOORS: Mapping[str, Cases] = {
     "models": model_cases,
     "tokenizers": tokenizer_cases,
+    "data": data_files.cases,
+    "run directories": run_dirs.cases,
+    "store": phase_stores.cases,
 }
 
 

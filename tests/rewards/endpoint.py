@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
 # What the endpoint does for the next requests, one word for each; then it scores.
-FAULTS = ("sleep", "500", "nan", "length", "cut", "text")
+FAULTS = "sleep 500 nan length cut text texts true huge away endless".split()
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -56,6 +56,24 @@ class _Handler(BaseHTTPRequestHandler):
                 scores = [*scores, 1.0]
             case "text":
                 scores = "high"
+            case "texts":
+                scores = ["1.0"] * len(scores)
+            case "true":
+                scores = [True] * len(scores)
+            case "huge":
+                scores = [10**400] * len(scores)
+            case "away":
+                self.send_response(302)
+                self.send_header("Location", self.server.url)
+                self.end_headers()
+                return
+            case "endless":
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):  # the other side has heard enough
+                    while True:
+                        self.wfile.write(b" " * (1 << 20))
+                return
         answer = json.dumps({"scores": scores}).encode()
         self.send_response(500 if fault == "500" else 200)
         self.send_header("Content-Length", str(len(answer)))

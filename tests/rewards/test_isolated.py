@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,11 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.errors import ConfigError
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.isolated import FailureError, IsolatedReward
+from rlhf.rewards.isolated import FailureError, IsolatedReward, start_parts
 from tests.rewards.endpoint import Endpoint, endpoint
 
 MODULE = """
-import os, subprocess, sys, time
+import itertools, os, subprocess, sys, time
 
 def length(prompts, responses, scale=None):
     print("this must not reach the answers")
@@ -44,7 +50,31 @@ def misbehaves(prompts, responses):
             return [1.0]
         case "none":
             return None
+        case "leave":
+            sys.exit("bye")
+        case "digits":
+            return ["1", "2"]
+        case "one text":
+            return "12"
+        case "map":
+            return {1: "a", 2: "b"}
+        case "bytes":
+            return b"ab"
+        case "set":
+            return {1.0, 2.0}
+        case "endless":
+            return itertools.repeat(1.0)
+        case "closes":
+            os.closerange(3, 99)
+        case "huge":
+            return [1e308, -1e308]
     return [1.0] * len(responses)
+
+def who(prompts, responses):
+    return [0.0] * len(responses)
+
+with open("pids", "a") as file:
+    file.write(f"{os.getpid()} ")
 
 def needs_more(prompts, responses, other):
     return [0.0] * len(responses)
@@ -90,9 +120,17 @@ def test_a_function_gets_prompts_responses_and_columns(start: Start) -> None:
     ("response", "reason"),
     [
         ("sleep", r"it took more than 0\.5 s"),
-        ("raise", r"KeyError: 'no such"),
+        ("raise", r"KeyError: 'no such.*my_rewards\.py:16\)"),
+        ("leave", r"SystemExit: bye \(.*my_rewards\.py:28\)"),
         ("exit", "its process ended"),
-        ("text", "could not convert string to float"),
+        ("text", "it returned the text 'high' as score 0"),
+        ("digits", "it returned the text '1' as score 0"),
+        ("one text", "it returned a str: must be a list of numbers"),
+        ("map", "it returned a dict"),
+        ("bytes", "it returned a bytes"),
+        ("set", "it returned a set"),
+        ("endless", "it returned 3 scores for 2 responses"),
+        ("closes", "its process ended"),
         ("few", "it returned 1 scores for 2 responses"),
         ("none", "TypeError"),
     ],
@@ -111,8 +149,9 @@ def test_what_misbehaves_fails_and_scores_the_next_batch(
 
 
 def test_numbers_that_are_not_finite_are_no_scores(start: Start) -> None:
-    found = score(start(function="my_rewards:misbehaves"), answers("nan", "b"))
-    assert all(map(math.isnan, found))
+    part = start(function="my_rewards:misbehaves")
+    for response in ("nan", "huge"):
+        assert all(map(math.isnan, score(part, answers(response, "b")))), response
 
 
 def test_nothing_that_a_function_started_outlives_it(start: Start) -> None:
@@ -188,15 +227,75 @@ def test_errors_of_an_endpoint_are_tried_again(server: Endpoint, start: Start) -
         ("length", "it returned 3 scores for 2 responses"),
         ("cut", "IncompleteRead"),
         ("text", r'not \{"scores"'),
+        ("texts", 'score 0 of the answer is "1.0": no number'),
+        ("true", "score 0 of the answer is true: no number"),
+        ("away", "HTTP status 302"),
+        ("endless", "its answer has more than 16 MiB"),
     ],
 )
 def test_an_endpoint_that_misbehaves_fails(
     fault: str, reason: str, server: Endpoint, start: Start
 ) -> None:
-    part = start(RewardKind.http, url=server.url, retries=0, timeout_seconds=0.5)
+    seconds = 10 if fault == "endless" else 0.5
+    part = start(RewardKind.http, url=server.url, retries=0, timeout_seconds=seconds)
     server.faults = [fault]
     with pytest.raises(FailureError, match=reason):
         score(part, answers("a", "b"))
+
+
+def test_a_number_beyond_every_float_is_no_score(server: Endpoint, start: Start) -> None:
+    server.faults = ["huge"]
+    assert all(map(math.isnan, score(start(RewardKind.http, url=server.url), answers("a", "b"))))
+
+
+def test_an_endpoint_that_hangs_and_is_then_gone_fails_each_batch(start: Start) -> None:
+    with endpoint() as server:
+        server.faults = ["sleep"]
+        part = start(RewardKind.http, url=server.url, timeout_seconds=0.5)
+        with pytest.raises(FailureError, match="it took more than"):
+            score(part, answers("a"))
+    for _ in range(2):
+        with pytest.raises(FailureError, match="nothing answers there"):
+            score(part, answers("a"))
+
+
+@pytest.mark.parametrize("place", ["a..b", "[::1", "-", "a" * 70])
+def test_a_host_that_cannot_exist_is_refused_at_the_start(
+    place: str, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.mine\.url=.*: nothing answers there"):
+        start(RewardKind.http, url=f"http://{place}/score")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_token_that_no_header_can_hold_is_refused(
+    server: Endpoint, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCORER", "a\nb")
+    with pytest.raises(ConfigError, match="token_variable=SCORER: its value must be plain text"):
+        start(RewardKind.http, url=server.url, token_variable="SCORER")
+
+
+def test_a_part_whose_run_ends_while_it_starts_is_silent(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        words = ["-P", "-m", "rlhf.rewards.supervisor", str(theirs.fileno()), str(os.getpid())]
+        part = subprocess.Popen([sys.executable, *words], pass_fds=[theirs.fileno()])
+    ours.sendall(json.dumps(asdict(RewardPart(kind=RewardKind.stop))).encode() + b"\n")
+    ours.close()
+    assert part.wait(20) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_parts_that_started_end_if_another_cannot(start: Start, tmp_path: Path) -> None:
+    mine = RewardPart(kind=RewardKind.function, function="my_rewards:who")
+    other = RewardPart(kind=RewardKind.function, function="my_rewards:nothing")
+    with pytest.raises(ConfigError, match=r"rewards\.other\.function"):
+        start_parts({"mine": mine, "other": other})
+    pids = (tmp_path / "pids").read_text().split()
+    assert not [pid for pid in pids if Path("/proc", pid).exists()]
 
 
 def test_nobody_at_the_address_is_refused_at_the_start(start: Start) -> None:

@@ -220,3 +220,12 @@ def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: P
     assert log.read_text().count("sft, reward, ppo on 1 x cpu") == 2
     assert log.read_text().count("sft: 103 examples") == 1, "what was done stays"
     assert (job / "result.json").exists()
+
+
+def test_a_slurm_job_does_not_wait_for_a_checkpoint_of_ranks_that_are_left_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    assert launcher.shutdown_seconds(25) == 30
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert launcher.shutdown_seconds(25) == 5

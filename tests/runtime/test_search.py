@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from optuna.trial import TrialState
 
 from rlhf.config.search_command import PruneConfig, Search, StudyConfig
 from rlhf.errors import ConfigError
-from rlhf.runtime.search import JOURNAL, Running, Searcher
+from rlhf.runtime.search import JOURNAL, Running, Searcher, _measure
 from tests.runs import ROOT, TINY_RUN, launch, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]
@@ -120,3 +121,10 @@ def test_trial_that_is_worse_than_the_median_is_hopeless(
     running = Running(made._study.ask(), 0, None, tmp_path)  # type: ignore[arg-type]
     assert made._is_hopeless(running) is is_hopeless
     assert made._is_hopeless(running) is is_hopeless, "a step is reported once"
+
+
+def test_a_trial_with_a_measure_that_is_not_finite_has_failed(tmp_path: Path) -> None:
+    phases = {"sft": {"perplexity_after": None}}
+    assert math.isnan(_measure(phases, "sft.perplexity_after"))
+    with pytest.raises(ConfigError, match=r"no result sft\.other; they have the phases sft"):
+        _measure(phases, "sft.other")

@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "user_paths",
     },  # not torch: each part of a score starts a process
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
-    "runtime": BASE | {"algorithms", "kernels"} | ADAPTERS | {"phases"},
+    "runtime": BASE | {"algorithms", "kernels", "rewards"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
     "evaluate": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases", "runtime", "export"},
     "compare": BASE | {"tracking", "data"},

@@ -36,6 +36,12 @@ def check_rewards(config: RunConfig) -> None:
             raise ConfigError(f"rewards.{name}: a name has letters, digits and _ only")
         _check_keys(f"rewards.{name}", part)
         _check_values(f"rewards.{name}", part)
+        others = [column for column in part.columns if column != "answer"]
+        if others and config.data.source is Source.synthetic:
+            raise ConfigError(
+                f"rewards.{name}.columns=[{','.join(part.columns)}]: data=synthetic has no column "
+                f"{others[0]}; it has answer"
+            )
     kinds = {part.kind for part in config.rewards.values()}
     if RewardKind.gold in kinds and config.data.source is not Source.synthetic:
         raise ConfigError(
@@ -89,9 +95,7 @@ def _check_values(key: str, part: RewardPart) -> None:
                 f"{key}.pattern={part.pattern}: not a regular expression ({error})"
             ) from error
     if part.url is not None:
-        place = urlsplit(part.url)
-        if place.scheme not in ("http", "https") or not place.hostname:
-            raise ConfigError(f"{key}.url={part.url}: must be http://HOST... or https://HOST...")
+        _check_url(f"{key}.url", part.url)
     if part.function is not None:
         if not re.fullmatch(r"[\w.]+:\w+", part.function):
             raise ConfigError(
@@ -102,3 +106,18 @@ def _check_values(key: str, part: RewardPart) -> None:
                 f"{key}.function={part.function} runs code; if you have read it, add "
                 f"{key}.run_code=true"
             )
+
+
+def _check_url(key: str, url: str) -> None:
+    """Check that a request can be sent to ``url``."""
+    try:
+        place = urlsplit(url)
+        port = place.port  # of the scheme if None
+    except ValueError as error:  # brackets without an IPv6 address, or a port that is no number
+        raise ConfigError(f"{key}={url}: not an address ({error})") from error
+    if place.scheme not in ("http", "https") or not place.hostname:
+        raise ConfigError(f"{key}={url}: must be http://HOST... or https://HOST...")
+    if port == 0:
+        raise ConfigError(f"{key}={url}: the port must be from 1 to 65535")
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise ConfigError(f"{key}={url}: must be ASCII without spaces; write %20 for a space")

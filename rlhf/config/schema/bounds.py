@@ -20,7 +20,8 @@ class Bound(NamedTuple):
 ABOVE_0 = Bound("above 0", lambda x: x > 0)
 ABOVE_1 = Bound("above 1", lambda x: x > 1)
 AT_LEAST_0 = Bound("0 or more", lambda x: x >= 0)
-FINITE = Bound("any finite number", lambda _: True)
+LARGEST_SCORE = 1e15  # the squares of larger scores overflow in the statistics, which are fp32
+SCORE = Bound("a finite number from -1e15 to 1e15", lambda x: abs(x) <= LARGEST_SCORE)
 FROM_0_TO_1 = Bound("from 0 to 1", lambda x: 0 <= x <= 1)
 FROM_0_BELOW_1 = Bound("at least 0 and below 1", lambda x: 0 <= x < 1)
 FROM_0_BELOW_HALF = Bound("at least 0 and below 0.5", lambda x: 0 <= x < 0.5)  # noqa: PLR2004

@@ -18,9 +18,9 @@ from rlhf.config.schema.bounds import (
     ABOVE_0_TO_1,
     ABOVE_1,
     AT_LEAST_0,
-    FINITE,
     FROM_0_BELOW_1,
     FROM_0_TO_1,
+    SCORE,
     bounded,
 )
 
@@ -68,7 +68,7 @@ class PpoConfig:
     """Divide scores by: none; running: their deviation so far; reference: a fixed deviation."""
     scale_reward_shift: bool
     """With scale_reward, also subtract the mean of the scores before the division."""
-    reference_score_mean: float | None = bounded(FINITE)
+    reference_score_mean: float | None = bounded(SCORE)
     """Mean for scale_reward=reference; null: mean score of the first rollout."""
     reference_score_std: float | None = bounded(ABOVE_0)
     """Standard deviation for scale_reward=reference; null: that of the first rollout's scores."""
@@ -76,7 +76,7 @@ class PpoConfig:
     """Scores are clipped to [-clip_reward_value, clip_reward_value]; null: not clipped."""
     missing_end_penalty: float = bounded(AT_LEAST_0)
     """Penalty subtracted from the clipped score of a response that never ended."""
-    missing_end_score: float | None = bounded(FINITE)
+    missing_end_score: float | None = bounded(SCORE)
     """Score of every response that never ended, without clip and penalty; null: its own score."""
     advantage_estimator: AdvantageEstimator
     """gae (the only one with a critic), rloo, grpo or reinforce_pp (docs/ppo.md)."""

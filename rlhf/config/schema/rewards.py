@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FINITE, SECONDS, bounded
+from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, bounded
 
 
 @dataclass(kw_only=True)
@@ -14,7 +14,7 @@ class RewardPart:
 
     kind: RewardKind
     """model, gold, function, http, or a rule: length, stop, pattern, exact, number, json."""
-    weight: float = bounded(FINITE, default=1.0)
+    weight: float = bounded(SCORE, default=1.0)
     """Factor of this part in the sum."""
     normalise: bool = False
     """Subtract the mean and divide by the deviation of all rollouts so far, before weighting."""
@@ -22,7 +22,7 @@ class RewardPart:
     """Columns of the data that the part reads beside prompt and response."""
     timeout_seconds: float = bounded(SECONDS, default=30.0)
     """Seconds in which a batch must be scored; then the part's process is ended."""
-    fallback: float | None = bounded(FINITE, default=None)
+    fallback: float | None = bounded(SCORE, default=None)
     """Score of a response that the part failed to score; null: the run ends."""
     function: str | None = None
     """kind=function: MODULE:FUNCTION, called as f(prompts, responses, **columns)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,10 @@ class PpoEvaluation:
         """Read what an earlier attempt of this phase has measured: ppo/held_out.json."""
         self._by_prompt = read_json(self._file, HELD_OUT) or {}
 
-    def result(self, when: str, *, step: int | None = None) -> dict[str, Any]:
-        """Return entries of result.json; their names end in ``when``. ``step`` logs them too.
+    def result(
+        self, when: str, *, log: Callable[[dict[str, float]], None] | None = None
+    ) -> dict[str, Any]:
+        """Return entries of result.json; their names end in ``when``. ``log`` gets the metrics.
 
         Values of single prompts go to ppo/held_out.json. With the values before and after PPO come
         95 % intervals of the mean gains over the prompts.
@@ -61,8 +64,8 @@ class PpoEvaluation:
         result, self._by_prompt[when] = evaluation.result(when), evaluation.by_prompt
         if self._context.ranks.is_main:
             write_json(self._file, self._by_prompt, indent=None)
-        if step is not None:
-            self._context.tracker.log("ppo", step, evaluation.metrics())
+        if log is not None:
+            log(evaluation.metrics())
         if when == "after":
             result |= self._gains()
         if self._blocks:
@@ -80,15 +83,19 @@ class PpoEvaluation:
         """Return metrics of a step."""
         return self._evaluate().metrics()
 
-    def write_samples(self, advantages: TokenAdvantages, *, step: int) -> None:
+    def write_samples(
+        self, advantages: TokenAdvantages, *, step: int, is_last: bool = False
+    ) -> None:
         """Record answers to a few held-out prompts; after the last step those of the average too.
 
-        Prompts and random numbers are the same at every step, so that answers can be compared.
+        The last samples are of the models that PPO ends with, which may be those of an earlier
+        step (checkpoint.load_best). Prompts and random numbers are the same at every step, so that
+        answers can be compared.
         """
         context, config = self._context, self._context.config.ppo
         answer = partial(answer_samples, context, self._engine.policy, self._prompts, advantages)
         samples = answer(model="actor")
-        if step == config.steps and config.ema_beta:
+        if is_last and config.ema_beta:
             with self._engine.actor.averaged():
                 samples += answer(model="actor_ema")
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)

@@ -42,6 +42,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
     critic_metrics,
     moving_average,
+    num_optimizer_steps,
     policy_metrics,
     reason_to_end,
     rollout_metrics,
@@ -73,23 +74,24 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     if checkpoints.is_resumed:
         evaluation.read_results()
     else:
-        checkpoints.results = evaluation.result("before", step=0)
+        checkpoints.results = evaluation.result("before", log=checkpoints.log_held_out)
         evaluation.write_samples(trainer.held_out_advantages, step=0)
 
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
             rollout = trainer.generate_experience(loader.batch(step - 1))
             stats = trainer.train_rlhf(rollout)
-            checkpoints.taken(stats.metrics)
+            checkpoints.taken(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
-            if step % config.sample_every == 0 or step == steps:
-                evaluation.write_samples(trainer.held_out_advantages, step=step)
-            if config.eval_every and step % config.eval_every == 0 and step < steps:
-                checkpoints.evaluated(evaluation.metrics())
             if (reason := reason_to_end(config, stats.metrics)) is not None:
                 checkpoints.end(reason)
+            if checkpoints.wants_evaluation(config.eval_every):
+                checkpoints.evaluated(evaluation.metrics())
+            if step % config.sample_every == 0 and not checkpoints.is_last:
+                evaluation.write_samples(trainer.held_out_advantages, step=step)
 
-    result = checkpoints.results | evaluation.result("after", step=checkpoints.step)
+    evaluation.write_samples(trainer.held_out_advantages, step=checkpoints.step, is_last=True)
+    result = checkpoints.results | evaluation.result("after", log=checkpoints.log_held_out)
     save_models(context, engine)
     if config.ema_beta:
         with engine.actor.averaged():
@@ -287,14 +289,12 @@ class PPOTrainer:
         setup, actor = self.setup, self.setup.actor
         self.steps_done += 1
         self._reuse.measured(values)
-        score = values["ppo/score_mean"]
-        self._score_average = moving_average(self._score_average, score)
+        self._score_average = moving_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
         if self.config.lr_guard_kl is not None and "ppo/approx_kl" in values:
             logged["ppo/lr_scale"] = actor.lr_scale
             actor.lr_scale = guarded_lr_scale(
                 actor.lr_scale, values["ppo/approx_kl"], limit=self.config.lr_guard_kl
             )
-        train_seconds = time.monotonic() - started
-        logged |= setup.speed.values(rollout, train_seconds=train_seconds)
+        logged |= setup.speed.values(rollout, values, train_seconds=time.monotonic() - started)
         return logged | setup.constant_metrics | {"memory/peak_gib": peak_memory_gib(setup.ranks)}

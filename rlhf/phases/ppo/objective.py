@@ -101,7 +101,12 @@ def policy_penalty(
 
 
 def kl_in_loss(policy: ResponseLogprobs, batch: MicroBatch, config: PpoConfig) -> Tensor:
-    """Return KL(policy || reference) of each response token (B, T), with gradients."""
+    """Return KL(policy || reference) of each response token (B, T), with gradients.
+
+    k3 is not clamped: a clamp would remove the gradient where the policy is farthest away. It
+    overflows in fp32 for a token that the policy finds e^89 times less likely than the reference
+    does; that optimizer step is skipped.
+    """
     # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
     sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
     kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)

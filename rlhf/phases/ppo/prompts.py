@@ -68,7 +68,7 @@ def prompt_batch(
         generator=stream(config.seed, "sampling", step),
     )
     mine = rows_of_rank(rows, ranks)
-    return collate_prompts(
+    prompts = collate_prompts(
         [ids[row] for row in mine],
         [texts[row] for row in mine],
         draws_BT[rows_of_rank(range(len(rows)), ranks)],
@@ -76,3 +76,4 @@ def prompt_batch(
         pad_id=pad_id,
         device=ranks.device,
     )
+    return prompts._replace(step=step + 1)

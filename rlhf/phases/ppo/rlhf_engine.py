@@ -69,7 +69,8 @@ class RLHFEngine:
         self.ranks = ranks or current_ranks(config.hardware.device)
         if Phase.ppo not in config.phase.order:
             raise ConfigError(
-                f"phase={config.phase}: the engine needs the models of a run with PPO"
+                f"phase: the run trains {', '.join(config.phase.order)} without ppo, and "
+                "RLHFEngine holds the models of PPO; use a run of phase=pipeline or phase=ppo"
             )
         require_rollouts(config)
         self.settings = EngineSettings(

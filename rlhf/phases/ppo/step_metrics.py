@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -151,9 +152,24 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
     return values
 
 
+def learners(values: Mapping[str, float]) -> list[Role]:
+    """Return which of actor and critic took optimizer steps in a PPO step with these metrics."""
+    return [role for role in (Role.actor, Role.critic) if f"ppo/{role}_learning_rate" in values]
+
+
+def num_optimizer_steps(values: Mapping[str, float]) -> float:
+    """Return the number of optimizer steps of all models in a PPO step with these metrics."""
+    return values["ppo/updates"] * len(learners(values))
+
+
 def moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
-    """Return the exponential average of a metric over steps, which starts at the first value."""
-    return value if average is None else beta * average + (1 - beta) * value
+    """Return the exponential average of a metric over steps, which starts at the first value.
+
+    Values that are not finite are left out.
+    """
+    if average is None or not math.isfinite(average):
+        return value
+    return beta * average + (1 - beta) * value if math.isfinite(value) else average
 
 
 def reason_to_end(config: PpoConfig, values: Mapping[str, float]) -> str | None:

@@ -6,12 +6,14 @@ checkpointing nor padding is included (MFU of https://arxiv.org/abs/2204.02311, 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
+from rlhf.phases.ppo.step_metrics import learners
 from rlhf.planning.hardware import machine_of
 from rlhf.planning.model_uses import ModelUse, UnknownModelError, models_of
 from rlhf.planning.time_model import backward_share, forward_operations
@@ -38,28 +40,48 @@ class StepSpeed:
         except UnknownModelError:  # its FLOPs cannot be counted
             self._models = ()
 
-    def values(self, rollout: Rollout, *, train_seconds: float) -> dict[str, float]:
-        """Return metrics of one step; the rollout holds the seconds of generating and scoring."""
+    def values(
+        self, rollout: Rollout, values: Mapping[str, float], *, train_seconds: float
+    ) -> dict[str, float]:
+        """Return metrics of one step; the rollout holds the seconds of generating and scoring.
+
+        ``values`` are the other metrics of the step, from which follows what was trained.
+        """
         assert rollout.seconds is not None, "the rollout was not timed"
         seconds = PerPart(**rollout.seconds, train=train_seconds)
         with_policy = rollout.logprobs_BT is not rollout.responses.logprobs_BT
         tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.keep_BT.sum(dim=1)
         step = sum(seconds)
-        values = {f"time/{part}_seconds": spent for part, spent in seconds._asdict().items()}
-        values["time/step_seconds"] = step
-        values["speed/tokens_per_second"] = float(self._ranks.sum(tokens_B.sum())) / step
+        found = {f"time/{part}_seconds": spent for part, spent in seconds._asdict().items()}
+        found["time/step_seconds"] = step
+        found["speed/tokens_per_second"] = float(self._ranks.sum(tokens_B.sum())) / step
         if not self._models:
-            return values
+            return found
         kept_B = rollout.responses.keep_BT.sum(dim=1)
-        here = self._operations(tokens_B.tolist(), kept_B.tolist(), with_policy=with_policy)
+        lengths = (tokens_B.tolist(), kept_B.tolist())
+        trained = learners(values)
+        parts = self._operations(*lengths, with_policy=with_policy, trained=trained)
+        # Updates may end early (ppo.stop_update_kl); a rollout's sequences are of like length.
+        passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
+        here = parts._replace(train=passes * parts.train)
         everywhere = self._ranks.sum(tokens_B.new_tensor(here).double()).tolist()
         for part, operations, spent in zip(PerPart._fields, everywhere, seconds, strict=True):
-            values[f"speed/{part}_tflops"] = operations / spent / 1e12
-            values[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
-        return values
+            found[f"speed/{part}_tflops"] = operations / spent / 1e12
+            found[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
+        return found
 
-    def _operations(self, tokens: list[int], kept: list[int], *, with_policy: bool) -> PerPart:
-        """Return each part's FLOPs on sequences of ``tokens`` tokens, ``kept`` in the response."""
+    def _operations(
+        self,
+        tokens: list[int],
+        kept: list[int],
+        *,
+        with_policy: bool,
+        trained: Collection[Role],
+    ) -> PerPart:
+        """Return each part's FLOPs on sequences of ``tokens`` tokens, ``kept`` in the response.
+
+        Training is one pass over all sequences.
+        """
         forward = {
             model: sum(
                 forward_operations(model, sequences=1, tokens=length, positions=response)
@@ -75,6 +97,6 @@ class StepSpeed:
         learning = sum(
             operations * (1 + backward_share(replace(model, checkpointed=0)))
             for model, operations in forward.items()
-            if not model.role.is_frozen
+            if model.role in trained
         )
-        return PerPart(generate=actor, score=score, train=learning * self._ppo.ppo_epochs)
+        return PerPart(generate=actor, score=score, train=learning)

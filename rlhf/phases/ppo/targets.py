@@ -168,11 +168,11 @@ class TargetMaker:
             case AdvantageEstimator.reinforce_pp:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
-    def _moments_with(self, scores_B: Tensor) -> Moments:
-        """Return the moments that the scores of a rollout are scaled by."""
+    def _moments_with(self, scores_B: Tensor) -> Moments | None:
+        """Return the moments that scores are scaled by; None before the first finite score."""
         now = self._moments_of(scores_B)
         if self._moments is None:
-            return self._reference(now)
+            return self._reference(now) if now.count else None
         is_running = self._config.scale_reward is ScaleReward.running
         return self._moments + now if is_running else self._moments
 
@@ -192,7 +192,8 @@ class TargetMaker:
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
     def _moments_of(self, scores_B: Tensor) -> Moments:
-        return self._global_moments(scores_B, torch.ones_like(scores_B, dtype=torch.bool))
+        """Return the moments of the finite scores: one NaN would stay in the sums for ever."""
+        return self._global_moments(scores_B, scores_B.isfinite())
 
     def _global_moments(self, x: Tensor, keep: Tensor) -> Moments:
         moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]

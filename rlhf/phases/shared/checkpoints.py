@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -61,11 +62,13 @@ class Checkpoints:
         self._trainer = trainer
         self._seconds = 0.0  # of the attempts before this one
         self._saved = time.monotonic()
+        self._saved_step = 0
+        self._total = 0
         self._best: float | None = None
         self._best_step: int | None = None
         self._waits = 0  # evaluations since the best one
         self._is_over = False
-        self._skipped = 0  # steps in a row with skipped optimizer steps
+        self._skipped = 0  # steps in a row in which every optimizer step was skipped
         self.step = 0
         self.results: dict[str, Any] = {}
         self._can_write = context.config.zero.nvme_path is None
@@ -100,13 +103,14 @@ class Checkpoints:
             StoppedError: if a signal asked the run to stop; the checkpoint has been written.
             CheckpointError: if a checkpoint cannot be written.
         """
+        self._total = total
         while self.step < total and not self._is_over:
             self._context.pulse.start()
             yield self.step + 1
             self.step += 1
             self._after_step()
         self._context.pulse.stop()
-        if self._config.load_best and self._best_step not in {None, self.step}:
+        if self.loads_best and self._best_step not in {None, self.step}:
             self._load_best()
 
     def end(self, why: str) -> None:
@@ -114,14 +118,38 @@ class Checkpoints:
         self._is_over = True
         self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
 
-    def taken(self, values: Mapping[str, float]) -> None:
-        """Log the metrics of the current step, and look whether optimizer steps were skipped.
+    @property
+    def loads_best(self) -> bool:
+        """Return True if the phase ends with the best of the models that it has evaluated."""
+        config = self._config
+        return config.load_best and config.best is not None and self._measures(config.best)
+
+    @property
+    def is_last(self) -> bool:
+        """Return True if the phase ends after the current step."""
+        return self._is_over or self.step + 1 == self._total
+
+    def wants_evaluation(self, every: int) -> bool:
+        """Return True if the models are to be evaluated after the current step.
+
+        They are every ``every`` steps (0: never). The models of the last step are evaluated after
+        the phase anyway, so here only if they may be the best.
+        """
+        if self.is_last:
+            return self.loads_best
+        return every > 0 and (self.step + 1) % every == 0
+
+    def taken(self, values: Mapping[str, float], *, optimizer_steps: float = 1) -> None:
+        """Log the metrics of the current step, and count steps in which no weight was updated.
+
+        ``optimizer_steps`` is the number of the step's optimizer steps, skipped ones included.
 
         Raises:
-            RlhfError: if they were for checkpoint.most_skipped steps in a row.
+            RlhfError: if all of them were skipped in checkpoint.most_skipped steps in a row.
         """
         self._context.tracker.log(self._phase, self.step + 1, values)
-        self._skipped = self._skipped + 1 if values[f"{self._phase}/skipped_steps"] else 0
+        is_skipped = values[f"{self._phase}/skipped_steps"] == optimizer_steps
+        self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
             good = next(iter(checkpoints(self._dir)), None)
             words = f"{self._context.run_dir} --phase {self._phase} --checkpoint"
@@ -142,7 +170,7 @@ class Checkpoints:
         """
         config = self._config
         self._context.tracker.log(self._phase, self.step + 1, values)
-        if config.best is None or not config.best.startswith(f"{self._phase}/"):
+        if config.best is None or not self._measures(config.best):
             return
         if config.best not in values:
             raise ConfigError(
@@ -151,16 +179,35 @@ class Checkpoints:
             )
         value = values[config.best]
         sign = -1 if config.best.endswith(LOWER_IS_BETTER) else 1
-        if self._best is None or sign * value > sign * self._best:
+        is_better = self._best is None or sign * value > sign * self._best
+        if is_better and not math.isnan(value):
             self._best, self._best_step, self._waits = value, self.step + 1, 0
             return
         self._waits += 1
-        if config.patience is not None and self._waits >= config.patience:
-            self.end(f"{config.best} was best after step {self._best_step} ({self._best:.4g})")
+        if config.patience is not None and self._waits >= config.patience and not self._is_over:
+            found = "never a number"
+            if self._best is not None:
+                found = f"best after step {self._best_step} ({self._best:.4g})"
+            self.end(f"{config.best} was {found}")
+
+    def log_held_out(
+        self, values: Mapping[str, float], more: Mapping[str, float] | None = None
+    ) -> None:
+        """Log held-out metrics before the first step, or of the models that the phase ends with.
+
+        If these are the best models, ``evaluated`` has logged ``values`` at their step.
+        """
+        is_logged = self.loads_best and self.step > 0
+        logged = {**({} if is_logged else values), **(more or {})}
+        if logged:
+            self._context.tracker.log(self._phase, self.step, logged)
+
+    def _measures(self, metric: str) -> bool:
+        return metric.startswith(f"{self._phase}/")
 
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
-        # While steps are skipped, the checkpoint before them is kept.
+        # While steps are skipped, the checkpoint before them is kept; one that is due comes after.
         is_due = (self._is_due() and not self._skipped) or requests.wants_checkpoint
         is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
@@ -173,8 +220,8 @@ class Checkpoints:
 
     def _is_due(self) -> bool:
         """Return True on the main rank if a checkpoint is due by time, on all if by steps."""
-        config = self._config
-        by_steps = config.every_steps is not None and self.step % config.every_steps == 0
+        config, every = self._config, self._config.every_steps
+        by_steps = every is not None and self.step // every > self._saved_step // every
         minutes = (time.monotonic() - self._saved) / 60
         by_time = config.every_minutes is not None and minutes >= config.every_minutes
         return by_steps or (by_time and self._context.ranks.is_main)
@@ -203,7 +250,7 @@ class Checkpoints:
             for _ in stream:
                 pass
         self._context.ranks.barrier()
-        self._saved = time.monotonic()
+        self._saved, self._saved_step = time.monotonic(), self.step
 
     def _logs(self) -> list[Path]:
         return [self._context.run_dir / name for name in LOGS]
@@ -217,7 +264,8 @@ class Checkpoints:
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         numbers = checkpoint.numbers
         self._load(checkpoint)
-        self.step, self.results = checkpoint.step, dict(numbers["results"])
+        self.step = self._saved_step = checkpoint.step
+        self.results = dict(numbers["results"])
         self._seconds = numbers["seconds"]
         self._best, self._best_step, self._waits, self._is_over = numbers["best"]
         if self._trainer is not None:

@@ -1,4 +1,4 @@
-"""Checks of rollouts and rewards before any model is built, so that no phase runs in vain."""
+"""Checks of rollouts before any model is built, so that no phase runs in vain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
-from rlhf.phases.shared.reward_mix import start_parts
 from rlhf.rollout.decoders.via_cache import decoding_obstacle
 from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
 from rlhf.rollout.hybrid.supported_models import model_obstacle
@@ -61,17 +60,6 @@ def require_rollouts(config: RunConfig) -> None:
         obstacle = _of_model(model, _decoding_obstacle(model))
         if obstacle is not None:
             raise CapabilityError(f"rollout.backend=fast: {obstacle}; use rollout=hf")
-
-
-def require_rewards(config: RunConfig) -> None:
-    """Check that every part of the score can be used, before a phase is trained for it.
-
-    Raises:
-        ConfigError, CapabilityError: if one cannot.
-    """
-    if Phase.ppo in config.phase.order:
-        for isolated in start_parts(config.rewards).values():
-            isolated.close()
 
 
 def _of_model(config: PreTrainedConfig, obstacle: str | None) -> str | None:

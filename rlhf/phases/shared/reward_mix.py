@@ -5,9 +5,9 @@ Shapes: B = sequences, K = parts.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,35 +17,43 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.errors import RewardError
-from rlhf.phases.shared.scoring import ratings, response_texts
+from rlhf.phases.shared.scoring import (
+    FIX_MODEL,
+    NO_SCORE,
+    are_scores,
+    at_step,
+    num_failed,
+    ratings,
+    response_texts,
+)
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.isolated import FailureError, IsolatedReward
+from rlhf.rewards.isolated import HERE, FailureError, close_parts, start_parts
+from rlhf.tracking.console import build_console
 from rlhf.types import Judge, PartScores, PromptBatch, Responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-HERE = (RewardKind.model, RewardKind.gold)  # the other kinds have a process of their own
-
-
-def start_parts(parts: Mapping[str, RewardPart]) -> dict[str, IsolatedReward]:
-    """Start the processes of the parts that have one.
-
-    Raises:
-        ConfigError: if a part cannot be used.
-    """
-    return {name: IsolatedReward(name, p) for name, p in parts.items() if p.kind not in HERE}
-
 
 class RewardMix:
-    """A function from responses to the scores of all parts and their weighted sum."""
+    """A function from responses to the scores of all parts and their weighted sum.
+
+    ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
+    """
 
     def __init__(
-        self, parts: Mapping[str, RewardPart], tokenizer: PreTrainedTokenizerBase, judge: Judge
+        self,
+        parts: Mapping[str, RewardPart],
+        tokenizer: PreTrainedTokenizerBase,
+        judge: Judge,
+        say: Callable[[str], None],
     ) -> None:
         self.parts = parts
         self._tokenizer = tokenizer
         self._judge = judge
+        self._say = say
+        self._rows = 0  # responses so far
+        self._fallbacks: Counter[str] = Counter()  # responses with a part's fallback so far
         self._isolated = start_parts(parts)
 
     def __call__(
@@ -57,60 +65,71 @@ class RewardMix:
             RewardError: if a part without a fallback failed.
         """
         texts = response_texts(self._tokenizer, responses) if self._isolated else []
-        for isolated in self._isolated.values():  # all compute while the first is waited for
-            isolated.ask(_answers(prompts, responses, texts, isolated.part))
+        for name, isolated in self._isolated.items():  # all compute while the first is waited for
+            isolated.ask(_answers(prompts, responses, texts, self.parts[name].columns))
+        self._rows += len(model_scores_B)
         columns: list[Tensor] = []
         for name, part in self.parts.items():
+            problem = NO_SCORE
             match part.kind:
                 case RewardKind.model:
-                    columns.append(model_scores_B)
+                    scores_B = model_scores_B
                 case RewardKind.gold:
                     rated = ratings(self._judge, self._tokenizer, prompts, responses)
-                    columns.append(model_scores_B.new_tensor([each["gold"] for each in rated]))
+                    scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case _:
-                    columns.append(model_scores_B.new_tensor(self._scores_of(name)))
+                    try:
+                        scores_B = model_scores_B.new_tensor(self._isolated[name].scores())
+                    except FailureError as error:
+                        scores_B = torch.full_like(model_scores_B, math.nan)
+                        problem = str(error)
+            if count := num_failed(scores_B):
+                self._failed(name, problem, count, at_step(prompts))
+            columns.append(scores_B)
         scores_BK = torch.stack(columns, dim=1)
-        failed_BK = scores_BK.isnan()
+        failed_BK = ~are_scores(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
         return weighted(self.parts, scores_BK), PartScores(scores_BK, failed_BK)
 
     def close(self) -> None:
         """End the processes of the parts."""
-        for isolated in self._isolated.values():
-            isolated.close()
-
-    def _scores_of(self, name: str) -> list[float]:
-        """Return the scores of a part with a process; NaN where its fallback is to be used."""
-        isolated, fallback = self._isolated[name], self.parts[name].fallback
-        try:
-            found = isolated.scores()
-            problem = "it returned NaN or infinity" if any(map(math.isnan, found)) else None
-        except FailureError as error:
-            found, problem = [math.nan] * isolated.rows, str(error)
-        if problem is None:
-            return found
-        if fallback is None:
-            raise RewardError(
-                f"rewards.{name} (kind={isolated.part.kind}) failed: {problem}. Correct it, or set "
-                f"rewards.{name}.fallback=NUMBER, the score of responses that it cannot score"
+        close_parts(self._isolated)
+        for name, count in self._fallbacks.items():
+            self._say(
+                f"warning: rewards.{name} failed for {count} of {self._rows} responses, which got "
+                f"its fallback {self.parts[name].fallback:g}"
             )
-        logging.getLogger(__name__).warning(
-            "warning: rewards.%s failed: %s; used its fallback %g", name, problem, fallback
-        )
-        return found
+
+    def _failed(self, name: str, problem: str, count: int, where: str) -> None:
+        """Raise an error if the part has no fallback for ``count`` responses; else warn once."""
+        part = self.parts[name]
+        failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
+        if part.kind in HERE:
+            raise RewardError(f"{failed} for {count} responses. {FIX_MODEL}")
+        if part.fallback is None:
+            raise RewardError(
+                f"{failed}. Correct it, or set rewards.{name}.fallback=NUMBER, the score of "
+                "responses that it cannot score"
+            )
+        if name not in self._fallbacks:
+            self._say(
+                f"warning: {failed}; responses that it fails to score get its fallback "
+                f"{part.fallback:g}, and ppo/fallback_share counts them"
+            )
+        self._fallbacks[name] += count
 
 
 def _answers(
-    prompts: PromptBatch, responses: Responses, texts: list[str], part: RewardPart
+    prompts: PromptBatch, responses: Responses, texts: list[str], columns: Sequence[str]
 ) -> Answers:
-    """Return what a part is asked: the ``texts`` of the responses, and the columns that it reads.
+    """Return what a part is asked: the ``texts`` of the responses, and its ``columns``.
 
     Raises:
         RewardError: if the prompts come without one of these columns.
     """
     rows = prompts.columns or [{}] * len(prompts.texts)
-    missing = next((name for name in part.columns for row in rows if name not in row), None)
+    missing = next((name for name in columns for row in rows if name not in row), None)
     if missing is not None:
         raise RewardError(
             f"rewards read the column {missing}, and the prompts come without it; "
@@ -121,15 +140,16 @@ def _answers(
         texts,
         responses.ended_B.tolist(),
         responses.keep_BT.sum(dim=1).tolist(),
-        {name: [row[name] for row in rows] for name in part.columns},
+        {name: [row[name] for row in rows] for name in columns},
     )
 
 
 def build_mix(
     parts: Mapping[str, RewardPart], tokenizer: PreTrainedTokenizerBase
 ) -> RewardMix | None:
-    """Return the mix of ``parts``; None without any."""
-    return RewardMix(parts, tokenizer, GoldJudge()) if parts else None
+    """Return the mix of ``parts``, which warns on the terminal of this rank; None without any."""
+    say = build_console(is_main=True, log_every=1).say
+    return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
 
 
 def weighted(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:

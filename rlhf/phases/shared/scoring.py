@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
+from rlhf.config.schema.bounds import LARGEST_SCORE
 from rlhf.data.batching import padded_width
+from rlhf.errors import RewardError
 from rlhf.types import (
     Judge,
     LogprobOptions,
@@ -30,6 +32,12 @@ from rlhf.types import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+NO_SCORE = f"it returned NaN, infinity or a number beyond {LARGEST_SCORE:g}"
+FIX_MODEL = (
+    "The reward model's weights are damaged or overflow: train it with a lower reward.lr, or set "
+    "hardware.dtype=fp32"
+)
 
 
 class ResponseLogprobs(NamedTuple):
@@ -177,6 +185,9 @@ def score_responses(
 
     Rows of similar length are scored together. Without ``with_policy`` the rollout keeps the
     log-probabilities that the rollout backend measured while it sampled.
+
+    Raises:
+        RewardError: if a score is NaN, infinite or too large for the statistics.
     """
     order = rows_by_length(prompts, responses, list(range(len(prompts.texts))))
     outputs = [
@@ -194,8 +205,30 @@ def score_responses(
     parts = None
     if models.rewards is not None:
         scores_B, parts = models.rewards(prompts, responses, scores_B)
+    if count := num_failed(scores_B):
+        what, fix = "the reward model", FIX_MODEL
+        if parts is not None:
+            what, fix = "the weighted sum of rewards", "Lower rewards.NAME.weight"
+        raise RewardError(
+            f"{what} failed {at_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
+        )
     rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
     return rollout._replace(parts=parts)
+
+
+def are_scores(scores: Tensor) -> Tensor:
+    """Return True for each finite number that the statistics of scores can square."""
+    return scores.abs() <= LARGEST_SCORE  # False for NaN
+
+
+def num_failed(scores_B: Tensor) -> int:
+    """Return how many of the numbers are no scores."""
+    return int((~are_scores(scores_B)).sum())
+
+
+def at_step(prompts: PromptBatch) -> str:
+    """Return for which prompts a part of the score failed, for messages."""
+    return "on held-out prompts" if prompts.step is None else f"in PPO step {prompts.step}"
 
 
 def rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:

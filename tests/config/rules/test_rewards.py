@@ -59,6 +59,16 @@ def test_each_kind_works_with_its_keys(kind: RewardKind, compose: Compose) -> No
         ("kind: function, function: brief", ["function=brief", "MODULE:FUNCTION"]),
         ("kind: function, function: 'm:f'", ["function=m:f runs code", "run_code=true"]),
         ("kind: http, url: 'file:///etc/passwd'", ["url=file:///etc/passwd", "http://"]),
+        ("kind: http, url: 'http://[::1/x'", ["url=http://[::1/x: not an address"]),
+        ("kind: http, url: 'http://h:99999'", ["url=http://h:99999: not an address", "65535"]),
+        ("kind: http, url: 'http://h:abc'", ["url=http://h:abc: not an address"]),
+        ("kind: http, url: 'http://h:0'", ["url=http://h:0: the port must be from 1"]),
+        ("kind: http, url: 'http://a b/x'", ["url=http://a b/x: must be ASCII without spaces"]),
+        ("kind: http, url: 'http://é/x'", ["must be ASCII"]),
+        ("kind: stop, timeout_seconds: 1e10", ["timeout_seconds=10000000000.0", "86400"]),
+        ("kind: stop, weight: 1e300", ["rewards.part.weight=1e+300", "to 1e15"]),
+        ("kind: stop, fallback: -1e308", ["rewards.part.fallback=-1e+308", "-1e15"]),
+        ("kind: exact, columns: [x]", ["rewards.part.columns=[x]: data=synthetic", "has answer"]),
         ("kind: gold, fallback: 1", ["rewards.part.fallback=1", "does not read it"]),
     ],
 )
@@ -94,6 +104,6 @@ def test_without_a_reward_model_the_critic_starts_from_the_sft_model(compose: Co
     config = to_run_config(compose([*RULE, "data=local", "data.path=x", parts]))
     assert not has_reward_model(config)
     assert reward_model_base(config)[0] == "model"
-    assert reward_columns(config) == ["answer"]
+    assert reward_columns(config) == {"answer": "rewards.right.columns"}
     mixed = compose([opened("rewards={learned: {kind: model}, ends: {kind: stop}}")])
     assert has_reward_model(to_run_config(mixed))

@@ -235,3 +235,17 @@ def test_adapters_are_merged_or_kept_apart(made: Make, tmp_path: Path, export: s
         critic = build_scorer(source, context.tokenizer, seed=9).eval().pretrained
         live = notes.saved["ppo/critic"].model.eval()(ids_BS).logits
         assert_near(critic(ids_BS).logits, live, terms=terms_of(critic, 10))
+
+
+@pytest.mark.parametrize("sample_every", [1, 50])
+def test_the_last_samples_are_of_the_step_that_ended_the_phase(
+    made: Make, sample_every: int
+) -> None:
+    more = ["ppo.steps=6", f"ppo.sample_every={sample_every}", "ppo.ema_beta=0.5"]
+    context, notes = made(*more, "ppo.stop_run_kl=1e-6")
+    last = run_ppo(context)["steps"]
+    assert last < 6
+    steps = range(last + 1) if sample_every == 1 else [0, last]
+    sampled = [(step, sample.model) for _, step, sample in notes.sampled]
+    averaged = [(last, "actor_ema")] * 4
+    assert sampled == [(step, "actor") for step in steps for _ in range(4)] + averaged

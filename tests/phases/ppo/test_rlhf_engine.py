@@ -47,9 +47,7 @@ def built(
 
 
 def test_a_run_without_ppo_has_no_engine(built: Callable[..., RLHFEngine]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^phase: the run trains sft without ppo.*use a run of phase=pipeline"
-    ):
+    with pytest.raises(ConfigError, match="the run trains sft without ppo"):
         built("phase=sft")
 
 

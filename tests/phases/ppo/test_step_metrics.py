@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
-from rlhf.phases.ppo.step_metrics import duplicates
+from rlhf.phases.ppo.step_metrics import duplicates, moving_average
 from rlhf.types import PromptBatch, Responses
 
 
@@ -24,3 +27,10 @@ def test_one_prompt_may_get_the_same_response_often() -> None:
     keep = torch.ones(4, 2).bool()
     prompts = PromptBatch(ids, keep, torch.zeros(4, 2), [""] * 4)
     assert not duplicates(prompts, Responses(ids, keep, keep[:, 0])).any()
+
+
+def test_the_average_leaves_out_what_is_not_finite() -> None:
+    average = moving_average(moving_average(None, math.nan), 2.0)
+    assert average == 2.0
+    assert moving_average(average, math.nan) == moving_average(average, math.inf) == 2.0
+    assert moving_average(average, 3.0) == pytest.approx(2.1)

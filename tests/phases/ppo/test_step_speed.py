@@ -37,21 +37,27 @@ TRUNK = 10 * 2 * LAYERS * 12 * HIDDEN**2 + LAYERS * 2 * HIDDEN * 100
 ACTOR = TRUNK + 4 * 2 * VOCABULARY * HIDDEN
 SCORER = TRUNK + 4 * 2 * HIDDEN
 
+CHECKPOINTED = ["model.gradient_checkpointing=true"]
+# Two passes of two updates of both models.
+BOTH = {"ppo/updates": 4, "ppo/actor_learning_rate": 1.0, "ppo/critic_learning_rate": 1.0}
+
 
 @pytest.mark.parametrize(
-    ("overrides", "with_policy", "score", "train"),
+    ("overrides", "more", "with_policy", "score", "train"),
     [
-        ([], True, 2 * ACTOR + 2 * SCORER, 2 * 3 * (ACTOR + SCORER)),
-        ([], False, ACTOR + 2 * SCORER, 2 * 3 * (ACTOR + SCORER)),
-        (["ppo.ppo_epochs=1"], False, ACTOR + 2 * SCORER, 3 * (ACTOR + SCORER)),
-        (["model.gradient_checkpointing=true"], False, ACTOR + 2 * SCORER, 6 * (ACTOR + SCORER)),
-        (["experiment=rloo"], False, ACTOR + SCORER, 2 * 3 * ACTOR),
-        (["experiment=gold_rloo"], False, ACTOR, 2 * 3 * ACTOR),
+        ([], {}, True, 2 * ACTOR + 2 * SCORER, 2 * 3 * (ACTOR + SCORER)),
+        ([], {}, False, ACTOR + 2 * SCORER, 2 * 3 * (ACTOR + SCORER)),
+        ([], {"ppo/updates": 2}, False, ACTOR + 2 * SCORER, 3 * (ACTOR + SCORER)),
+        ([], {"ppo/updates": 1}, False, ACTOR + 2 * SCORER, 1.5 * (ACTOR + SCORER)),
+        (CHECKPOINTED, {}, False, ACTOR + 2 * SCORER, 6 * (ACTOR + SCORER)),
+        (["experiment=rloo"], {}, False, ACTOR + SCORER, 2 * 3 * ACTOR),
+        (["experiment=gold_rloo"], {}, False, ACTOR, 2 * 3 * ACTOR),
     ],
 )
 def test_operations_by_hand(
     compose: Callable[[list[str]], DictConfig],
     overrides: list[str],
+    more: dict[str, float],
     *,
     with_policy: bool,
     score: float,
@@ -59,7 +65,9 @@ def test_operations_by_hand(
 ) -> None:
     peak = [f"hardware.{name}_tflops={PEAK / 1e12}" for name in ("peak", "fp32")]
     speed = StepSpeed(to_run_config(compose([*overrides, *peak])), Ranks())
-    values = speed.values(rollout(with_policy=with_policy), train_seconds=SECONDS.train)
+    values = speed.values(
+        rollout(with_policy=with_policy), BOTH | more, train_seconds=SECONDS.train
+    )
     done = PerPart(generate=ACTOR, score=score, train=train)
     for part, operations, seconds in zip(PerPart._fields, done, SECONDS, strict=True):
         assert values[f"speed/{part}_tflops"] == pytest.approx(operations / seconds / 1e12)
@@ -73,6 +81,13 @@ def test_a_model_whose_shape_is_unknown_has_times_only(
 ) -> None:
     unknown = ["model=pretrained", "model.path=folder", "experiment=smoke"]
     speed = StepSpeed(to_run_config(compose(unknown)), Ranks())
-    values = speed.values(rollout(with_policy=True), train_seconds=SECONDS.train)
+    values = speed.values(rollout(with_policy=True), BOTH, train_seconds=SECONDS.train)
     assert not [name for name in values if "flops" in name or "mfu" in name]
     assert values["time/train_seconds"] == 1.0
+
+
+def test_an_actor_that_rests_is_not_counted(compose: Callable[[list[str]], DictConfig]) -> None:
+    speed = StepSpeed(to_run_config(compose([])), Ranks())
+    values = {"ppo/updates": 4, "ppo/critic_learning_rate": 1.0}
+    found = speed.values(rollout(with_policy=True), values, train_seconds=1.0)
+    assert found["speed/train_tflops"] == pytest.approx(2 * 3 * SCORER / 1e12)

@@ -179,3 +179,34 @@ def test_moments_are_those_of_all_ranks(compose: Compose) -> None:
     seen = [*scores, 10.0, 14.0]
     assert_scores(targets, reference.scale_scores(scores, seen, shift_mean=False))
     assert math.isfinite(targets.raw.returns_BT.sum().item())
+
+
+@pytest.mark.parametrize("scaling", ["running", "reference"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_score_that_is_not_finite_is_left_out_of_the_moments(
+    compose: Compose, scaling: str, bad: float, *, first: bool
+) -> None:
+    scores_B = FIRST.scores_B.clone()
+    scores_B[0] = bad
+    spoiled = FIRST._replace(scores_B=scores_B)
+    others = [spoiled, *ROLLOUTS[1:]] if first else [ROLLOUTS[1], spoiled, ROLLOUTS[2]]
+    options = [f"ppo.scale_reward={scaling}", "ppo.scale_reward_shift=true", FREE]
+    config = to_run_config(compose(["ppo.missing_end_penalty=0", *options])).ppo
+    maker = TargetMaker(config, Ranks())
+    *_, last = (maker(rollout, kl_ctl=0.0) for rollout in others)
+    seen = others if scaling == "running" else others[:1]
+    finite = [x for each in seen for x in each.scores_B.tolist() if math.isfinite(x)]
+    expected = reference.scale_scores(ROLLOUTS[2].scores_B.tolist(), finite, shift_mean=True)
+    assert_scores(last, expected)
+
+
+@pytest.mark.parametrize("scaling", ["running", "reference"])
+def test_a_rollout_without_a_finite_score_sets_no_scale(compose: Compose, scaling: str) -> None:
+    nothing = FIRST._replace(scores_B=torch.full_like(FIRST.scores_B, math.nan))
+    options = [f"ppo.scale_reward={scaling}", FREE, "ppo.missing_end_penalty=0"]
+    maker = TargetMaker(to_run_config(compose(options)).ppo, Ranks())
+    maker(nothing, kl_ctl=0.0)
+    scores = FIRST.scores_B.tolist()
+    expected = reference.scale_scores(scores, scores, shift_mean=False)
+    assert_scores(maker(FIRST, kl_ctl=0.0), expected)

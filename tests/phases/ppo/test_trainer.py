@@ -17,6 +17,7 @@ from rlhf.config.schema.ppo import PpoConfig
 from rlhf.errors import ConfigError
 from rlhf.metrics import Mean, Metrics
 from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.step_metrics import num_optimizer_steps
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import (
     WholeSequences,
@@ -73,7 +74,9 @@ def test_a_step_agrees_with_the_reference(
     engine: Any, rollout: Rollout, compose: Compose, *, whitens_rewards: bool
 ) -> None:
     overrides = ["ppo.kl_ctl=0.3", "ppo.kl_estimator=k3", "ppo.gamma=0.9"]
-    overrides += ["ppo.kl_target=2", "ppo.kl_horizon=100", f"ppo.whiten_rewards={whitens_rewards}"]
+    target = 0.9 * kl_to_reference(rollout)  # near enough that the controller does not clip
+    overrides += [f"ppo.kl_target={target}", "ppo.kl_horizon=100"]
+    overrides += [f"ppo.whiten_rewards={whitens_rewards}"]
     overrides += ["ppo.cliprange_high=0.4", "ppo.dual_clip=1.05"]
     config = config_of(compose, *overrides)
     trainer = PPOTrainer(engine, config)
@@ -142,9 +145,17 @@ def test_a_step_agrees_with_the_reference(
     assert got == pytest.approx(expected, abs=1e-5, rel=1e-5)
     assert actor.dual_clipfrac > 0
     steered = reference.controlled_kl_ctl(
-        0.3, math.fsum(kl) / ROWS, target=2, horizon=100, num_sequences=ROWS
+        0.3, math.fsum(kl) / ROWS, target=target, horizon=100, num_sequences=ROWS
     )
     assert trainer.kl.coefficient == pytest.approx(steered, rel=1e-6)
+    error = 100 / ROWS * (trainer.kl.coefficient / 0.3 - 1)
+    assert error == pytest.approx(1 / 0.9 - 1, rel=1e-5), "not clipped at 0.2"
+
+
+def kl_to_reference(rollout: Rollout) -> float:
+    """The mean KL per sequence (k1)."""
+    sides = (kept(rollout.logprobs_BT), kept(rollout.reference_logprobs_BT))
+    return mean_of_sums(reference.kl_per_token(*sides, "k1"))
 
 
 def mean_of_sums(rows: list[list[float]]) -> float:
@@ -276,6 +287,7 @@ def test_the_actor_rests_while_the_critic_learns(rollout: Rollout, compose: Comp
     assert "ppo/actor_learning_rate" not in first.metrics
     assert first.metrics["ppo/critic_learning_rate"] == 0.5
     assert first.critic_loss > 0
+    assert num_optimizer_steps(first.metrics) == 2
     second = trainer.train_rlhf(rollout)
     assert (len(engine.actor.gradients), len(engine.critic.gradients)) == (2, 4)
     assert not torch.equal(
@@ -360,6 +372,7 @@ def test_an_overflow_of_one_skips_the_step_of_both(
     stays = [o or d for o, d in zip(overflows, discarded, strict=True)]
     assert moved == [not s for s in stays]
     assert stats.metrics["ppo/skipped_steps"] == skipped
+    assert num_optimizer_steps(stats.metrics) == 2
     counted = (stats.metrics["ppo/actor_overflows"], stats.metrics["ppo/critic_overflows"])
     assert counted == overflows
 

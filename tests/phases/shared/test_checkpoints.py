@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import SkippedError, checkpoints
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
+from rlhf.errors import RlhfError
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.pulse import Pulse
 from rlhf.phases.shared.stop_requests import StopRequests
@@ -101,3 +103,77 @@ def test_the_best_checkpoint_is_not_skipped(run: Run, tmp_path: Path) -> None:
     with pytest.raises(SkippedError, match="step-00000002: the checkpoint is skipped"):
         deque(map(run.phase.evaluated, losses))
     assert kept(tmp_path) == ["1"]
+
+
+def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> list[int]:
+    """Take steps, evaluated when they ask for it; return the evaluated ones."""
+    evaluated = []
+    for step in run.phase.steps(total):
+        run.phase.taken({"sft/skipped_steps": 0.0})
+        if run.phase.wants_evaluation(every):
+            evaluated.append(step)
+            run.phase.evaluated({"sft/eval_loss": losses[step]})
+    return evaluated
+
+
+@pytest.mark.parametrize(("loads_best", "evaluated"), [(True, [50, 95]), (False, [50])])
+def test_the_last_step_is_a_candidate_if_the_best_is_loaded(
+    run: Run, *, loads_best: bool, evaluated: list[int]
+) -> None:
+    run.outage = set()
+    run.phase._config = replace(run.phase._config, every_steps=None, load_best=loads_best)
+    assert steps_of(run, {50: 2.0, 95: 1.0}, every=50, total=95) == evaluated
+    assert not [line for line in run.said if "ends with the models" in line]
+
+
+def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) -> None:
+    run.outage = set()
+    run.phase._config = replace(run.phase._config, every_steps=None, load_best=True)
+    seen = []
+    for step in run.phase.steps(9):
+        if step == 3:
+            run.phase.end("it is far from its reference")
+        if run.phase.wants_evaluation(5):
+            seen.append(step)
+            run.phase.evaluated({"sft/eval_loss": 1.0})
+    assert seen == [3]
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
+    run.outage = set()
+    run.phase._config = replace(run.phase._config, every_steps=None, patience=2)
+    losses = {1: math.nan, 2: 3.0, 3: math.nan, 4: 2.0, 5: math.nan, 6: math.nan, 7: math.nan}
+    assert steps_of(run, losses, every=1, total=9) == [1, 2, 3, 4, 5, 6]
+    assert run.said == ["sft: ends after step 6: sft/eval_loss was best after step 4 (2)"]
+
+
+def test_patience_ends_a_phase_whose_loss_never_was_a_number(run: Run) -> None:
+    run.phase._config = replace(run.phase._config, every_steps=None, patience=2)
+    assert steps_of(run, dict.fromkeys(range(9), math.nan), every=1, total=9) == [1, 2]
+    assert run.said == ["sft: ends after step 2: sft/eval_loss was never a number"]
+
+
+def test_a_checkpoint_that_was_due_at_a_skipped_step_is_written_after_it(
+    run: Run, tmp_path: Path
+) -> None:
+    run.outage = set()
+    run.phase._config = replace(run.phase._config, every_steps=10)
+    for step in run.phase.steps(40):
+        run.phase.taken({"sft/skipped_steps": float(step in {10, 20, 21, 30})})
+    assert [int(folder.name[5:]) for folder in reversed(checkpoints(tmp_path / "sft"))] == [
+        *(11, 22, 31, 40)
+    ]
+
+
+def test_steps_with_one_of_many_updates_skipped_do_not_end_the_phase(
+    run: Run, tmp_path: Path
+) -> None:
+    run.outage = set()
+    run.phase._config = replace(run.phase._config, every_steps=10, most_skipped=3)
+    for _ in run.phase.steps(20):
+        run.phase.taken({"sft/skipped_steps": 1.0}, optimizer_steps=16)
+    assert len(checkpoints(tmp_path / "sft")) == 2
+    for _ in range(2):
+        run.phase.taken({"sft/skipped_steps": 16.0}, optimizer_steps=16)
+    with pytest.raises(RlhfError, match="no optimizer step could be taken in 3 steps in a row"):
+        run.phase.taken({"sft/skipped_steps": 16.0}, optimizer_steps=16)

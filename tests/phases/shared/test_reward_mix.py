@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.errors import RewardError
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared import reward_mix
-from rlhf.phases.shared.reward_mix import RewardMix
+from rlhf.phases.shared.reward_mix import RewardMix, build_mix
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError
 from rlhf.types import PromptBatch, Responses
@@ -41,13 +41,21 @@ class Fake:
             raise self.outcome
         return self.outcome
 
+    def close(self) -> None:
+        """Have no process to end."""
+
 
 @pytest.fixture
-def mixed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def mixed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., Any]:
     """A mix of fakes, called on three responses whose model scores are 10, 20, 30."""
 
     def called(
-        outcomes: dict[str, Any], columns: list[dict[str, Any]] | None = None, **parts: RewardPart
+        outcomes: dict[str, Any],
+        columns: list[dict[str, Any]] | None = None,
+        *,
+        model: Sequence[float] = (10.0, 20.0, 30.0),
+        times: int = 1,
+        **parts: RewardPart,
     ) -> Any:
         fakes = {name: Fake(parts[name], outcome) for name, outcome in outcomes.items()}
         monkeypatch.setattr(reward_mix, "start_parts", lambda _: fakes)
@@ -56,11 +64,20 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids])
         keep_BT = torch.arange(width)[None] < torch.tensor([len(row) for row in ids])[:, None]
         responses = Responses(ids_BT, keep_BT, torch.tensor([True, False, True]))
-        prompts = PromptBatch(ids_BT, keep_BT, torch.zeros(3, 1), ["a", "b", "c"], columns)
-        mix = RewardMix(parts, TOKENIZER, GoldJudge())
-        return (*mix(prompts, responses, torch.tensor([10.0, 20.0, 30.0])), fakes)
+        prompts = PromptBatch(ids_BT, keep_BT, torch.zeros(3, 1), ["a", "b", "c"], columns, 7)
+        mix = RewardMix(parts, TOKENIZER, GoldJudge(), said.append)
+        for _ in range(times):
+            found = mix(prompts, responses, torch.tensor(model))
+        mix.close()
+        return (*found, fakes)
 
     return called
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What the mix printed on the terminal."""
+    return []
 
 
 def part(kind: RewardKind = RewardKind.function, **keys: Any) -> RewardPart:
@@ -93,20 +110,43 @@ def test_a_part_is_asked_with_its_columns(mixed: Callable[..., Any]) -> None:
     ("outcome", "failed", "why"),
     [
         (FailureError("it took more than 1 s"), [True, True, True], "it took more than 1 s"),
-        ([1.0, float("nan"), 2.0], [False, True, False], "it returned NaN or infinity"),
+        ([1.0, float("nan"), 2.0], [False, True, False], "it returned NaN, infinity or a number"),
     ],
 )
 def test_a_fallback_replaces_what_failed(
-    outcome: Any,
-    failed: list[bool],
-    why: str,
-    mixed: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
+    outcome: Any, failed: list[bool], why: str, mixed: Callable[..., Any], said: list[str]
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        total, parts, _ = mixed({"mine": outcome}, mine=part(fallback=-3, weight=2))
+    total, parts, _ = mixed({"mine": outcome}, mine=part(fallback=-3, weight=2), times=3)
     assert parts.failed_BK[:, 0].tolist() == failed
     assert [score == -6 for score in total.tolist()] == failed
-    assert f"rewards.mine failed: {why}; used its fallback -3" in caplog.text
-    with pytest.raises(RewardError, match=rf"rewards\.mine \(kind=function\) failed: {why}"):
+    first, last = said  # not a line for every batch
+    assert first.startswith(f"warning: rewards.mine (kind=function) failed in PPO step 7: {why}")
+    assert "get its fallback -3" in first
+    count = 3 * sum(failed)
+    assert f"rewards.mine failed for {count} of 9 responses" in last
+    with pytest.raises(RewardError, match=rf"rewards\.mine \(kind=function\) failed .*: {why}"):
         mixed({"mine": outcome}, mine=part())
+
+
+def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    mix = build_mix({"mine": part(RewardKind.stop, fallback=0)}, TOKENIZER)
+    assert mix is not None
+    mix._failed("mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here")
+    mix.close()
+    printed = "".join(capsys.readouterr())
+    assert "WANDB_API_KEY=[redacted]" in printed
+    assert not {"\x1b", "\x07"} & set(printed)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e16])
+def test_what_the_reward_model_cannot_score_is_no_zero(
+    bad: float, mixed: Callable[..., Any]
+) -> None:
+    with pytest.raises(RewardError) as caught:
+        mixed({}, learned=part(RewardKind.model), model=[bad, 2.0, bad])
+    assert str(caught.value).startswith(
+        "rewards.learned (kind=model) failed in PPO step 7: it returned NaN, infinity"
+    )
+    assert "for 2 responses. The reward model's weights are damaged or overflow" in str(
+        caught.value
+    )

@@ -6,11 +6,9 @@ so that the policy does not forget its pretraining. Shapes: B = blocks, S = toke
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from rlhf.algorithms.sft import sft_loss
+from rlhf.algorithms.sft import perplexity, sft_loss
 from rlhf.config.batches import BatchPlan, ptx_plan
 from rlhf.config.choices import Phase
 from rlhf.data.collate import collate_sequences
@@ -87,7 +85,7 @@ def corpus_perplexity(engine: RLHFEngine, blocks: list[list[int]]) -> float:
             batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
             result = sft_loss(engine.models.language_logprobs(batch))
             losses = merge_metrics(losses, {"loss": result.mean_loss})
-    return math.exp(engine.ranks.reduce_metrics(losses)["loss"].value())
+    return perplexity(engine.ranks.reduce_metrics(losses)["loss"].value())
 
 
 def _collate(engine: RLHFEngine, blocks: list[list[int]]) -> SequenceBatch:

@@ -1,0 +1,75 @@
+"""The process under which one part of the score is computed: nothing that it starts outlives it.
+
+It is started as ``python -P -m rlhf.rewards.supervisor DESCRIPTOR PARENT`` and forks the process
+that computes (process.py). A process below it that loses its parent becomes its own child, so that
+it finds and ends all of them, in whatever session they are: when the run ends, even if the run is
+killed, and when the process that computes ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
+AWAITED = {signal.SIGCHLD, signal.SIGTERM}
+
+
+def main() -> None:
+    """Supervise the process that computes, until it ends or the run sends SIGTERM or ends."""
+    descriptor, parent = map(int, sys.argv[1:])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, it would not be sent
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        return  # the run ended before the line above
+    computing = os.fork()
+    if computing == 0:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        from rlhf.rewards.process import serve  # here: it imports more than the supervisor needs
+
+        serve(descriptor)
+        return
+    os.close(descriptor)
+    while signal.sigwait(AWAITED) == signal.SIGCHLD:
+        if computing in _ended():
+            break
+    _end_descendants()
+
+
+def _ended() -> Iterator[int]:
+    """Yield the ids of the children that have ended."""
+    with suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            yield pid
+
+
+def _end_descendants() -> None:
+    """Kill all children, and then those that they leave, until there are none."""
+    with suppress(ChildProcessError):
+        while True:
+            for child in _children():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def _children() -> Iterator[int]:
+    """Yield the ids of this process's children."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            _state, parent, *_ = stat.read_bytes().rpartition(b")")[2].split()
+            if int(parent) == os.getpid():
+                yield int(stat.parent.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A run that starts from another takes what that run determines, and not what its plan chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import freeze, keep_command, to_run_config
+from rlhf.config.from_run import take_over
+from rlhf.config.schema.run import RunConfig
+
+Compose = Callable[[list[str]], DictConfig]
+TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
+
+
+@pytest.fixture
+def source(compose: Compose, tmp_path: Path) -> Path:
+    """A run on one rank whose plan chose micro-batches of 32, and whose command chose reward's."""
+    words = ["sft.batch_size=32", "reward.batch_size=32", "reward.micro_batch_size=4"]
+    config = to_run_config(compose(words))
+    freeze(replace(config, sft=replace(config.sft, micro_batch_size=32)), tmp_path)
+    keep_command(words, tmp_path)
+    return tmp_path
+
+
+def taken(compose: Compose, source: Path, *words: str) -> RunConfig:
+    cfg = compose(list(words))
+    take_over(cfg, source, [Phase.sft, Phase.reward], words)
+    return to_run_config(cfg)
+
+
+def test_other_ranks_are_not_bound_to_the_planned_micro_batches(
+    compose: Compose, source: Path
+) -> None:
+    config = taken(compose, source, *TWO_RANKS)
+    assert (config.sft.batch_size, config.sft.micro_batch_size) == (32, None)
+    assert config.reward.micro_batch_size == 4, "the command of the finished run set it"
+
+
+def test_a_command_may_set_micro_batches_which_change_no_result(
+    compose: Compose, source: Path
+) -> None:
+    words = ["reward.micro_batch_size=2", "sft.micro_batch_size=16"]
+    config = taken(compose, source, *TWO_RANKS, *words)
+    assert (config.reward.micro_batch_size, config.sft.micro_batch_size) == (2, 16)

@@ -1,0 +1,67 @@
+"""Every phase evaluates its last step too, if it may end with the best of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.config.choices import Phase
+from rlhf.phases import dpo, reward, sft
+from rlhf.phases.ppo import loop
+from rlhf.phases.shared.checkpoints import Checkpoints
+from rlhf.phases.shared.context import RunContext
+from tests.phases.run_pieces import Compose, PlannedEngine, run_context
+
+PHASES: dict[str, tuple[Any, Callable[[RunContext], dict[str, Any]], str]] = {
+    "sft": (sft, sft.run_sft, "sft/eval_loss"),
+    "reward": (reward, reward.run_reward, "reward/eval_loss"),
+    "dpo": (dpo, dpo.run_dpo, "dpo/eval_loss"),
+    "ppo": (loop, loop.run_ppo, "ppo/eval_score"),
+}
+
+
+class Rising(Checkpoints):
+    """Checkpoints, noted instead of written, of models that are better at each evaluation."""
+
+    measured: list[int]
+    saved: list[int]
+
+    def evaluated(self, values: Mapping[str, float]) -> None:
+        self.measured.append(self.step + 1)
+        lower_is_better = self._phase is not Phase.ppo
+        better = (-1) ** lower_is_better * float(self.step)
+        super().evaluated(dict.fromkeys(values, better))
+
+    def _save(self) -> None:
+        self.saved.append(self.step)
+
+    def _load_best(self) -> None:
+        raise AssertionError(f"step {self._best_step} was not the best")
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_the_last_step_may_be_the_best(
+    name: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, run, metric = PHASES[name]
+    best = [f"checkpoint.best={metric}", "checkpoint.load_best=true", f"{name}.eval_every=2"]
+    sizes = ["ppo.steps=3", "ppo.rollout_batch_size=4", "ppo.mini_batch_size=4"]
+    sizes += ["ppo.eval_prompts=3", "rollout.max_response_tokens=4", "rollout.max_prompt_tokens=90"]
+    sizes += [f"{p}.batch_size=4" for p in ("sft", "reward", "dpo")]
+    sizes += [f"{p}.epochs=1" for p in ("sft", "reward", "dpo")]
+    keys = [f"phase={name}", "reward.group_pairs=false", *sizes, *best]
+    context, notes = run_context(compose, tmp_path, monkeypatch, *keys)
+    monkeypatch.setattr(module, "build_engine", PlannedEngine, raising=False)
+    monkeypatch.setattr(module, "Checkpoints", Rising)
+    monkeypatch.setattr(Rising, "measured", [], raising=False)
+    monkeypatch.setattr(Rising, "saved", [], raising=False)
+
+    run(context)
+
+    assert notes.steps_with(f"{name}/skipped_steps") == [1, 2, 3]
+    assert Rising.measured == [2, 3]
+    assert [step for step in notes.steps_with(metric) if step] == [2, 3], "each once"
+    assert Rising.saved[-1] == 3

@@ -1,0 +1,58 @@
+"""A run whose objective is not a finite number has failed, and says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlhf.checkpoint.results import objective_of, write_json
+from rlhf.config.freeze import FROZEN
+from rlhf.errors import CheckpointError, RlhfError
+from rlhf.finite_numbers import finite, measured_run
+from rlhf.runtime.objective import objective_measure, require_finite
+from rlhf.tracking.comparison import read_run
+from rlhf.tracking.summary import summary_table
+
+BAD = {
+    "sft": {"perplexity_before": 2.0, "perplexity_after": math.nan, "seconds": 1.0},
+    "reward": {"accuracy": math.inf, "accuracy_ci": [0.1, 0.2], "seconds": 1.0},
+}
+RESULT = {"objective": math.inf, "phases": BAD, "versions": {}, "measured": {"hours": 1.0}}
+
+
+def test_the_error_names_the_measures_and_what_to_do(tmp_path: Path) -> None:
+    require_finite({"sft": {"perplexity_after": 2.0}}, tmp_path)
+    with pytest.raises(RlhfError) as caught:
+        require_finite(BAD, tmp_path)
+    text = str(caught.value)
+    assert "reward.accuracy is not a finite number" in text
+    assert "not finite: sft.perplexity_after, reward.accuracy" in text
+    assert "the weights that sft started from" in text
+    assert "hardware.dtype=fp32" in text
+
+
+def test_a_result_without_the_measure_is_damaged(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"sft/result\.json has no perplexity_after"):
+        objective_measure({"sft": {"steps": 2}}, tmp_path)
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    content = {"a": [math.nan, (math.inf, 1.0)], "b": {"c": -math.inf}}
+    write_json(tmp_path / "x.json", content)
+    text = (tmp_path / "x.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found == {"a": [None, [None, 1.0]], "b": {"c": None}}
+    assert finite({"a": (1, 2.0)}) == {"a": (1, 2.0)}, "equal if all numbers are finite"
+
+
+def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "result.json", RESULT)
+    (tmp_path / FROZEN).write_text("seed: 1\n")
+    assert objective_of(tmp_path) is None
+    assert read_run(tmp_path).measures == {}
+    read = measured_run(json.loads((tmp_path / "result.json").read_text()))
+    assert math.isnan(read["objective"])
+    summary_table(read)

@@ -1,0 +1,92 @@
+"""What happens to finished phases before and after a run: verified, cleaned up, stored, reused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.checkpoint.finished_phase import finish_phase
+from rlhf.checkpoint.phase_store import PhaseStore
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.errors import CheckpointError
+from rlhf.runtime.phase_reuse import look_over, store_phase
+from tests.runs import TINY_RUN, launch
+
+Compose = Callable[[list[str]], DictConfig]
+SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout"))]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was killed between the result of sft and the removal of its checkpoint."""
+    run_dir = tmp_path / "run"
+    (run_dir / "sft" / "model").mkdir(parents=True)
+    (run_dir / "sft" / "model" / "weights").write_text("w")
+    (run_dir / "sft" / "state" / "step-00000006").mkdir(parents=True)
+    finish_phase(run_dir, Phase.sft, {"perplexity_after": 2.0})
+    (run_dir / "sft" / ".actor.building").mkdir()
+    return run_dir
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_finished_phase_keeps_no_checkpoint_of_a_killed_attempt(
+    keeps: bool, compose: Compose, run: Path
+) -> None:
+    config = to_run_config(compose([f"checkpoint.keep_finished={str(keeps).lower()}"]))
+    said: list[str] = []
+    look_over(run, [Phase.sft], config, said.append)
+    assert (run / "sft" / "state").exists() is keeps
+    assert not (run / "sft" / ".actor.building").exists()
+    assert said == []
+
+
+def test_a_state_that_is_a_link_is_not_followed(compose: Compose, run: Path) -> None:
+    (run / "sft").rename(run / "elsewhere")
+    (run / "sft").symlink_to(run / "elsewhere")
+    with pytest.raises(CheckpointError, match="sft is a link"):
+        look_over(run, [Phase.sft], to_run_config(compose([])), print)
+    assert (run / "elsewhere" / "state").exists()
+
+
+def test_a_store_that_fails_costs_a_line_and_not_the_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device", "weights")
+
+    monkeypatch.setattr(PhaseStore, "put", refuse)
+    said: list[str] = []
+    context = cast(Any, SimpleNamespace(run_dir=run, console=SimpleNamespace(say=said.append)))
+    store_phase(context, PhaseStore(tmp_path / "store", max_gib=1), "k", Phase.sft)
+    assert said == [f"sft: not stored in {tmp_path}/store (No space left on device: weights)"]
+
+
+@pytest.mark.slow
+def test_a_run_of_reused_phases_ends_resumes_and_notices_damage(tmp_path: Path) -> None:
+    def sft(run_dir: str) -> str:
+        words = (*SFT, "phase=sft", "reuse.phases=always", f"run_dir={run_dir}")
+        run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+        assert run.returncode == 0, run.stderr
+        return " ".join(run.stdout.split())
+
+    sft("one")
+    assert "sft: taken from" in sft("two")
+    assert (tmp_path / "two" / "result.json").is_file()
+    assert launch("resume=two", cwd=tmp_path).returncode == 0
+    weights = tmp_path / "two" / "sft" / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    os.chmod(weights, 0o644)
+    weights.write_bytes(content)  # a hard link: the store's file and run one's too
+    assert "is not used:" in sft("three")
+    for command in ("resume=one", "resume=two"):
+        run = launch(command, cwd=tmp_path)
+        assert run.returncode == 2
+        assert "model.safetensors is damaged: it is not what was written" in run.stderr
