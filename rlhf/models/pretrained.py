@@ -59,9 +59,8 @@ def load_pretrained(
     for place, config in reversed(adapters):
         model = merge_adapter(model, place, config)
     if not mapped or adapters:
-        for name, weights in model.state_dict().items():
-            if weights.is_floating_point():
-                require_finite(name, weights, source)
+        for name, weights in model.named_parameters():  # tied weights once
+            require_finite(name, weights.detach(), source)
     return model
 
 
