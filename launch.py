@@ -254,8 +254,8 @@ def launch() -> int:
     outlast_output()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which are explained below
-    # libgomp reads it when torch loads. By default its threads spin for milliseconds: no faster on
-    # an idle machine, and much slower beside other busy programs.
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child imports a json.py of the current directory
+    # libgomp's threads would spin for milliseconds, which is much slower beside other programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     end_with_parent()
     sys.argv[1:] = asked = [opened(PRESETS.get(w, w)) for w in without_local_rank(sys.argv[1:])]

@@ -27,8 +27,10 @@ def translated(explain: Callable[[str], RlhfError]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        if isinstance(error, RlhfError) or is_allocation(error) or not is_foreign(error):
+    except BaseException as error:
+        # A library in Rust, such as tokenizers, panics with an exception that is no Exception.
+        is_error = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if not is_error or is_allocation(error) or not is_foreign(error):
             raise
         raise explain(reason_of(error)) from error
 
@@ -52,6 +54,8 @@ def reason_of(error: BaseException) -> str:
     """Return the reason that ``error`` gives, in one line; its type too if the text needs it."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
+    if isinstance(error, KeyError) and error.args:
+        return f"{error.args[0]!r} is missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # a title says nothing
     is_clear = isinstance(error, OSError | ValueError) or type(error) is Exception

@@ -67,7 +67,7 @@ SETTINGS = {
 }
 # Variables that an interpreter or a library reads when it starts, unlike those of a run.
 READ_AT_START = re.compile(
-    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PYTHON(?!PATH)|HOME$"
+    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PYTHON(?!(SAFE)?PATH)|HOME$"
 )
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
 # Variables that glibc reads when a process starts, and their numbers for mallopt(3).
@@ -306,12 +306,12 @@ def run_program(words: list[str]) -> None:
     if words[0] == "-u":
         words = words[1:]
         sys.stdout.reconfigure(write_through=True)
+    place = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
+    sys.path[:1] = [] if os.environ.get("PYTHONSAFEPATH") else [place]
     if words[0] == "-m":
         sys.argv = ["-m", *words[2:]]
         sys.modules.pop(words[1], None)  # a new interpreter has not imported its program either
-        sys.path[0] = os.getcwd()
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
-        sys.path[0] = str(Path(words[0]).resolve().parent)
         runpy.run_path(words[0], run_name="__main__")

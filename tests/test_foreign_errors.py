@@ -60,7 +60,7 @@ def test_errors_with_a_meaning_of_their_own_pass(error: Exception) -> None:
 def test_the_reason_is_one_line() -> None:
     assert reason_of(ValueError("\n first \n second")) == "first"
     assert reason_of(ValueError("errors:\n one \n two")) == "errors: one"
-    assert reason_of(KeyError("a")) == "KeyError: 'a'"
+    assert reason_of(KeyError("a")) == "'a' is missing"
     assert reason_of(RecursionError()) == "RecursionError"
     assert reason_of(FileNotFoundError(2, "No such file", "/x")) == "No such file: /x"
     assert reason_of(SafetensorError("cut off")) == "SafetensorError: cut off"

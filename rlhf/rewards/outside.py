@@ -151,7 +151,8 @@ def http(part: RewardPart) -> Scorer:
             try:
                 found += answer_to(batch | {"columns": columns})
             except urllib3.exceptions.HTTPError as error:
-                raise RewardError(_reason(error, None)) from error
+                cause = getattr(error, "reason", None) or error  # of the last attempt
+                raise RewardError(_reason(cause, None)) from error
             except MemoryError as error:
                 raise RewardError("its answer needs too much memory") from error
         return found

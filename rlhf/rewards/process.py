@@ -32,14 +32,17 @@ def serve(descriptor: int) -> None:
         socket.socket(fileno=descriptor) as channel,
         channel.makefile("rw") as lines,
     ):
+        own = os.getpid()
         for answer in _answers(iter(lines)):
+            if os.getpid() != own:
+                os._exit(1)  # a process that the user's code forked returned too
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
 
 
 def _answers(lines: Iterator[str]) -> Iterator[dict[str, object]]:
     """Yield the answer to each request: first whether the part can be used, then its scores."""
-    own, given = os.getpid(), json.loads(next(lines, "null"))
+    given = json.loads(next(lines, "null"))
     if given is None:
         return
     try:
@@ -56,6 +59,4 @@ def _answers(lines: Iterator[str]) -> Iterator[dict[str, object]]:
                 answer: dict[str, object] = {"scores": list(scorer(Answers(**json.loads(line))))}
         except RlhfError as error:
             answer = {"error": str(error)}
-        if os.getpid() != own:
-            os._exit(1)  # a process that the function forked returned too
         yield answer

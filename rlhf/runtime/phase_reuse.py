@@ -118,7 +118,7 @@ def one_at_a_time(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
             except OSError as error:
                 raise ConfigError(
                     f"reuse.phases=always: the store {store.folder} cannot be written "
-                    f"({reason_of(error)}); set RLHF_CACHE to a folder that can be written, or "
+                    f"({error.strerror or error}); set RLHF_CACHE to a folder that can be written, "
                     "reuse.phases=never"
                 ) from error
         if ranks.max(torch.tensor(float(lock.is_locked), device=ranks.device)):

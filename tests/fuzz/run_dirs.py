@@ -119,10 +119,9 @@ def chat(run_dir: Path, _: Path) -> None:
 
 
 def evaluation(run_dir: Path, _: Path) -> None:
-    """Compute the figures of an evaluation from its rows."""
+    """Find the models to evaluate; the rows are read by the process that has just written them."""
     load_run(run_dir)
     policies_of(run_dir)
-    figures_of(run_dir, {})
 
 
 def store(run_dir: Path, folder: Path) -> None:

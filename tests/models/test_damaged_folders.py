@@ -413,3 +413,13 @@ def test_a_failed_allocation_is_no_damage(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(nn.Module, "register_parameter", fail)
     with pytest.raises(torch.OutOfMemoryError):
         build(folder)
+
+
+def test_a_tokenizer_that_panics_is_refused(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["continuing_subword_prefix"] = "text"
+    file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"does not hold a tokenizer.*PanicException"):
+        load_tokenizer(tmp_path, key="model.tokenizer")

@@ -171,7 +171,7 @@ def test_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     words = [*TINY_RUN, "phase=sft", "reuse.phases=always"]
     run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
     assert run.returncode == 2
-    assert "phases cannot be created (File exists); set RLHF_CACHE to a folder" in run.stderr
+    assert "phases cannot be written (File exists); set RLHF_CACHE to a folder" in run.stderr
     assert "Traceback" not in run.stderr
 
 

@@ -34,8 +34,7 @@ def check_rewards(config: RunConfig) -> None:
     for name, part in config.rewards.items():
         if not name.isidentifier():
             raise ConfigError(f"rewards.{name}: a name has letters, digits and _ only")
-        _check_keys(f"rewards.{name}", part)
-        _check_values(f"rewards.{name}", part)
+        check_part(f"rewards.{name}", part)
         others = [column for column in part.columns if column != "answer"]
         if others and config.data.source is Source.synthetic:
             raise ConfigError(
@@ -58,6 +57,12 @@ def check_rewards(config: RunConfig) -> None:
             "rewards without kind=model in a run with the reward phase: nothing would read the "
             "reward model; use phase=pipeline_rule, or add rewards.model={kind: model}"
         )
+
+
+def check_part(key: str, part: RewardPart) -> None:
+    """Check the keys and values of the part of the score that ``key`` names."""
+    _check_keys(key, part)
+    _check_values(key, part)
 
 
 def _check_keys(key: str, part: RewardPart) -> None:

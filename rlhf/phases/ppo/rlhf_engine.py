@@ -67,11 +67,7 @@ class RLHFEngine:
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
-        if Phase.ppo not in config.phase.order:
-            raise ConfigError(
-                f"phase: the run trains {', '.join(config.phase.order)} without ppo, and "
-                "RLHFEngine holds the models of PPO; use a run of phase=pipeline or phase=ppo"
-            )
+        _require_ppo(config)
         require_rollouts(config)
         self.settings = EngineSettings(
             zero=config.zero,
@@ -253,3 +249,11 @@ class RLHFEngine:
         )
         self._engines.append(engine)
         return engine
+
+
+def _require_ppo(config: RunConfig) -> None:
+    if Phase.ppo not in config.phase.order:
+        raise ConfigError(
+            f"phase: the run trains {', '.join(config.phase.order)} without ppo, and RLHFEngine "
+            "holds the models of PPO; use a run of phase=pipeline or phase=ppo"
+        )
