@@ -40,7 +40,8 @@ def by_transformers(folder: Path, device: str) -> Callable[[], Any]:
 
 def by_build_actor(folder: Path, device: str) -> Callable[[], Any]:
     """This project's way."""
-    from rlhf.models.build import ModelSource, build_actor
+    from rlhf.models.build import build_actor
+    from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import load_tokenizer
 
     source = ModelSource(key="model.path", path=str(folder / "policy"))

@@ -31,7 +31,8 @@ def make_half(folder: Path, shape: str) -> None:
     """A policy with random weights in bf16, as most are published, and its tokenizer."""
     import torch
 
-    from rlhf.models.build import ModelSource, build_actor
+    from rlhf.models.build import build_actor
+    from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import train_tokenizer
 
     tokenizer = train_tokenizer(["a benchmark"], vocab_size=300)
@@ -76,8 +77,9 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.engine.select import build_engine
     from rlhf.engine.settings import EngineSettings
     from rlhf.engine.zero3_partition import partitioner
-    from rlhf.models.build import ModelSource, build_actor
+    from rlhf.models.build import build_actor
     from rlhf.models.language_model import LanguageModel
+    from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import load_tokenizer
     from rlhf.phases.shared.exporting import exported
 

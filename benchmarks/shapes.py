@@ -129,7 +129,8 @@ def make_models(folder: Path, shape: Shape) -> None:
     """A policy and a reward model with random weights, and their tokenizer, as folders on disk."""
     from transformers.utils import logging
 
-    from rlhf.models.build import ModelSource, build_actor, build_scorer
+    from rlhf.models.build import build_actor, build_scorer
+    from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import train_tokenizer
 
     logging.disable_progress_bar()

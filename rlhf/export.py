@@ -32,10 +32,12 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.errors import CapabilityError, CheckpointError, ConfigError
-from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.lora import adapter_config
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.pretrained import adapters_of
+from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.models.zero3_init import stored_dtype
+from rlhf.models.weight_files import stored_dtype
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward import RewardTrainer
@@ -162,16 +164,14 @@ def push(folder: Path, hub_id: str, *, public: bool) -> str:
 
 def _write_merged(source: Path, folder: Path, *, base: ModelConfig) -> None:
     """Write the model of an adapter's folder, merged and in the dtype of its base's weights."""
-    adapter = adapter_config(str(source))
-    assert adapter is not None
-    tokenizer = load_tokenizer(source, key="exported model")
+    tokenizer = load_tokenizer(source, key=RUN_FOLDER)
     place = ModelSource.folder(source, base=base)
-    if adapter.task_type == "SEQ_CLS":
+    adapters, bottom = adapters_of(place)
+    if adapters[0].config.task_type == "SEQ_CLS":
         model = build_scorer(place, tokenizer, seed=0).pretrained
     else:
         model = build_actor(place, tokenizer, seed=0)
-    dtype = stored_dtype(adapter.base_model_name_or_path, adapter.revision)
-    model.to(dtype).save_pretrained(folder)
+    model.to(stored_dtype(bottom)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -190,7 +190,7 @@ def context_of(run_dir: Path) -> RunContext:
         settings=EngineSettings(
             zero=config.zero, dtype=resolve_dtype(config.hardware.dtype, Device.cpu)
         ),
-        tokenizer=load_tokenizer(run_dir / "tokenizer", key="run tokenizer"),
+        tokenizer=load_tokenizer(run_dir / "tokenizer", key=RUN_FOLDER),
         parts={},
         judge=None,
         console=build_console(is_main=True, log_every=1),

@@ -27,8 +27,10 @@ def translated(explain: Callable[[str], RlhfError]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        if isinstance(error, RlhfError) or is_allocation(error) or not is_foreign(error):
+    except BaseException as error:
+        # A library in Rust, such as tokenizers, panics with an exception that is no Exception.
+        is_error = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if not is_error or is_allocation(error) or not is_foreign(error):
             raise
         raise explain(reason_of(error)) from error
 

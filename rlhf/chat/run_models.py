@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,11 @@ from rlhf.config.freeze import frozen_keys
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.zero3_partition import HALF_DTYPES
 from rlhf.errors import CheckpointError
-from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.pretrained import load_config
 from rlhf.models.scorer import Scorer
+from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.tracking.next_commands import POLICIES
@@ -97,7 +99,7 @@ class RunModels:
             return None
         folder = self.run_dir / "reward/model"
         check_same_tokens(
-            talker.tokenizer, load_tokenizer(folder, key="reward model"), reward_place=folder
+            talker.tokenizer, load_tokenizer(folder, key=RUN_FOLDER), reward_place=folder
         )
         with torch.no_grad():
             ids_1S = torch.tensor([prompt_ids + answer.ids], device=self._device)
@@ -109,13 +111,13 @@ class RunModels:
         if not folder.is_dir():
             return None
         scorer = build_scorer(
-            self._source(folder, "reward_model"), load_tokenizer(folder, key="reward model"), seed=0
+            self._source(folder, "reward_model"), load_tokenizer(folder, key=RUN_FOLDER), seed=0
         )
         return scorer.to(self._device, self._dtype).eval()
 
     def _talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:
-            tokenizer = load_tokenizer(folder, key="model folder")
+            tokenizer = load_tokenizer(folder, key=self._key(folder))
             model = build_actor(self._source(folder, "model"), tokenizer, seed=0)
             model = model.to(self._device, self._dtype).eval()
             stop = self._keys.get("rollout.stop") or ()
@@ -131,11 +133,15 @@ class RunModels:
         verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(
-            key="model folder",
+            key=self._key(folder),
             path=str(folder),
             attention=self._keys.get(f"{group}.attention"),
             trust_remote_code=trusts and folder.is_relative_to(self.run_dir),
         )
+
+    def _key(self, folder: Path) -> str:
+        """Return the key that errors about a model's folder name."""
+        return RUN_FOLDER if folder.is_relative_to(self.run_dir) else "--model"
 
     def _chosen(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
@@ -164,12 +170,9 @@ def _language_model(folder: Path) -> Path:
             f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
             "config.json"
         )
-    try:
-        found = json.loads(config.read_text()) if config.is_file() else {}
-        names = [str(name) for name in found.get("architectures") or []]
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{config} cannot be read: {error}") from error
-    if any("SequenceClassification" in name for name in names):
+    source = ModelSource(key="--model", path=str(folder))
+    names = load_config(source).architectures if config.is_file() else []
+    if "SequenceClassification" in str(names):
         raise CheckpointError(
             f"--model={folder}: {names[0]} gives scores, not answers; choose a language model"
         )

@@ -19,7 +19,7 @@ HALF_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
 
 def partitioner(
     role: Role, *, settings: EngineSettings, plan: BatchPlan, ranks: Ranks
-) -> Callable[[nn.Parameter], None] | None:
+) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
     """Return a function that shards a parameter like the engine, or None if it shards none."""
     is_sharded = stage_of(role, settings.zero) == SHARDED_WEIGHTS
     if not is_sharded or settings.runs_on_torch(role, ranks=ranks.size):
@@ -59,27 +59,28 @@ class Partitioner:
             self._init._enable_mem_efficient_linear()
 
     @torch.no_grad()
-    def __call__(self, parameter: nn.Parameter) -> None:
-        """Shard ``parameter``, unless it is sharded already."""
+    def __call__(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Shard ``parameter`` and return this rank's part; None if it is sharded already."""
         if hasattr(parameter, "ds_id"):
-            return
-        parameter.data = self._own_part(parameter.data)
+            return None
+        parameter.data, own = self._own_part(parameter.data)
         self._init._convert_to_deepspeed_param(parameter)
         parameter.partition()  # type: ignore[attr-defined]
+        return own
 
-    def _own_part(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return a tensor like ``whole`` with only this rank's part written, to save memory.
+    def _own_part(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a tensor like ``whole`` with only this rank's part written, and that part.
 
         DeepSpeed 0.19.8 assigns rank r the elements from r * ceil(size / ranks) on. With a
         secondary partition (ZeRO++ hpZ) a rank keeps other elements too, so all are written.
         """
         like = torch.empty(whole.shape, dtype=self._dtype, device=self._ranks.device)
         if self._init.zero_param_process_group is not None:
-            return like.copy_(whole)
+            return like.copy_(whole), like
         length = -(-whole.numel() // self._ranks.size)
         part = slice(self._ranks.rank * length, (self._ranks.rank + 1) * length)
-        like.view(-1)[part].copy_(whole.reshape(-1)[part])
-        return like
+        own = like.view(-1)[part].copy_(whole.reshape(-1)[part])
+        return like, own
 
 
 def leave_uncompiled_kernels_alone() -> None:

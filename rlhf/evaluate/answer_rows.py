@@ -22,8 +22,10 @@ from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.export import context_of
-from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
+from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.context import RunContext
@@ -111,7 +113,7 @@ class Evaluator:
         if (folder / "adapter_config.json").exists():
             raise ConfigError(f"{folder} is an adapter: python -m rlhf.export merges it first")
         verify_model(folder)
-        theirs = load_tokenizer(folder, key="policy")
+        theirs = load_tokenizer(folder, key=RUN_FOLDER)
         if tokenizer_identity(theirs) != tokenizer_identity(self.context.tokenizer):
             raise ConfigError(
                 f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "

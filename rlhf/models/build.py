@@ -2,77 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.config.choices import ModelInit
-from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models import load_checks
+from rlhf.foreign_errors import translated
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
-from rlhf.models.lora import LoraSpec, adapter_config, adapter_weights, add_adapters, merge_adapter
+from rlhf.models.lora import LoraSpec, add_adapters
+from rlhf.models.pretrained import load_pretrained
 from rlhf.models.scorer import Scorer
+from rlhf.models.sources import ModelSource
 from rlhf.models.train_settings import checkpoint_gradients, set_dropout
-from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters, stored_dtype
-from rlhf.user_paths import user_path
+from rlhf.models.weight_files import require_finite
+from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-MOST_ADAPTERS = 8  # one on top of the other
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """The place of a model's weights; ``key`` is the config key that errors about it name."""
-
-    key: str
-    path: str | None
-    revision: str | None = None
-    architecture: dict[str, Any] | None = None
-    attention: str | None = None
-    dropout: float = 0.0
-    gradient_checkpointing: bool | int = False  # a number: only in that many first layers
-    trust_remote_code: bool = False
-
-    @classmethod
-    def of(cls, model: ModelConfig, *, key: str, dropout: float = 0.0) -> ModelSource:
-        """Return the source that ``model`` describes; ``path`` is None if weights are random."""
-        is_random = model.init is ModelInit.random
-        place = None if is_random else model.path
-        return cls(
-            key=f"{key}.architecture" if is_random else f"{key}.path",
-            path=place and str(user_path(place, key=f"{key}.path")),
-            revision=model.revision,
-            architecture=model.architecture if is_random else None,
-            attention=model.attention,
-            dropout=dropout,
-            gradient_checkpointing=model.gradient_checkpointing,
-            trust_remote_code=model.trust_remote_code,
-        )
-
-    @classmethod
-    def folder(
-        cls,
-        folder: Path,
-        *,
-        base: ModelConfig,
-        gradient_checkpointing: bool | int = False,
-        dropout: float = 0.0,
-    ) -> ModelSource:
-        """Return the source of a model that an earlier phase of the run made from ``base``."""
-        return cls(
-            key="model folder",
-            path=str(folder),
-            attention=base.attention,
-            dropout=dropout,
-            gradient_checkpointing=gradient_checkpointing,
-            trust_remote_code=base.trust_remote_code,
-        )
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 def build_actor(
@@ -129,38 +78,6 @@ def build_scorer(
     return scorer
 
 
-def require_trained_head(path: str | Path) -> None:
-    """Check that the model of a folder is a reward model with one label.
-
-    Raises:
-        CheckpointError: if its config describes another model, or there is no config.
-    """
-    from transformers import AutoConfig
-
-    with load_checks.loading(path, key="reward_model.path", what="a reward model"):
-        adapter = adapter_config(str(path))
-        if adapter is not None:
-            _require_adapter_of_a_scorer(path, adapter)
-            return
-        config = AutoConfig.from_pretrained(str(path))
-    names = config.architectures or []
-    if config.num_labels != 1 or "SequenceClassification" not in str(names):
-        raise CheckpointError(
-            f"reward_model.path={path} is not a trained reward model: config.json has "
-            f"architectures={names} and {config.num_labels} labels; must be a "
-            "ForSequenceClassification model with 1 label. Train a reward model with phase=reward"
-        )
-
-
-def _require_adapter_of_a_scorer(path: str | Path, adapter: Any) -> None:
-    if adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save:
-        raise CheckpointError(
-            f"reward_model.path={path} is not a trained reward model: adapter_config.json has "
-            f"task_type={adapter.task_type} and modules_to_save={adapter.modules_to_save}; must "
-            "have task_type=SEQ_CLS and a saved head. Train a reward model with phase=reward"
-        )
-
-
 def _build(
     auto_class: Any,
     source: ModelSource,
@@ -181,8 +98,8 @@ def _build(
         if source.path is None:
             model = _from_architecture(auto_class, source, tokenizer, overrides, shard)
         else:
-            is_mapped = shard is not None
-            model = _from_pretrained(auto_class, source, source.path, overrides, mapped=is_mapped)
+            model = load_pretrained(auto_class, source, overrides, mapped=shard is not None)
+        _require_embeddings(model, tokenizer, source)
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             # A fixed seed: adapter folders hold no embeddings, so loading must draw equal new rows.
             torch.manual_seed(0)
@@ -192,7 +109,7 @@ def _build(
                     embeddings.weight.data = embeddings.weight.data.float()
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
-        shard_parameters(model, shard)
+        shard_parameters(model, shard, partial(require_finite, source=source))
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
     set_dropout(model, source.dropout)
@@ -211,79 +128,51 @@ def _from_architecture(
     overrides: dict[str, Any],
     shard: Shard | None,
 ) -> PreTrainedModel:
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
     fields |= dict(source.architecture or {}) | overrides
-    model_type = fields.pop("model_type", None)
-    try:
-        config = AutoConfig.for_model(model_type, **fields)
-        # Embeddings that will be resized must be drawn whole, before anything is sharded.
-        is_whole = shard is None or config.vocab_size < len(tokenizer)
-        with nullcontext() if is_whole else drawn_in_blocks(shard):
-            return auto_class.from_config(
-                config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
-            )
-    except (KeyError, TypeError, ValueError, OverflowError, StrictDataclassError) as error:
-        raise ConfigError(
-            f"{source.key}: transformers cannot build a {auto_class.__name__} of "
-            f"model_type={model_type!r} with these fields: {' '.join(str(error).split())}"
-        ) from error
+    config = architecture_config(source.key, fields)
+    # Embeddings that will be resized must be drawn whole, before anything is sharded.
+    is_whole = shard is None or config.vocab_size < len(tokenizer)
+    with (
+        translated(partial(_no_architecture, source.key, fields)),
+        nullcontext() if is_whole else drawn_in_blocks(shard),
+    ):
+        return auto_class.from_config(
+            config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
+        )
 
 
-def _from_pretrained(
-    auto_class: Any,
-    source: ModelSource,
-    path: str,
-    overrides: dict[str, Any],
-    *,
-    mapped: bool,
-) -> PreTrainedModel:
-    """Load the model of a folder or hub id; an adapter is merged into its base model.
+def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return transformers' config with ``fields``, the value of config key ``key``.
 
-    Its weights are fp32, or, if ``mapped``, memory-mapped in the dtype of the file.
+    Raises:
+        ConfigError: if transformers has no such config.
     """
-    with load_checks.loading(path, key=source.key, what="a model"):
-        adapter = adapter_config(path, source.revision)
-        if adapter is not None:
-            return _over_its_base(auto_class, source, path, overrides, adapter=adapter)
-        load_checks.check_files(Path(path), key=source.key)
-        dtype = stored_dtype(path, source.revision) if mapped else torch.float32
-        with drawn_in_blocks() if mapped else nullcontext():
-            model, report = auto_class.from_pretrained(
-                path,
-                revision=source.revision,
-                trust_remote_code=source.trust_remote_code,
-                dtype=dtype,
-                use_safetensors=True,
-                attn_implementation=own_attention(source.attention),
-                ignore_mismatched_sizes=True,  # the report names them; without it nothing does
-                output_loading_info=True,
-                **overrides,
-            )
-        load_checks.check_weights(model, report, key=source.key, place=path)
-    return model
+    from transformers import AutoConfig
+
+    rest = {name: value for name, value in fields.items() if name != "model_type"}
+    with translated(partial(_no_architecture, key, fields)):
+        return AutoConfig.for_model(fields.get("model_type"), **rest)
 
 
-def _over_its_base(
-    auto_class: Any, source: ModelSource, path: str, overrides: dict[str, Any], *, adapter: Any
-) -> PreTrainedModel:
-    place = adapter.base_model_name_or_path
-    if source.key.count("base_model_name_or_path") == MOST_ADAPTERS:
-        raise CheckpointError(f"{source.key}: adapters name one another as their base")
-    key = f"{source.key}={path}, base_model_name_or_path"
-    # The adapter's file names the base, not the user, who may have allowed code of the adapter.
-    base_source = replace(source, key=key, revision=adapter.revision, trust_remote_code=False)
-    # Load the base whole and in fp32: merging in half precision would round the adapter.
-    base = _from_pretrained(auto_class, base_source, place, overrides, mapped=False)
+def _no_architecture(key: str, fields: Mapping[str, Any], reason: str) -> ConfigError:
+    return ConfigError(
+        f"{key}: transformers cannot build a model of model_type={fields.get('model_type')!r} with "
+        f"these fields: {reason}"
+    )
 
-    # Read outside of ``merging``: a file that is missing is no misfit.
-    weights = adapter_weights(path, source.revision)
-    with load_checks.merging(path, key=source.key, base=place):
-        merged = merge_adapter(base, path, adapter, weights)
-    load_checks.check_finite(merged, key=source.key, place=path)
-    return merged
+
+def _require_embeddings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
+) -> None:
+    """Check that every token id has an embedding, once there are as many as tokens."""
+    rows = max(model.get_input_embeddings().num_embeddings, len(tokenizer))
+    last = max(tokenizer.get_vocab().values())
+    if last >= rows:
+        raise CheckpointError(
+            f"{source.key}={source.path}: the tokenizer has the token id {last}, but the model has "
+            f"{rows} embeddings; use the tokenizer of this model"
+        )
 
 
 def require_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:

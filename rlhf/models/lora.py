@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.errors import CheckpointError, ConfigError
+from rlhf.foreign_errors import translated
+from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -187,58 +189,64 @@ def save_adapter(
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def adapter_config(place: str, revision: str | None = None) -> Any | None:
-    """Return peft's config of the adapter in a folder or under a hub id; None without an adapter.
+def adapter_config(source: ModelSource) -> Any | None:
+    """Return peft's config of the adapter of a folder or hub id; None without an adapter.
 
     Raises:
         CheckpointError: if it is not a LoRA adapter, or does not name its base model.
+        Exception: what libraries raise if its files cannot be read.
     """
     from transformers.utils.peft_utils import find_adapter_config_file
 
-    if find_adapter_config_file(place, revision=revision) is None:
+    if find_adapter_config_file(source.path, revision=source.revision) is None:
         return None
     from peft import PeftConfig
 
-    config = PeftConfig.from_pretrained(place, revision=revision)
-    if config.peft_type != "LORA" or not config.base_model_name_or_path:
+    config = PeftConfig.from_pretrained(source.path, revision=source.revision)
+    base = config.base_model_name_or_path
+    if config.peft_type != "LORA" or not isinstance(base, str) or not base:
         raise CheckpointError(
-            f"{place}: adapter_config.json has peft_type={config.peft_type} and "
-            f"base_model_name_or_path={config.base_model_name_or_path!r}; must be a LoRA adapter "
-            "that names a base model. Use a folder with the adapter merged into the base model"
+            f"{source.key}={source.path}: adapter_config.json has peft_type={config.peft_type} and "
+            f"base_model_name_or_path={base!r}; must be a LoRA adapter that names a base model. "
+            "Use a folder with the adapter merged into the base model"
         )
     return config
 
 
-def adapter_weights(place: str, revision: str | None = None) -> dict[str, Tensor]:
-    """Read the tensors of the adapter in a folder or under a hub id."""
+def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
+    """Merge the adapter of a folder or hub id into ``base``; its saved head replaces base's head.
+
+    Raises:
+        CheckpointError: if the adapter cannot be read, or does not fit the model.
+    """
+    from peft import LoraModel, set_peft_model_state_dict
     from safetensors.torch import load_file
     from transformers.utils import cached_file
 
-    file = cached_file(place, "adapter_model.safetensors", revision=revision)
-    return {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
-
-
-def merge_adapter(
-    base: PreTrainedModel, place: str, config: Any, weights: dict[str, Tensor]
-) -> PreTrainedModel:
-    """Merge the ``weights`` of the adapter of ``place`` into ``base``, and its head if it has one.
-
-    Raises:
-        CheckpointError: if tensors of the adapter are missing or unexpected.
-        Exception: of torch or peft, if their shapes differ or the model has no such head.
-    """
-    from peft import LoraModel, set_peft_model_state_dict
-
-    lora = LoraModel(base, config, ADAPTER)
-    result = set_peft_model_state_dict(base, weights)
-    absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
-    if absent or result.unexpected_keys:
-        wrong = [*absent, *result.unexpected_keys][:3]
-        raise CheckpointError(
-            f"{place}: the adapter does not fit its base {config.base_model_name_or_path}: missing "
-            f"or unexpected: {', '.join(wrong)}"
+    def misfit(reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"{source.key}={source.path}: the adapter does not fit its base "
+            f"{config.base_model_name_or_path} ({reason}); set base_model_name_or_path in "
+            "adapter_config.json to the base of the training run"
         )
-    return lora.merge_and_unload()
+
+    with translated(source.failure):
+        file = cached_file(source.path, "adapter_model.safetensors", revision=source.revision)
+        weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
+    largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)
+    if not isinstance(config.r, int) or config.r > largest:
+        raise misfit(f"adapter_config.json has r={config.r!r}, its weights have rank {largest}")
+    with translated(misfit):
+        lora = LoraModel(base, config, ADAPTER)
+        try:
+            result = set_peft_model_state_dict(base, weights)
+        except RuntimeError as error:  # from torch, if shapes differ: the last line names them
+            raise misfit(str(error).strip().splitlines()[-1].strip()) from error
+        absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
+        if absent or result.unexpected_keys:
+            wrong = [*absent, *result.unexpected_keys][:3]
+            raise misfit(f"missing or unexpected: {', '.join(wrong)}")
+        return lora.merge_and_unload()
 
 
 def _is_saved(model: PreTrainedModel, name: str) -> bool:

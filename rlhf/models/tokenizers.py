@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.load_checks import loading
+from rlhf.foreign_errors import translated
+from rlhf.models.load_errors import RUN_FOLDER, load_failure
 from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
@@ -115,20 +117,17 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    with loading(place, key=key, what="a tokenizer"):
+    failure = partial(load_failure, place, key=key, what="a tokenizer")
+    with translated(failure):
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
         )
-    if not isinstance(tokenizer.model_max_length, int | float):
-        raise CheckpointError(
-            f"{key}={place}: tokenizer_config.json has model_max_length="
-            f"{tokenizer.model_max_length!r}; must be a number of tokens"
-        )
-    with loading(place, key=key, what="a tokenizer"):  # some damage shows at the first use only
         if end_token is not None:
             tokenizer.add_special_tokens({"eos_token": end_token})
-        tokenizer.encode("a")
-    if tokenizer.eos_token is None:
+        tokenizer.decode(tokenizer("A text.").input_ids)  # some damage shows only at the first use
+    if tokenizer.eos_token_id is None and key == RUN_FOLDER:
+        raise failure("it has no end token")
+    if tokenizer.eos_token_id is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "
             f"set {key.partition('.')[0]}.end_token=TEXT"

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.errors import CapabilityError, ConfigError
-from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.build import build_actor
 from rlhf.models.families import FAMILIES, family_of, part_of
 from rlhf.models.language_model import logprobs_at, set_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
+from rlhf.models.sources import ModelSource
 from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 
 if TYPE_CHECKING:

@@ -6,10 +6,8 @@ Random weights are drawn block by block, in the order and with the values of an 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,33 +16,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Replaces a parameter with this rank's part of it, unless the parameter is already sharded.
-Shard = Callable[[nn.Parameter], None]
-
-STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def stored_dtype(place: str, revision: str | None) -> torch.dtype:
-    """Return the dtype of the weights in a folder or under a hub id; fp32 if mixed or unknown.
-
-    Loaded in this dtype, the tensors of a safetensors file are views of it and take no memory.
-
-    Raises:
-        OSError: if there is no safetensors file.
-    """
-    from safetensors import safe_open
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-
-    path = cached_file(
-        place, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
-    )
-    if path is None:
-        index = Path(cached_file(place, SAFE_WEIGHTS_INDEX_NAME, revision=revision))
-        names = json.loads(index.read_text())["weight_map"].values()
-        path = cached_file(place, next(iter(names)), revision=revision)
-    with safe_open(path, "pt") as tensors:
-        dtypes = {tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
-    return STORED_DTYPES.get(dtypes.pop(), torch.float32) if len(dtypes) == 1 else torch.float32
+# Replaces a parameter with this rank's part of it, and returns that part in the engine's precision;
+# None if the parameter was sharded before.
+Shard = Callable[[nn.Parameter], Tensor | None]
 
 
 @contextmanager
@@ -100,7 +74,14 @@ def _is_loaded(tensor: Tensor) -> bool:
     return getattr(tensor, "_is_hf_initialized", False)
 
 
-def shard_parameters(model: PreTrainedModel, shard: Shard) -> None:
-    """Shard all parameters that are not sharded yet, one at a time."""
-    for parameter in model.parameters():
-        shard(parameter)
+def shard_parameters(
+    model: PreTrainedModel, shard: Shard, check: Callable[[str, Tensor], None] | None = None
+) -> None:
+    """Shard all parameters that are not sharded yet, one at a time.
+
+    ``check`` is called with the name of each, and with this rank's part, which alone is in memory.
+    """
+    for name, parameter in model.named_parameters():
+        part = shard(parameter)
+        if check is not None and part is not None:
+            check(name, part)

@@ -26,7 +26,8 @@ from rlhf.engine.select import build_engine
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.intervals import wilson_interval
 from rlhf.metrics import Mean, Metrics, merge_metrics
-from rlhf.models.build import ModelSource, build_scorer, require_positions
+from rlhf.models.build import build_scorer, require_positions
+from rlhf.models.sources import ModelSource
 from rlhf.phases.judged_pairs import judge_reward_model
 from rlhf.phases.shared.adapters import adapter_lr, lora_spec
 from rlhf.phases.shared.checkpoints import Checkpoints

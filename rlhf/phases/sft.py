@@ -15,8 +15,9 @@ from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.metrics import Metrics, merge_metrics
-from rlhf.models.build import ModelSource, build_actor, require_positions
+from rlhf.models.build import build_actor, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
+from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.adapters import adapter_lr, lora_spec
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import (

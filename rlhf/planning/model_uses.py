@@ -103,7 +103,7 @@ def _why_unknown(key: str, model: ModelConfig) -> str:
     origin = f"{key}.architecture" if is_random else f"{key}.path={model.path}"
     if kind := config_fields(model, key=key).get("model_type"):
         return f"the planner does not know model_type={kind} of {origin}"
-    return f"{origin} has no config.json here and {key}.architecture has no model_type"
+    return f"{origin} has no readable config.json here and {key}.architecture has no model_type"
 
 
 def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:

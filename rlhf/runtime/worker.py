@@ -37,6 +37,7 @@ from rlhf.drive_errors import explaining_drive
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels
+from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
@@ -267,14 +268,14 @@ def run_tokenizer(
             if config.from_run is None:
                 tokenizer = tokenizer_for(owner, key=key, texts=texts)
             else:
-                tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key="from_run")
+                tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
             if config.data.template is Template.plain and config.from_run is None:
                 prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
                 opening = tokenizer.decode(Encoder(tokenizer).opening())
                 tokenizer.chat_template = plain_template(opening) if are_turns(prompts) else None
             with whole_folder(folder) as building:
                 tokenizer.save_pretrained(building)
-    tokenizer = load_tokenizer(folder, key="run tokenizer")
+    tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
     if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:
         theirs = tokenizer_for(reward_model, key="reward_model", texts=())
         check_same_tokens(tokenizer, theirs, reward_place=str(reward_model.path))

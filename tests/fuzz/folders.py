@@ -14,14 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.data.tokens import Encoder
-from rlhf.models.build import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.lora import LoraSpec, save_adapter
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import mutate
-from tests.models_on_disk import save_base, small_tokenizer
+from tests.models_on_disk import save_base, small_tokenizer, whole_state
 
-FAMILIES = ("opt", "llama", "gpt2", "qwen3")
-WEIGHTS = "model.safetensors"
+FAMILIES = ("opt", "llama", "gpt2", "qwen3", "gpt_neox")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @cache
@@ -34,6 +37,29 @@ def good_folder(family: str, *, is_scorer: bool) -> Path:
     source = ModelSource(key="model.path", path=str(folder / "policy"))
     build_scorer(source, small_tokenizer(), seed=1).pretrained.save_pretrained(folder / "scorer")
     return folder / "scorer"
+
+
+@cache
+def good_adapter(family: str) -> Path:
+    """A folder with an intact adapter on an intact model, made once."""
+    base = good_folder(family, is_scorer=False)
+    source = ModelSource(key="model.path", path=str(base))
+    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    model = build_actor(source, small_tokenizer(), seed=1, lora=spec)
+    folder = base.parent / "adapter"
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(base))
+    return folder
+
+
+@cache
+def good_shards(family: str) -> Path:
+    """A folder with an intact model in several files, made once."""
+    folder = good_folder(family, is_scorer=False).parent / "shards"
+    source = ModelSource(key="model.path", path=str(folder.parent / "policy"))
+    model = build_actor(source, small_tokenizer(), seed=1)
+    model.save_pretrained(folder, max_shard_size="4KB")
+    return folder
 
 
 def mutate_tensors(draw: Random, path: Path) -> tuple[str, bool]:
@@ -70,25 +96,39 @@ def mutate_tensors(draw: Random, path: Path) -> tuple[str, bool]:
 def model_cases(draw: Random, folder: Path) -> Iterator[Case]:
     """Yield damaged model folders, loaded as policies, scorers, reward models and sharded."""
     while True:
-        is_scorer, family = draw.random() < 0.4, draw.choice(FAMILIES)
+        kind, family = draw.choice(["policy", "scorer", "adapter", "shards"]), draw.choice(FAMILIES)
         place = folder / "model"
-        shutil.copytree(good_folder(family, is_scorer=is_scorer), place, dirs_exist_ok=True)
+        shutil.copytree(_good(kind, family), place, dirs_exist_ok=True)
         certain = False
-        if draw.random() < 0.5:
+        if kind in ("policy", "scorer") and draw.random() < 0.6:
             text, certain = mutate_tensors(draw, place / WEIGHTS)
         else:
-            text = mutate(draw, place / draw.choice(["config.json", WEIGHTS]))
-        yield Case(f"{family}: {text}", _loader(draw, place, is_scorer=is_scorer), certain)
+            names = {"adapter": ["adapter_config.json"] * 3 + ["adapter_model.safetensors"]}
+            names["shards"] = [INDEX] * 3 + sorted(p.name for p in place.glob("*.safetensors"))[:1]
+            text = mutate(draw, place / draw.choice(names.get(kind, ["config.json", WEIGHTS])))
+        act = _loader(draw, place, is_scorer=kind == "scorer")
+        yield Case(f"{family}, {kind}: {text}", act, certain)
+
+
+def _good(kind: str, family: str) -> Path:
+    """Return an intact folder of a kind."""
+    match kind:
+        case "adapter":
+            return good_adapter(family)
+        case "shards":
+            return good_shards(family)
+        case _:
+            return good_folder(family, is_scorer=kind == "scorer")
 
 
 def _loader(draw: Random, place: Path, *, is_scorer: bool) -> Callable[[], object]:
     source, tokenizer = ModelSource(key="model.path", path=str(place)), small_tokenizer()
-    shard = draw.choice([None, lambda _: None])
+    shard = draw.choice([None, lambda parameter: parameter.detach()])
     if not is_scorer:
         return lambda: build_actor(source, tokenizer, seed=1, shard=shard)
 
     def reward_model() -> Any:
-        require_trained_head(place)
+        require_trained_head(source)
         return build_scorer(source, tokenizer, seed=1, shard=shard)
 
     return reward_model

@@ -9,12 +9,12 @@ import torch
 
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import (
-    ModelSource,
     build_actor,
     build_scorer,
     require_positions,
-    require_trained_head,
 )
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
@@ -74,9 +74,9 @@ def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path
     assert torch.equal(trunk, actor.model.layers[0].mlp.up_proj.weight)
     assert torch.equal(scorer.pretrained.score.weight, again.pretrained.score.weight)
     with pytest.raises(CheckpointError, match="not a trained reward model"):
-        require_trained_head(tmp_path)
+        require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path)))
     scorer.pretrained.save_pretrained(tmp_path / "reward")
-    require_trained_head(tmp_path / "reward")
+    require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path / "reward")))
 
 
 def test_positions_are_checked_against_the_model(tokenizer) -> None:

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.errors import CheckpointError, ConfigError
-from rlhf.models.build import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import (
     LoraSpec,
     adapters_off,
@@ -21,6 +21,8 @@ from rlhf.models.lora import (
     merged_stream,
     save_adapter,
 )
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from tests.models_on_disk import (
     FAMILIES,
@@ -197,7 +199,7 @@ def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> Non
     model.save_pretrained(tmp_path, state_dict=state)
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
-    require_trained_head(tmp_path)
+    require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path)))
 
 
 def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
@@ -251,7 +253,7 @@ def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, 
     assert load_tokenizer(folder, key="k").get_vocab() == tokenizer.get_vocab()
 
     with pytest.raises(CheckpointError, match=r"reward_model\.path=.*task_type=CAUSAL_LM"):
-        require_trained_head(folder)
+        require_trained_head(ModelSource(key="reward_model.path", path=str(folder)))
     scorer = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).pretrained
     trunk, merged = scorer.base_model.state_dict(), ours.base_model.state_dict()
     assert trunk.keys() == merged.keys()
@@ -268,7 +270,7 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
     folder, model = tmp_path / "adapter", scorer.pretrained
     folder.mkdir()
     save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
-    require_trained_head(folder)
+    require_trained_head(ModelSource(key="reward_model.path", path=str(folder)))
     ours = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).eval()
     torch.testing.assert_close(values_of(ours), values_of(scorer), **CLOSE)
 

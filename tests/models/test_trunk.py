@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from rlhf.errors import CapabilityError, ConfigError
-from rlhf.models.build import ModelSource, build_actor, build_scorer, require_trained_head
+from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import SharedTrunk, build_trunk, critic_model, critic_state
 from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 from tests.models_on_disk import (
@@ -162,7 +164,7 @@ def test_the_saved_critic_gives_the_live_values(name, value, tokenizer, tmp_path
     assert critic.keys() == {name for name, _ in model.named_parameters()}
     model.save_pretrained(tmp_path, state_dict=critic)
     tokenizer.save_pretrained(tmp_path)
-    require_trained_head(tmp_path)
+    require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path)))
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     with torch.no_grad():
         values_BS = loaded(IDS)

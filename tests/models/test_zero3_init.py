@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.zero3_init import drawn_in_blocks, stored_dtype
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.sources import ModelSource
+from rlhf.models.weight_files import stored_dtype
+from rlhf.models.zero3_init import drawn_in_blocks
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
 
@@ -99,15 +101,15 @@ def test_stored_dtype_is_that_of_the_file(dtype: torch.dtype, tmp_path: Path) ->
     model.save_pretrained(tmp_path / "one")
     model.save_pretrained(tmp_path / "many", max_shard_size="10KB")
     assert not (tmp_path / "many" / "model.safetensors").exists()
-    assert stored_dtype(str(tmp_path / "one"), None) is dtype
-    assert stored_dtype(str(tmp_path / "many"), None) is dtype
+    assert stored_dtype(ModelSource(key="k", path=str(tmp_path / "one"))) is dtype
+    assert stored_dtype(ModelSource(key="k", path=str(tmp_path / "many"))) is dtype
 
 
 def test_mixed_precisions_are_read_in_fp32(tmp_path: Path) -> None:
     model = save_base(tmp_path, "opt", small_tokenizer()).bfloat16()
     model.model.decoder.final_layer_norm = nn.LayerNorm(8)
     model.save_pretrained(tmp_path)
-    assert stored_dtype(str(tmp_path), None) is torch.float32
+    assert stored_dtype(ModelSource(key="k", path=str(tmp_path))) is torch.float32
 
 
 def test_weights_stay_in_the_file_until_they_are_sharded(tmp_path: Path) -> None:

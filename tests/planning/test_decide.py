@@ -65,8 +65,8 @@ def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
     assert decision.config == config
     assert decision.plan is None
     assert decision.note == (
-        "no plan of memory and time: model.path=someone/some-model has no config.json here and "
-        "model.architecture has no model_type"
+        "no plan of memory and time: model.path=someone/some-model has no readable config.json "
+        "here and model.architecture has no model_type"
     )
     with pytest.raises(ConfigError, match=r"^plan=only: model\.path=.*model=opt_13b"):
         decide(run_of(compose, *UNKNOWN, "plan=only"))

@@ -12,8 +12,8 @@ from rlhf.checkpoint.model_folder import apply_umask
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.models.build import ModelSource
 from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
+from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
 from rlhf.types import Engine
 

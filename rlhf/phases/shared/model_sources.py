@@ -8,7 +8,8 @@ from rlhf.config.choices import Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.models.build import ModelSource, require_trained_head
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
 
 
 def policy_source(config: RunConfig) -> ModelSource:
@@ -32,7 +33,7 @@ def critic_source(config: RunConfig) -> ModelSource:
         _, base = reward_model_base(config)
         return ModelSource.folder(_run_dir(config) / "reward" / "model", base=base)
     source = ModelSource.of(config.reward_model, key="reward_model")
-    require_trained_head(str(source.path))
+    require_trained_head(source)
     return source
 
 

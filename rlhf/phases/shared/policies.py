@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Backend, Dtype, LoraRole
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.build import build_actor
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapters_off, effective_weight
+from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.shared.adapters import lora_spec
 from rlhf.phases.shared.exporting import write_weights

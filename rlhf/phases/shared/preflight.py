@@ -12,14 +12,16 @@ from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.corpus import ptx_texts, reads_corpus
-from rlhf.errors import CapabilityError, ConfigError, DataError
+from rlhf.errors import CapabilityError, CheckpointError, ConfigError, DataError
+from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
+from rlhf.models.pretrained import load_config
+from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext
 from rlhf.rollout.decoders.via_cache import decoding_obstacle
 from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
 from rlhf.rollout.hybrid.supported_models import model_obstacle
 from rlhf.rollout.vllm_client import VllmClient
-from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -120,16 +122,9 @@ def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
 
 def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
     """Return the policy's config; None if it cannot be loaded, which the build will explain."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
     try:
         if model.init is ModelInit.random:
-            return AutoConfig.for_model(**model.architecture)
-        return AutoConfig.from_pretrained(
-            model.path and user_path(model.path, key="model.path"),
-            revision=model.revision,
-            trust_remote_code=model.trust_remote_code,
-        )
-    except (KeyError, OSError, TypeError, ValueError, StrictDataclassError):
+            return architecture_config("model.architecture", model.architecture)
+        return load_config(ModelSource.of(model, key="model"))
+    except (CheckpointError, ConfigError):
         return None

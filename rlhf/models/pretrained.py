@@ -1,0 +1,215 @@
+"""Load a model from a folder or the hub, and refuse a model that its config does not describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from rlhf.errors import CheckpointError
+from rlhf.foreign_errors import translated
+from rlhf.models.attention import own_attention
+from rlhf.models.lora import adapter_config, merge_adapter
+from rlhf.models.sources import ModelSource
+from rlhf.models.weight_files import (
+    CONSTANTS,
+    require_finite,
+    some_of,
+    stored_dtype,
+    tensor_types,
+)
+from rlhf.models.zero3_init import drawn_in_blocks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Fields of config.json that count what is built one by one, and more than any model has: a number
+# far beyond would keep transformers busy for hours before the weights are compared.
+COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
+COUNTS |= {"encoder_layers", "decoder_layers"}
+MOST = 1000
+OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models, which a scorer does not have
+
+
+class Adapter(NamedTuple):
+    """The place of an adapter, and peft's config of it."""
+
+    source: ModelSource
+    config: Any
+
+
+def load_pretrained(
+    auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
+) -> PreTrainedModel:
+    """Load the model of a folder or hub id; an adapter is merged into its base model.
+
+    Its weights are fp32, or, if ``mapped``, memory-mapped in the dtype of the file and not compared
+    with NaN yet.
+
+    Raises:
+        CheckpointError: if there is no such model, or it is not the model of its config.json.
+    """
+    adapters, base = adapters_of(source)
+    # A base is loaded whole and in fp32: merging in half precision would round the adapter.
+    model = _load(auto_class, base, overrides, mapped=mapped and not adapters)
+    for place, config in reversed(adapters):
+        model = merge_adapter(model, place, config)
+    if not mapped or adapters:
+        for name, weights in model.named_parameters():  # tied weights once
+            require_finite(name, weights.detach(), source)
+    return model
+
+
+def adapters_of(source: ModelSource) -> tuple[list[Adapter], ModelSource]:
+    """Return the adapters of ``source``, the last one trained first, and the model under them.
+
+    Raises:
+        CheckpointError: if an adapter cannot be used, or is part of its own base.
+    """
+    adapters: list[Adapter] = []
+    while (config := _adapter(source)) is not None:
+        if any(source.path == each.source.path for each in adapters):
+            raise CheckpointError(
+                f"{source.key}={source.path} is an adapter on itself; set base_model_name_or_path "
+                "in adapter_config.json to the base of the training run"
+            )
+        adapters.append(Adapter(source, config))
+        source = replace(
+            source,
+            key=f"{source.key}={source.path}, base_model_name_or_path",
+            path=config.base_model_name_or_path,
+            revision=config.revision,
+            # The adapter's file names the base, not the user, who may trust the adapter's code.
+            trust_remote_code=False,
+        )
+    return adapters, source
+
+
+def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
+    """Return the config of the model of a folder or hub id, with fields replaced.
+
+    Raises:
+        CheckpointError: if there is none, or no model that can be trained has such a config.
+    """
+    from transformers import AutoConfig, PreTrainedConfig
+
+    with translated(source.failure):
+        fields, _ = PreTrainedConfig.get_config_dict(source.path, revision=source.revision)
+        _require_trainable(fields, source)
+        return AutoConfig.from_pretrained(
+            source.path,
+            revision=source.revision,
+            trust_remote_code=source.trust_remote_code,
+            **overrides,
+        )
+
+
+def require_trained_head(source: ModelSource) -> None:
+    """Check that ``source`` is a reward model with one label.
+
+    Raises:
+        CheckpointError: if its config describes another model, or there is no config.
+    """
+    with translated(partial(source.failure, what="a reward model")):
+        adapter = _adapter(source)
+    if adapter is not None and (adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save):
+        raise CheckpointError(
+            f"{source.key}={source.path} is not a trained reward model: adapter_config.json has "
+            f"task_type={adapter.task_type} and modules_to_save={adapter.modules_to_save}; must "
+            "have task_type=SEQ_CLS and a saved head. Train a reward model with phase=reward"
+        )
+    config = None if adapter is not None else load_config(source)
+    if config is not None and (config.num_labels != 1 or not _is_scorer(config)):
+        raise CheckpointError(
+            f"{source.key}={source.path} is not a trained reward model: config.json has "
+            f"architectures={config.architectures} and {config.num_labels} labels; must be a "
+            "ForSequenceClassification model with 1 label. Train a reward model with phase=reward"
+        )
+
+
+def _adapter(source: ModelSource) -> Any | None:
+    with translated(source.failure):
+        return adapter_config(source)
+
+
+def _is_scorer(config: PreTrainedConfig) -> bool:
+    return "SequenceClassification" in str(config.architectures)
+
+
+def _load(
+    auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
+) -> PreTrainedModel:
+    config = load_config(source, **overrides)
+    with translated(source.failure):
+        dtype = stored_dtype(source) if mapped else torch.float32
+        tensor_types(source)
+        load = partial(
+            auto_class.from_pretrained,
+            source.path,
+            config=config,
+            revision=source.revision,
+            trust_remote_code=source.trust_remote_code,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=own_attention(source.attention),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # _require_fit compares them
+        )
+        # First without memory: what does not fit the files would be allocated, however large.
+        model, found = load(device_map="meta")
+        _require_fit(model, found, source)
+        with drawn_in_blocks() if mapped else nullcontext():
+            loaded: PreTrainedModel = load()[0]
+            return loaded
+
+
+def _require_trainable(fields: Mapping[str, Any], source: ModelSource) -> None:
+    """Check the fields of config.json that transformers acts on without a look at the weights."""
+    rest: list[Any] = [fields]
+    while rest:
+        each = rest.pop()
+        for key, value in each.items() if isinstance(each, Mapping) else ():
+            rest.append(value)
+            if key in COUNTS and isinstance(value, int) and value > MOST:
+                raise source.failure(f"config.json has {key}={value}; must be {MOST} or less")
+            if key == "quantization_config" and value:
+                method = value.get("quant_method") if isinstance(value, Mapping) else value
+                raise source.failure(
+                    f"its weights are quantised ({method}), which cannot be trained: use the "
+                    "unquantised model that it was made from"
+                )
+            if key == "transformers_weights" and value:
+                raise source.failure(f"config.json has {key}={value!r}; remove that field")
+
+
+def _require_fit(model: PreTrainedModel, found: Mapping[str, Any], source: ModelSource) -> None:
+    """Check that the files hold all tensors of ``model``, and no others, in the same shapes.
+
+    A scorer that starts from a language model has a new head instead of the output layer.
+    """
+    missing, unexpected = set(found["missing_keys"]), set(found["unexpected_keys"])
+    unexpected = {name for name in unexpected if not CONSTANTS.search(name)}
+    if not model.can_generate():
+        unexpected = {n for n in unexpected if n.partition(".")[0] not in OUTPUT_LAYERS}
+        if not _is_scorer(model.config):
+            missing = {n for n in missing if n.startswith(f"{model.base_model_prefix}.")}
+    shapes = [
+        f"{name} {_size(stored)} in the file and {_size(wanted)} by config.json"
+        for name, stored, wanted in found["mismatched_keys"]
+    ]
+    parts = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}
+    if any(parts.values()):
+        differences = "; ".join(f"{what}: {some_of(n)}" for what, n in parts.items() if n)
+        raise CheckpointError(
+            f"{source.key}={source.path} does not hold the model that its config.json describes: "
+            f"{differences}. Use the config.json that was saved with these weights, or get the "
+            "whole folder again"
+        )
+
+
+def _size(shape: torch.Size) -> str:
+    return f"({', '.join(map(str, shape))})"

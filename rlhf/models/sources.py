@@ -1,0 +1,66 @@
+"""The places that models are loaded from, with the options of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.config.choices import ModelInit
+from rlhf.config.schema.model import ModelConfig
+from rlhf.errors import CheckpointError
+from rlhf.models.load_errors import RUN_FOLDER, load_failure
+from rlhf.user_paths import user_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """The place of a model's weights; ``key`` is the config key that errors about it name."""
+
+    key: str
+    path: str | None
+    revision: str | None = None
+    architecture: dict[str, Any] | None = None
+    attention: str | None = None
+    dropout: float = 0.0
+    gradient_checkpointing: bool | int = False  # a number: only in that many first layers
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, model: ModelConfig, *, key: str, dropout: float = 0.0) -> ModelSource:
+        """Return the source that ``model`` describes; ``path`` is None if weights are random."""
+        is_random = model.init is ModelInit.random
+        place = None if is_random else model.path
+        return cls(
+            key=f"{key}.architecture" if is_random else f"{key}.path",
+            path=place and str(user_path(place, key=f"{key}.path")),
+            revision=model.revision,
+            architecture=model.architecture if is_random else None,
+            attention=model.attention,
+            dropout=dropout,
+            gradient_checkpointing=model.gradient_checkpointing,
+            trust_remote_code=model.trust_remote_code,
+        )
+
+    @classmethod
+    def folder(
+        cls,
+        folder: Path,
+        *,
+        base: ModelConfig,
+        gradient_checkpointing: bool | int = False,
+        dropout: float = 0.0,
+    ) -> ModelSource:
+        """Return the source of a model that an earlier phase of the run made from ``base``."""
+        return cls(
+            key=RUN_FOLDER,
+            path=str(folder),
+            attention=base.attention,
+            dropout=dropout,
+            gradient_checkpointing=gradient_checkpointing,
+            trust_remote_code=base.trust_remote_code,
+        )
+
+    def failure(self, reason: str, *, what: str = "a model") -> CheckpointError:
+        """Return the error to raise if ``path`` does not hold ``what``."""
+        return load_failure(self.path, reason, key=self.key, what=what)

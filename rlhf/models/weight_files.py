@@ -1,0 +1,124 @@
+"""The safetensors files of a model: which they are, and the names and types of their tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.errors import CheckpointError
+from rlhf.models.sources import ModelSource
+
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# Masks and positions that older versions of transformers saved; the model computes them itself.
+CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
+SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # transformers would prefer these files
+NAMED = 3  # tensors in an error
+
+
+def stored_dtype(source: ModelSource) -> torch.dtype:
+    """Return the dtype of the weights of ``source``; fp32 if mixed.
+
+    Loaded in this dtype, the tensors of a safetensors file are views of it and take no memory.
+
+    Raises:
+        CheckpointError: as ``tensor_types`` does.
+    """
+    types = set(tensor_types(source).values())
+    dtype = FLOATS[types.pop()] if len(types) == 1 else torch.float32
+    return torch.float32 if dtype is torch.float64 else dtype
+
+
+def tensor_types(source: ModelSource) -> dict[str, str]:
+    """Return the type of each tensor in the weight files of ``source``, without its constants.
+
+    Raises:
+        CheckpointError: if the files are not those that their index names, or a type is no float.
+        Exception: what libraries raise if a file cannot be read.
+    """
+    from safetensors import safe_open
+
+    files, index = _files(source)
+    types: dict[str, str] = {}
+    places: dict[str, str] = {}
+    for path in files:
+        with safe_open(path, "pt") as tensors:
+            names = list(tensors.keys())
+            types |= {name: tensors.get_slice(name).get_dtype() for name in names}
+            places |= dict.fromkeys(names, Path(path).name)
+    if index is not None and index != places:
+        wrong = sorted(dict(index.items() ^ places.items()))
+        raise source.failure(
+            "model.safetensors.index.json and the files that it names disagree about "
+            f"{some_of(wrong)}"
+        )
+    types = {name: kind for name, kind in types.items() if not CONSTANTS.search(name)}
+    odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
+    if odd or not types:
+        raise source.failure(
+            f"weights must be of type {', '.join(FLOATS)}; found {some_of(odd) or 'none'}. Use the "
+            "unquantised model"
+        )
+    return types
+
+
+def require_finite(name: str, weights: Tensor, source: ModelSource) -> None:
+    """Raise a CheckpointError if ``weights``, called ``name``, hold NaN or an infinite value."""
+    # aminmax needs no memory, and is seven times as fast as isfinite; NaN passes through it.
+    if weights.numel() and not torch.stack(torch.aminmax(weights)).isfinite().all():
+        raise CheckpointError(
+            f"{source.key}={source.path}: {name} holds NaN or an infinite value as "
+            f"{str(weights.dtype).removeprefix('torch.')}; must be finite. The training that wrote "
+            "it diverged, or the file is damaged: use another checkpoint, or download it again"
+        )
+
+
+def some_of(names: Iterable[str]) -> str:
+    """Return the first names, and the number of the others."""
+    found = sorted(names)
+    rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + rest
+
+
+def _files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | None]:
+    """Return the weight files of ``source``, and the file of each tensor if there is an index."""
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils.hub import cached_files
+
+    place, revision = str(source.path), source.revision
+    if found := sorted(Path(place).glob(SHARDS)):
+        raise source.failure(f"{found[0].name} is part of a distributed checkpoint")
+    path = cached_file(
+        place, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
+    )
+    if path is not None:
+        return [path], None
+    file = cached_file(place, SAFE_WEIGHTS_INDEX_NAME, revision=revision)
+    index = _checked_index(json.loads(Path(file).read_text(encoding="utf-8")), source)
+    names = sorted(set(index.values()))
+    return cached_files(place, names, revision=revision), index
+
+
+def _checked_index(index: Any, source: ModelSource) -> dict[str, str]:
+    """Return the file of each tensor, from the content of an index."""
+    parts = index if isinstance(index, dict) else {}
+    files, metadata = parts.get("weight_map"), parts.get("metadata")
+    if not isinstance(files, dict) or not files or not isinstance(metadata, dict):
+        raise source.failure("model.safetensors.index.json must have metadata and a weight_map")
+    for tensor, name in files.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise source.failure(
+                f"weight_map in model.safetensors.index.json has {tensor}={str(name)[:80]!r}; must "
+                "be a file of the same folder"
+            )
+    return files

@@ -1,0 +1,425 @@
+"""A folder that does not hold the model or tokenizer that it describes is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlhf.errors import CheckpointError
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.lora import LoraSpec, save_adapter
+from rlhf.models.pretrained import require_trained_head
+from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import load_tokenizer
+from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
+
+TOKENIZER = small_tokenizer()
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a small llama, whose output layer is not tied."""
+    save_base(tmp_path / "model", "llama", TOKENIZER)
+    return tmp_path / "model"
+
+
+def change_weights(folder: Path, change: Callable[[Weights], Any]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def change_json(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def build(folder: Path, **how: Any) -> Any:
+    return build_actor(ModelSource(key="model.path", path=str(folder)), TOKENIZER, seed=1, **how)
+
+
+def without(ending: str) -> Callable[[Weights], None]:
+    return lambda weights: [weights.pop(n) for n in list(weights) if ending in n] and None
+
+
+def renamed(weights: Weights) -> None:
+    for name in list(weights):
+        weights[f"foo.{name}"] = weights.pop(name)
+
+
+def not_finite(value: float) -> Callable[[Weights], None]:
+    return lambda weights: weights["model.norm.weight"].fill_(value)
+
+
+def of_type(dtype: torch.dtype) -> Callable[[Weights], None]:
+    name = "model.layers.0.mlp.up_proj.weight"
+    return lambda weights: weights.update({name: weights[name].to(dtype)})
+
+
+WEIGHT_DAMAGE: dict[str, tuple[Callable[[Weights], Any], str]] = {
+    "a tensor is missing": (without("norm.weight"), "missing.*norm.weight"),
+    "a layer is missing": (without("layers.1."), r"missing.*layers\.1\..*more"),
+    "the output layer is missing": (without("lm_head"), "missing.*lm_head.weight"),
+    "other names": (renamed, r"missing.*not in the model.*foo\."),
+    "an additional tensor": (lambda w: w.update(v_head=torch.zeros(2)), "not in the model.*v_head"),
+    "another shape": (
+        lambda w: w.update({"model.norm.weight": torch.ones(17)}),
+        r"model\.norm\.weight.*\(17\).*\(16\)",
+    ),
+    "NaN": (not_finite(float("nan")), "model.norm.weight.*NaN"),
+    "infinite": (not_finite(float("inf")), "model.norm.weight.*infinite"),
+    "whole numbers": (of_type(torch.int8), "up_proj.weight.*I8"),
+    "booleans": (of_type(torch.bool), "up_proj.weight.*BOOL"),
+}
+
+
+@pytest.mark.parametrize("damage", WEIGHT_DAMAGE)
+def test_damaged_weights_are_refused_by_name(damage: str, folder: Path) -> None:
+    change, words = WEIGHT_DAMAGE[damage]
+    change_weights(folder, change)
+    with pytest.raises(CheckpointError, match=rf"model\.path={folder}.*{words}"):
+        build(folder)
+
+
+@pytest.mark.parametrize("damage", ["a tensor is missing", "NaN", "whole numbers"])
+def test_damaged_weights_are_refused_while_they_are_sharded(damage: str, folder: Path) -> None:
+    change, words = WEIGHT_DAMAGE[damage]
+    change_weights(folder, change)
+    with pytest.raises(CheckpointError, match=words):
+        build(folder, shard=lambda parameter: parameter.detach())
+
+
+CONFIG_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer layers": ({"num_hidden_layers": 1}, r"not in the model.*layers\.1\."),
+    "more layers": ({"num_hidden_layers": 3}, r"missing.*layers\.2\."),
+    "far more layers": ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000"),
+    "beyond memory": ({"num_hidden_layers": 10**15}, "num_hidden_layers=1000000000000000"),
+    "many labels": ({"num_labels": 10**9}, "num_labels=1000000000"),
+    "a vast vocabulary": ({"vocab_size": 10**11}, "embed_tokens.weight"),
+    "another vocabulary": ({"vocab_size": 269}, "embed_tokens.weight.*269"),
+    "another width": ({"hidden_size": 24}, "embed_tokens.weight"),
+    "other key-value heads": ({"num_key_value_heads": 1, "head_dim": 8}, "k_proj.weight"),
+    "no heads": ({"num_attention_heads": 0}, "does not hold a model"),
+    "heads in words": ({"num_attention_heads": "two"}, "does not hold a model"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq.*unquanti"),
+    "bitsandbytes": (
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        "bitsandbytes.*unquanti",
+    ),
+    "weights elsewhere": ({"transformers_weights": "../x.safetensors"}, "transformers_weights"),
+}
+
+
+@pytest.mark.parametrize("damage", CONFIG_DAMAGE)
+def test_a_config_that_describes_another_model_is_refused(damage: str, folder: Path) -> None:
+    fields, words = CONFIG_DAMAGE[damage]
+    change_json(folder / "config.json", **fields)
+    with pytest.raises(CheckpointError, match=rf"model\.path={folder}.*{words}"):
+        build(folder)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "[]", '"llama"', ""])
+def test_a_config_that_is_no_config_is_refused(content: str, folder: Path) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"model\.path"):
+        build(folder)
+    with pytest.raises(CheckpointError, match=r"reward_model\.path"):
+        require_trained_head(reward_source(folder))
+
+
+def reward_source(folder: Path) -> ModelSource:
+    return ModelSource(key="reward_model.path", path=str(folder))
+
+
+INDEX_DAMAGE: dict[str, tuple[Any, str]] = {
+    "an empty map": ({"metadata": {}, "weight_map": {}}, "weight_map"),
+    "no map": ({"metadata": {}}, "weight_map"),
+    "no metadata": ({"weight_map": {"a": WEIGHTS}}, "metadata"),
+    "a list": ([], "weight_map"),
+    "numbers for files": ({"metadata": {}, "weight_map": {"a": 5}}, "weight_map"),
+    "another folder": ({"metadata": {}, "weight_map": {"a": "../x.safetensors"}}, r"\.\./x"),
+    "a file of the system": ({"metadata": {}, "weight_map": {"a": "/etc/passwd"}}, "/etc/passwd"),
+}
+
+
+def sharded(folder: Path) -> dict[str, Any]:
+    """Divide the weights of a folder into files; return the index."""
+    (folder / WEIGHTS).unlink()
+    build_actor(source_of("llama"), TOKENIZER, seed=1).save_pretrained(
+        folder, max_shard_size="10KB"
+    )
+    index: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    return index
+
+
+@pytest.mark.parametrize("damage", INDEX_DAMAGE)
+def test_an_index_of_other_files_is_refused(damage: str, folder: Path) -> None:
+    content, words = INDEX_DAMAGE[damage]
+    sharded(folder)
+    (folder / INDEX).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=words):
+        build(folder)
+
+
+def test_an_index_that_omits_a_tensor_is_refused(folder: Path) -> None:
+    index = sharded(folder)
+    build(folder)
+    name = "model.layers.1.mlp.up_proj.weight"
+    del index["weight_map"][name]
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=name):
+        build(folder)
+
+
+def test_shards_of_a_distributed_checkpoint_are_refused(folder: Path) -> None:
+    (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="shard-00001-model"):
+        build(folder)
+
+
+def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
+    scorer = build_scorer(source_of("llama"), TOKENIZER, seed=1).pretrained
+    scorer.save_pretrained(tmp_path)
+    source = reward_source(tmp_path)
+    build_scorer(source, TOKENIZER, seed=2)
+    change_weights(tmp_path, without("score"))
+    with pytest.raises(CheckpointError, match=r"reward_model\.path.*missing.*score\.weight"):
+        build_scorer(source, TOKENIZER, seed=2)
+
+
+@pytest.mark.parametrize("architectures", [5, [5], "a", None])
+def test_a_reward_model_of_another_class_is_refused(architectures: Any, folder: Path) -> None:
+    change_json(folder / "config.json", architectures=architectures, num_labels=1)
+    with pytest.raises(CheckpointError, match=r"reward_model\.path"):
+        require_trained_head(reward_source(folder))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reward_model_does_not_answer(family: str, tmp_path: Path) -> None:
+    build_scorer(source_of(family), TOKENIZER, seed=1).pretrained.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"score\.weight"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_models_are_loaded_by_policies_and_scorers(family: str, tmp_path: Path) -> None:
+    model = save_base(tmp_path / "policy", family, TOKENIZER)
+    again = build(tmp_path / "policy")
+    assert all(map(torch.equal, again.parameters(), model.parameters()))
+    scorer = build_scorer(reward_source(tmp_path / "policy"), TOKENIZER, seed=2).pretrained
+    scorer.save_pretrained(tmp_path / "scorer")
+    saved = build_scorer(reward_source(tmp_path / "scorer"), TOKENIZER, seed=3).pretrained
+    assert torch.equal(saved.score.weight, scorer.score.weight)
+
+
+def save_adapters(folder: Path, base: Path) -> None:
+    """Save an adapter of rank 2 on the model in ``base``."""
+    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    model = build(base, lora=spec)
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(base))
+
+
+ADAPTER_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
+    "a vast rank": ({"r": 10**9}, "r=1000000000, its weights have rank 2"),
+    "a rank in words": ({"r": "two"}, "r='two'"),
+    "no rank": ({"r": 0}, "does not fit its base"),
+    "a number for a base": ({"base_model_name_or_path": 5}, "names a base model"),
+    "another kind": ({"peft_type": "x"}, "does not hold a model"),
+    "a kind in a list": ({"peft_type": [1]}, "does not hold a model"),
+}
+
+
+@pytest.mark.parametrize("damage", ADAPTER_DAMAGE)
+def test_a_damaged_adapter_is_refused(damage: str, folder: Path, tmp_path: Path) -> None:
+    fields, words = ADAPTER_DAMAGE[damage]
+    save_adapters(tmp_path / "adapter", folder)
+    build(tmp_path / "adapter")
+    change_json(tmp_path / "adapter" / "adapter_config.json", **fields)
+    with pytest.raises(CheckpointError, match=rf"model\.path=.*{words}"):
+        build(tmp_path / "adapter")
+
+
+def test_an_adapter_with_nan_is_refused(folder: Path, tmp_path: Path) -> None:
+    save_adapters(tmp_path / "adapter", folder)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights = load_file(file)
+    next(iter(weights.values())).fill_(float("nan"))
+    save_file(weights, file)
+    with pytest.raises(CheckpointError, match=r"model\.path=.*adapter: model\.layers.*NaN"):
+        build(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("bases", [["a"], ["b", "a"]])
+def test_adapters_in_a_circle_are_refused(bases: list[str], folder: Path, tmp_path: Path) -> None:
+    for name, base in zip("ab", bases, strict=False):
+        save_adapters(tmp_path / name, folder)
+        file = tmp_path / name / "adapter_config.json"
+        change_json(file, base_model_name_or_path=str(tmp_path / base))
+    with pytest.raises(CheckpointError, match="is an adapter on itself"):
+        build(tmp_path / "a")
+
+
+OLD_BUFFERS = {
+    "llama": ["model.layers.0.self_attn.rotary_emb.inv_freq"],
+    "gpt2": ["h.0.attn.bias", "transformer.h.1.attn.masked_bias"],
+    "gpt_neox": [f"gpt_neox.layers.0.attention.{n}" for n in ("bias", "masked_bias")],
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_old_files_with_their_constants_are_whole(family: str, tmp_path: Path) -> None:
+    save_base(tmp_path, family, TOKENIZER)
+    constants = {n: torch.ones(1, 1, 4, 4, dtype=torch.bool) for n in OLD_BUFFERS.get(family, [])}
+    change_weights(tmp_path, lambda weights: weights.update(constants))
+    build(tmp_path)
+    build_scorer(reward_source(tmp_path), TOKENIZER, seed=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "opt"])
+def test_names_without_the_prefix_of_the_trunk_are_known(family: str, tmp_path: Path) -> None:
+    saved = save_base(tmp_path, family, TOKENIZER)
+    saved.base_model.save_pretrained(tmp_path)
+    build_scorer(reward_source(tmp_path), TOKENIZER, seed=1)
+
+
+def test_a_new_output_name_of_pythia_is_known(tmp_path: Path) -> None:
+    save_base(tmp_path, "gpt_neox", TOKENIZER)
+    change_weights(
+        tmp_path,
+        lambda weights: (
+            weights.update({"embed_out.weight": weights.pop("lm_head.weight")})
+            if "lm_head.weight" in weights
+            else None
+        ),
+    )
+    build(tmp_path)
+    build_scorer(reward_source(tmp_path), TOKENIZER, seed=1)
+
+
+def test_the_output_layer_of_a_tied_model_may_be_left_out(tmp_path: Path) -> None:
+    source = source_of("llama", fields={"tie_word_embeddings": True})
+    build_actor(source, TOKENIZER, seed=1).save_pretrained(tmp_path)
+    assert not any("lm_head" in name for name in load_file(tmp_path / WEIGHTS))
+    build(tmp_path)
+
+
+def test_ids_beyond_the_embeddings_are_refused(folder: Path, tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path / "words")
+    file = tmp_path / "words" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["some"] = 900
+    content["model"]["vocab"].pop("!")
+    file.write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path / "words", key="model.tokenizer")
+    with pytest.raises(CheckpointError, match="900"):
+        build_actor(ModelSource(key="model.path", path=str(folder)), tokenizer, seed=1)
+
+
+def change_model(**fields: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda content: content["model"].update(fields)
+
+
+TOKENIZER_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "unknown model": change_model(type="x"),
+    "unknown pre-tokenizer": lambda content: content.update(pre_tokenizer={"type": "x"}),
+    "a bad expression": lambda content: content.update(
+        pre_tokenizer={
+            "type": "Split",
+            "pattern": {"Regex": "("},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+    ),
+    "merges of unknown tokens": change_model(merges=[["ab", "cdef"]]),
+    "negative ids": lambda content: content["model"]["vocab"].update(a=-1),
+    "no model": lambda content: content.pop("model"),
+    "a vocabulary of lists": change_model(vocab=[1, 2]),
+}
+
+
+@pytest.mark.parametrize("damage", TOKENIZER_DAMAGE)
+def test_a_tokenizer_of_another_structure_is_refused(damage: str, tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    TOKENIZER_DAMAGE[damage](content)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"model\.tokenizer=.*does not hold a tokenizer"):
+        load_tokenizer(tmp_path, key="model.tokenizer")
+
+
+def test_a_tokenizer_that_cannot_encode_is_refused(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    change_json(tmp_path / "tokenizer_config.json", model_max_length="long")
+    with pytest.raises(CheckpointError, match=r"model\.tokenizer=.*does not hold a tokenizer"):
+        load_tokenizer(tmp_path, key="model.tokenizer")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_deep_json_is_refused(name: str, tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="does not hold a tokenizer"):
+        load_tokenizer(tmp_path, key="model.tokenizer")
+
+
+@pytest.mark.parametrize("load", [build, lambda place: load_tokenizer(place, key="model.path")])
+def test_a_folder_that_is_gone_is_refused(load: Callable[[Path], Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.path=.*not a local folder"):
+        load(tmp_path / "none")
+
+
+def load_scorer(folder: Path, key: str) -> Any:
+    return build_scorer(ModelSource(key=key, path=str(folder)), TOKENIZER, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("place", "load", "remove"),
+    [
+        ("reward/model", load_scorer, "reward/result.json"),
+        ("tokenizer", load_tokenizer, "tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_way_out_of_a_damaged_run_is_to_make_the_folder_again(
+    place: str, load: Callable[..., Any], remove: str, tmp_path: Path, *, is_there: bool
+) -> None:
+    folder = tmp_path / "run" / place
+    if is_there:
+        folder.mkdir(parents=True)
+    with pytest.raises(CheckpointError) as caught:
+        load(folder, key=RUN_FOLDER)
+    text = str(caught.value)
+    assert f"{folder} {'does not hold' if is_there else 'is missing'}" in text
+    assert f"remove {tmp_path}/run/{remove} if it is there" in text
+    assert f"python launch.py resume={tmp_path}/run" in text
+    assert "from the hub" not in text
+    assert "model.init" not in text
+
+
+def test_a_failed_allocation_is_no_damage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("too little memory")
+
+    monkeypatch.setattr(nn.Module, "register_parameter", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        build(folder)
+
+
+def test_a_tokenizer_that_panics_is_refused(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["continuing_subword_prefix"] = "text"
+    file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"does not hold a tokenizer.*PanicException"):
+        load_tokenizer(tmp_path, key="model.tokenizer")
