@@ -28,7 +28,7 @@ from typing import NamedTuple
 from common import ROOT, table
 
 from rlhf.config.choices import AlarmName
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 COMMON = (
@@ -139,7 +139,7 @@ def outcome(run_dir: Path) -> Outcome:
     """Apply the rules to the metrics of a run."""
     rules, alarms = AlarmRules(), []
     best, fell_at = 0.0, None
-    for line in read_jsonl(run_dir / "metrics.jsonl"):
+    for line in read_lines(run_dir / "metrics.jsonl", METRICS):
         phase, step = line.pop("phase"), line.pop("step")
         values = {name: math.nan if value is None else value for name, value in line.items()}
         alarms += rules.check(phase, step, values)

@@ -75,6 +75,7 @@ def test_comparison_tells_settings_apart_only_if_they_differ(
             ppo = {"kl_to_reference": kl + 0.01 * (seed % 3), "score_after": 0.1 * (seed % 3)}
             ppo |= {"exact_after": 0.5, "gold_after": 0.5}
             result = {"objective": 0.5, "phases": {"ppo": ppo}, "measured": {"hours": 0.1}}
+            result["versions"] = {}
             (run_dir / "result.json").write_text(json.dumps(result))
     monkeypatch.setattr("sys.argv", ["comparison_rates.py", str(tmp_path), "--pairs", "4"])
     comparison.main()

@@ -16,7 +16,8 @@ from rlhf import report
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.errors import CheckpointError
-from rlhf.tracking.jsonl import read_jsonl
+from rlhf.stored_files import METRICS as METRICS_LINE
+from rlhf.stored_files import read_lines
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.report.panels import PANELS
 from rlhf.tracking.report.run_page import write_report
@@ -271,7 +272,7 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
 ) -> None:
     run_dir = made()
     path = run_dir / "metrics.jsonl"
-    lines = list(read_jsonl(path))
+    lines = list(read_lines(path, METRICS_LINE))
     for step, line in enumerate(lines):
         line |= {"ppo/kl_to_reference": 0.1 * step, "ppo/score_mean": 0.5, "ppo/eval_kl": 0.1}
         line.pop("ppo/eval_gold", None)
