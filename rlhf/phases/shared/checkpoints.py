@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -21,13 +20,12 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
-from rlhf.errors import ConfigError, RlhfError
+from rlhf.errors import RlhfError
+from rlhf.phases.shared.best_step import BestStep
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.tracking.jsonl import LOGS
 from rlhf.types import Engine
-
-LOWER_IS_BETTER = ("loss", "perplexity", "kl")
 
 
 class HasNumbers(Protocol):
@@ -44,7 +42,8 @@ class HasNumbers(Protocol):
 class Checkpoints:
     """The steps of one phase: from the last checkpoint to the end, with checkpoints on the way.
 
-    ``results`` are values that the phase needs at its end; a resumed phase finds them here.
+    ``results`` are values that the phase needs at its end; a resumed phase finds them here. With
+    ``loads_best`` the phase ends with the best of the models that it has evaluated.
     """
 
     def __init__(
@@ -62,11 +61,9 @@ class Checkpoints:
         self._trainer = trainer
         self._seconds = 0.0  # of the attempts before this one
         self._saved = time.monotonic()
-        self._saved_step = 0
-        self._total = 0
-        self._best: float | None = None
-        self._best_step: int | None = None
-        self._waits = 0  # evaluations since the best one
+        self._saved_step = self._total = 0
+        self._best = BestStep.of(self._config, phase)
+        self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
         self._skipped = 0  # steps in a row in which every optimizer step was skipped
         self.step = 0
@@ -110,19 +107,13 @@ class Checkpoints:
             self.step += 1
             self._after_step()
         self._context.pulse.stop()
-        if self.loads_best and self._best_step not in {None, self.step}:
+        if self.loads_best and self._best.step not in {None, self.step}:
             self._load_best()
 
     def end(self, why: str) -> None:
         """End the phase after the current step."""
         self._is_over = True
         self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
-
-    @property
-    def loads_best(self) -> bool:
-        """Return True if the phase ends with the best of the models that it has evaluated."""
-        config = self._config
-        return config.load_best and config.best is not None and self._measures(config.best)
 
     @property
     def is_last(self) -> bool:
@@ -151,15 +142,10 @@ class Checkpoints:
         is_skipped = values[f"{self._phase}/skipped_steps"] == optimizer_steps
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
-            good = next(iter(checkpoints(self._dir)), None)
-            words = f"{self._context.run_dir} --phase {self._phase} --checkpoint"
-            step = good and int(good.name.rpartition("-")[2])
-            way_back = f"python -m rlhf.export {words} {step} saves what was good"
             raise RlhfError(
                 f"{self._phase}: no optimizer step could be taken in {self._skipped} steps in a "
                 f"row up to step {self.step + 1}, since gradients were not finite. Start again "
-                f"with a lower learning rate, or hardware.dtype=fp32; "
-                f"{way_back if good else 'there is no checkpoint before them'}"
+                f"with a lower learning rate, or hardware.dtype=fp32; {_way_back(self._dir)}"
             )
 
     def evaluated(self, values: Mapping[str, float]) -> None:
@@ -168,27 +154,10 @@ class Checkpoints:
         Raises:
             ConfigError: if checkpoint.best is not one of them.
         """
-        config = self._config
         self._context.tracker.log(self._phase, self.step + 1, values)
-        if config.best is None or not self._measures(config.best):
-            return
-        if config.best not in values:
-            raise ConfigError(
-                f"checkpoint.best={config.best}: this run does not measure it; it measures "
-                f"{', '.join(values)}"
-            )
-        value = values[config.best]
-        sign = -1 if config.best.endswith(LOWER_IS_BETTER) else 1
-        is_better = self._best is None or sign * value > sign * self._best
-        if is_better and not math.isnan(value):
-            self._best, self._best_step, self._waits = value, self.step + 1, 0
-            return
-        self._waits += 1
-        if config.patience is not None and self._waits >= config.patience and not self._is_over:
-            found = "never a number"
-            if self._best is not None:
-                found = f"best after step {self._best_step} ({self._best:.4g})"
-            self.end(f"{config.best} was {found}")
+        reason = self._best.update(values, self.step + 1)
+        if reason is not None and not self._is_over:
+            self.end(reason)
 
     def log_held_out(
         self, values: Mapping[str, float], more: Mapping[str, float] | None = None
@@ -202,9 +171,6 @@ class Checkpoints:
         if logged:
             self._context.tracker.log(self._phase, self.step, logged)
 
-    def _measures(self, metric: str) -> bool:
-        return metric.startswith(f"{self._phase}/")
-
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
         # While steps are skipped, the checkpoint before them is kept; one that is due comes after.
@@ -212,7 +178,7 @@ class Checkpoints:
         is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
-        if is_due or self._best_step == self.step:
+        if is_due or self._best.step == self.step:
             self._save()
             requests.wants_checkpoint = False
         if stops:
@@ -234,16 +200,16 @@ class Checkpoints:
             "trainer": self._trainer.numbers if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.seconds,
-            "logs": {path.name: path.stat().st_size for path in self._logs() if path.exists()},
-            "best": [self._best, self._best_step, self._waits, self._is_over],
+            "logs": _sizes_of_logs(self._context.run_dir),
+            "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
             wanted = sum(state.bytes for state in states.values())
             try:
                 write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
-                self._remove_old()
+                _remove_old(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
-                if self._best_step == self.step:
+                if self._best.step == self.step:
                     raise  # checkpoint.best promises to keep it
                 self._context.console.say(f"warning: {error}")
         for stream in streams.values():  # to the end, since every rank takes part in it
@@ -252,22 +218,14 @@ class Checkpoints:
         self._context.ranks.barrier()
         self._saved, self._saved_step = time.monotonic(), self.step
 
-    def _logs(self) -> list[Path]:
-        return [self._context.run_dir / name for name in LOGS]
-
-    def _remove_old(self) -> None:
-        kept = [] if self._best_step is None else [checkpoint_folder(self._dir, self._best_step)]
-        for folder in checkpoints(self._dir)[self._config.keep :]:
-            if folder not in kept:
-                shutil.rmtree(folder)
-
     def _continue_from(self, checkpoint: Checkpoint) -> None:
         numbers = checkpoint.numbers
         self._load(checkpoint)
         self.step = self._saved_step = checkpoint.step
         self.results = dict(numbers["results"])
         self._seconds = numbers["seconds"]
-        self._best, self._best_step, self._waits, self._is_over = numbers["best"]
+        best = self._best
+        best.value, best.step, best.waits, self._is_over = numbers["best"]
         if self._trainer is not None:
             self._trainer.load_numbers(numbers["trainer"])
         self._context.console.say(f"{self._phase}: continues after step {self.step}")
@@ -278,6 +236,29 @@ class Checkpoints:
             engine.load_numbers(checkpoint.numbers["engines"][name])
 
     def _load_best(self) -> None:
-        assert self._best_step is not None
-        self._load(load_checkpoint(checkpoint_folder(self._dir, self._best_step)))
-        self._context.console.say(f"{self._phase}: ends with the models of step {self._best_step}")
+        assert self._best.step is not None
+        self._load(load_checkpoint(checkpoint_folder(self._dir, self._best.step)))
+        self._context.console.say(f"{self._phase}: ends with the models of step {self._best.step}")
+
+
+def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
+    paths = [run_dir / name for name in LOGS]
+    return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+
+def _way_back(phase_dir: Path) -> str:
+    """Return how to save the models of the last checkpoint of a phase, if it has one."""
+    good = next(iter(checkpoints(phase_dir)), None)
+    if good is None:
+        return "there is no checkpoint before them"
+    step = int(good.name.rpartition("-")[2])
+    words = f"{phase_dir.parent} --phase {phase_dir.name} --checkpoint {step}"
+    return f"python -m rlhf.export {words} saves what was good"
+
+
+def _remove_old(phase_dir: Path, keep: int, *, best: int | None) -> None:
+    """Remove all checkpoints but the latest ``keep`` and that of step ``best``."""
+    kept = None if best is None else checkpoint_folder(phase_dir, best)
+    for folder in checkpoints(phase_dir)[keep:]:
+        if folder != kept:
+            shutil.rmtree(folder)
