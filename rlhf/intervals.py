@@ -1,4 +1,4 @@
-"""Confidence intervals of means, over prompts or over seeds, and of shares."""
+"""Means and confidence intervals of means, over prompts or over seeds, and of shares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIMPSON = 400  # intervals of an integral, an even number
 
 
 class Estimate(NamedTuple):
-    """A mean and the half-width of its 95 % interval; NaN for a single value."""
+    """A mean and the half-width of its 95 % interval; NaN for one value, or no finite mean."""
 
     mean: float
     half: float
@@ -37,6 +37,14 @@ class Estimate(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean; NaN if it has no finite sum, as of a diverged run."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):  # too large, or inf - inf
+        return math.nan
+
+
 def estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with Student's 95 % interval.
 
@@ -45,9 +53,9 @@ def estimate(values: Sequence[float]) -> Estimate:
     """
     if not values:
         raise ValueError("a mean needs at least one value")
-    mean, freedom = statistics.fmean(values), len(values) - 1
-    if not freedom:
-        return Estimate(mean, math.nan, 1)
+    mean, freedom = mean_of(values), len(values) - 1
+    if not freedom or not math.isfinite(mean):
+        return Estimate(mean, math.nan, len(values))
     half = t_quantile(freedom) * statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(mean, half, len(values))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -125,3 +126,11 @@ def accumulate_metrics(first: Metrics, second: Metrics) -> Metrics:
     """Return the metrics of two parts of a step; a name that only one part carries is kept."""
     both = first.keys() & second.keys()
     return first | second | {name: first[name] + second[name] for name in both}  # type: ignore[operator]
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(``loss``), with ``loss`` in nats per token; infinite if it exceeds a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:  # of a diverged model
+        return math.inf

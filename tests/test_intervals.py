@@ -113,3 +113,15 @@ def test_wilson_interval_lies_around_the_share_and_shrinks(total: int, data: st.
     for end in (low, high):
         deviation = 1.96 * math.sqrt(abs(end * (1 - end)) / total)
         assert abs(successes / total - end) == pytest.approx(deviation, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf, 0.0], [1e308, 1e308, 1e308]],
+)
+def test_values_without_a_finite_mean_have_no_interval(values: list[float]) -> None:
+    found = estimate(values)
+    assert not math.isfinite(found.mean)
+    assert math.isnan(found.half)
+    assert not found.excludes_zero
+    assert math.isnan(paired_gain([0.0] * len(values), values).low)

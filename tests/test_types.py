@@ -18,6 +18,7 @@ from rlhf.metrics import (
     Minimum,
     Moments,
     merge_metrics,
+    perplexity,
 )
 from rlhf.types import Ranks
 from tests.algorithms.padded_batches import (
@@ -189,3 +190,10 @@ def test_two_ranks_reduce_metrics_as_a_merge_would(monkeypatch: pytest.MonkeyPat
     assert numbers(reduced) == numbers(merge_metrics(mine, others))
     assert numbers(mine) == numbers(all_metrics(f64(1, 4, 9), keep))
     assert len(asked) == 2
+
+
+def test_the_perplexity_of_a_diverged_model_is_infinite() -> None:
+    assert perplexity(2.0) == math.exp(2.0)
+    assert perplexity(709.0) == math.exp(709.0)
+    assert perplexity(710.0) == perplexity(math.inf) == math.inf
+    assert math.isnan(perplexity(math.nan))

@@ -130,14 +130,6 @@ def checkpoints(phase_dir: Path) -> list[Path]:
     return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
 
 
-def remove_old(phase_dir: Path, *, keep: int, best: int | None) -> None:
-    """Remove all checkpoints but the latest ``keep`` and the one of the step ``best``."""
-    kept = None if best is None else checkpoint_folder(phase_dir, best)
-    for folder in checkpoints(phase_dir)[keep:]:
-        if folder != kept:
-            shutil.rmtree(folder)
-
-
 def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
     """Remove what a killed attempt left: unfinished folders, and damaged ones of later steps."""
     last = checkpoint_folder(phase_dir, last_step)

@@ -16,7 +16,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlhf.algorithms.sft import perplexity
 from rlhf.checkpoint.results import write_json
 from rlhf.command import exit_code
 from rlhf.config.choices import Phase
@@ -24,6 +23,7 @@ from rlhf.errors import ConfigError
 from rlhf.evaluate.answer_rows import Decoding, Evaluator, Row, policies_of
 from rlhf.evaluate.benchmarks import require_lm_eval, task_scores
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
+from rlhf.metrics import perplexity
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.stored_files import ANSWER, METRICS, PAIR, read_lines

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from rlhf.algorithms.sft import SftLoss, perplexity, sft_loss
+from rlhf.algorithms.sft import SftLoss, sft_loss
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.zero3_partition import partitioner
-from rlhf.metrics import Metrics, merge_metrics
+from rlhf.metrics import Metrics, merge_metrics, perplexity
 from rlhf.models.build import build_actor, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
 from rlhf.models.sources import ModelSource

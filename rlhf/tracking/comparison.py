@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.errors import CheckpointError
-from rlhf.intervals import Estimate, estimate, t_quantile
+from rlhf.intervals import Estimate, estimate, mean_of, t_quantile
 from rlhf.stored_files import RESULT, read_json
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
 
     The degrees of freedom are those of Welch and Satterthwaite, not rounded.
     """
-    mean = statistics.fmean(other) - statistics.fmean(first)
+    mean = mean_of(other) - mean_of(first)
     size = len(first) + len(other)
-    if min(len(first), len(other)) == 1:
+    if min(len(first), len(other)) == 1 or not math.isfinite(mean):
         return Estimate(mean, math.nan, size)
     parts = [statistics.variance(each) / len(each) for each in (first, other)]
     if not sum(parts):

@@ -43,7 +43,7 @@ def what_to_type_next(run_dir: Path) -> list[str]:
             "  # the same run, held closer to the reference",
             _command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
         ]
-    if frozen_keys(run_dir)["data.source"] != Source.local:
+    if frozen_keys(run_dir).get("data.source") != Source.local:
         lines += [
             "  # learn from your own examples",
             _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),

@@ -8,13 +8,13 @@ gives the error rates of every rule.
 from __future__ import annotations
 
 import math
-import statistics
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.config.choices import AlarmName
+from rlhf.intervals import mean_of
 from rlhf.stored_files import ALARM, read_lines
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
@@ -77,7 +77,7 @@ class Rule(NamedTuple):
 
 
 def _start(values: Sequence[float]) -> float:
-    return statistics.fmean(values[:BASE_STEPS])
+    return mean_of(values[:BASE_STEPS])
 
 
 def _above(limit: float) -> Callable[[Sequence[float], Series], bool]:
@@ -102,7 +102,7 @@ def _gold_falls(gold: Sequence[float], series: Series) -> bool:
 
 def _running_means(values: Sequence[float]) -> list[float]:
     ends = range(GOLD_WINDOW, len(values) + 1)
-    return [statistics.fmean(values[end - GOLD_WINDOW : end]) for end in ends]
+    return [mean_of(values[end - GOLD_WINDOW : end]) for end in ends]
 
 
 RULES: Mapping[AlarmName, Rule] = {

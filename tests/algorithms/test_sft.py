@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.sft import SftLoss, perplexity
+from rlhf.algorithms.sft import SftLoss
 from rlhf.models.output_layer import token_logprobs
 from tests.algorithms.padded_batches import (
     assert_close,
@@ -121,10 +121,3 @@ def test_half_precision_is_left_before_the_softmax() -> None:
     half = language_loss(logits_BSV.bfloat16(), ids_BS, keep_BS)
     assert half.loss.dtype == torch.float32
     assert half.loss.equal(language_loss(logits_BSV.bfloat16().float(), ids_BS, keep_BS).loss)
-
-
-def test_the_perplexity_of_a_diverged_model_is_infinite() -> None:
-    assert perplexity(2.0) == math.exp(2.0)
-    assert perplexity(709.0) == math.exp(709.0)
-    assert perplexity(710.0) == perplexity(math.inf) == math.inf
-    assert math.isnan(perplexity(math.nan))

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.config.choices import AlarmName
 from rlhf.config.schema.run import AlarmsConfig
-from rlhf.tracking.step_alarms import RULES, Alarm, AlarmRules, read_alarms
+from rlhf.tracking.step_alarms import READ, RULES, Alarm, AlarmRules, read_alarms
 from rlhf.tracking.tracker import Tracker
 from rlhf.tracking.trackers import AlarmLines, FileTracker, StoppedByAlarmError, Trackers
 
@@ -129,3 +129,9 @@ def test_alarm_can_end_the_run(tmp_path: Path) -> None:
     assert len(heard) == 1
     made.log("ppo", 2, {"ppo/actor_loss": 0.0})
     made.finish()
+
+
+def test_infinite_values_of_both_signs_do_not_end_a_run() -> None:
+    rules = AlarmRules()
+    for step, value in enumerate([math.inf, -math.inf, *[0.5] * 20]):
+        rules.check("ppo", step, dict.fromkeys(READ, value))

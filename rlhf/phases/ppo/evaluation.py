@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -74,10 +75,12 @@ class PpoEvaluation:
 
     def _gains(self) -> dict[str, list[float]]:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
-        if len(before["score"]) == 1:
-            return {}
         gains = {name: paired_gain(before[name], after[name]) for name in GAINS if name in before}
-        return {f"{GAINS[name]}_gain_ci": [gain.low, gain.high] for name, gain in gains.items()}
+        return {
+            f"{GAINS[name]}_gain_ci": [gain.low, gain.high]
+            for name, gain in gains.items()
+            if math.isfinite(gain.half)  # NaN of one prompt, and of scores that are not finite
+        }
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of a step."""

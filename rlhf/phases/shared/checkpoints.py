@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,12 +17,11 @@ from rlhf.checkpoint.phase_state import (
     checkpoints,
     load_checkpoint,
     remove_leavings,
-    remove_old,
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
 from rlhf.errors import RlhfError
-from rlhf.phases.shared.best_evaluation import BestEvaluation
+from rlhf.phases.shared.best_step import BestStep
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.stop_requests import StoppedError
 from rlhf.tracking.jsonl import LOGS
@@ -42,7 +42,8 @@ class HasNumbers(Protocol):
 class Checkpoints:
     """The steps of one phase: from the last checkpoint to the end, with checkpoints on the way.
 
-    ``results`` are values that the phase needs at its end; a resumed phase finds them here.
+    ``results`` are values that the phase needs at its end; a resumed phase finds them here. With
+    ``loads_best`` the phase ends with the best of the models that it has evaluated.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Checkpoints:
         self._seconds = 0.0  # of the attempts before this one
         self._saved = time.monotonic()
         self._saved_step = self._total = 0
-        self._best = BestEvaluation(self._config, phase)
+        self._best = BestStep.of(self._config, phase)
+        self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
         self._skipped = 0  # steps in a row in which every optimizer step was skipped
         self.step = 0
@@ -72,7 +74,8 @@ class Checkpoints:
                 f"{phase}: no checkpoints inside the phase, since zero.nvme_path keeps the "
                 "optimizer on a drive; a stopped run repeats the phase"
             )
-        if (resumed := context.resumes.get(phase)) is not None:
+        resumed = context.resumes.get(phase)
+        if resumed is not None:
             self._continue_from(resumed)
         if context.ranks.is_main:
             remove_leavings(self._dir, last_step=self.step)
@@ -113,11 +116,6 @@ class Checkpoints:
         self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
 
     @property
-    def loads_best(self) -> bool:
-        """Return True if the phase ends with the best of the models that it has evaluated."""
-        return self._config.load_best and self._best.metric is not None
-
-    @property
     def is_last(self) -> bool:
         """Return True if the phase ends after the current step."""
         return self._is_over or self.step + 1 == self._total
@@ -144,7 +142,11 @@ class Checkpoints:
         is_skipped = values[f"{self._phase}/skipped_steps"] == optimizer_steps
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
-            raise _all_skipped(self._dir, self._skipped, last=self.step + 1)
+            raise RlhfError(
+                f"{self._phase}: no optimizer step could be taken in {self._skipped} steps in a "
+                f"row up to step {self.step + 1}, since gradients were not finite. Start again "
+                f"with a lower learning rate, or hardware.dtype=fp32; {_way_back(self._dir)}"
+            )
 
     def evaluated(self, values: Mapping[str, float]) -> None:
         """Log the held-out metrics after the current step, which may be the best so far.
@@ -153,9 +155,9 @@ class Checkpoints:
             ConfigError: if checkpoint.best is not one of them.
         """
         self._context.tracker.log(self._phase, self.step + 1, values)
-        why = self._best.add(values, self.step + 1)
-        if why is not None and not self._is_over:
-            self.end(why)
+        reason = self._best.update(values, self.step + 1)
+        if reason is not None and not self._is_over:
+            self.end(reason)
 
     def log_held_out(
         self, values: Mapping[str, float], more: Mapping[str, float] | None = None
@@ -193,20 +195,19 @@ class Checkpoints:
     def _save(self) -> None:
         states = {name: engine.training_state for name, engine in self._engines.items()}
         streams = {name: state.stream() for name, state in states.items()}
-        logs = {name: self._context.run_dir / name for name in LOGS}
         numbers = {
             "engines": {name: engine.numbers for name, engine in self._engines.items()},
             "trainer": self._trainer.numbers if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.seconds,
-            "logs": {name: path.stat().st_size for name, path in logs.items() if path.exists()},
-            "best": [*self._best.numbers, self._is_over],
+            "logs": _sizes_of_logs(self._context.run_dir),
+            "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
             wanted = sum(state.bytes for state in states.values())
             try:
                 write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
-                remove_old(self._dir, keep=self._config.keep, best=self._best.step)
+                _remove_old(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
                 if self._best.step == self.step:
                     raise  # checkpoint.best promises to keep it
@@ -223,8 +224,8 @@ class Checkpoints:
         self.step = self._saved_step = checkpoint.step
         self.results = dict(numbers["results"])
         self._seconds = numbers["seconds"]
-        *best, self._is_over = numbers["best"]
-        self._best.load_numbers(best)
+        best = self._best
+        best.value, best.step, best.waits, self._is_over = numbers["best"]
         if self._trainer is not None:
             self._trainer.load_numbers(numbers["trainer"])
         self._context.console.say(f"{self._phase}: continues after step {self.step}")
@@ -235,21 +236,29 @@ class Checkpoints:
             engine.load_numbers(checkpoint.numbers["engines"][name])
 
     def _load_best(self) -> None:
-        step = self._best.step
-        assert step is not None
-        self._load(load_checkpoint(checkpoint_folder(self._dir, step)))
-        self._context.console.say(f"{self._phase}: ends with the models of step {step}")
+        assert self._best.step is not None
+        self._load(load_checkpoint(checkpoint_folder(self._dir, self._best.step)))
+        self._context.console.say(f"{self._phase}: ends with the models of step {self._best.step}")
 
 
-def _all_skipped(phase_dir: Path, skipped: int, *, last: int) -> RlhfError:
-    """Return the error for ``skipped`` steps up to ``last`` in which no weight was updated."""
-    way_back = "there is no checkpoint before them"
-    if good := next(iter(checkpoints(phase_dir)), None):
-        words = f"{phase_dir.parent} --phase {phase_dir.name}"
-        step = int(good.name.rpartition("-")[2])
-        way_back = f"python -m rlhf.export {words} --checkpoint {step} saves what was good"
-    return RlhfError(
-        f"{phase_dir.name}: no optimizer step could be taken in {skipped} steps in a row up to "
-        f"step {last}, since gradients were not finite. Start again with a lower learning rate, or "
-        f"hardware.dtype=fp32; {way_back}"
-    )
+def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
+    paths = [run_dir / name for name in LOGS]
+    return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+
+def _way_back(phase_dir: Path) -> str:
+    """Return how to save the models of the last checkpoint of a phase, if it has one."""
+    good = next(iter(checkpoints(phase_dir)), None)
+    if good is None:
+        return "there is no checkpoint before them"
+    step = int(good.name.rpartition("-")[2])
+    words = f"{phase_dir.parent} --phase {phase_dir.name} --checkpoint {step}"
+    return f"python -m rlhf.export {words} saves what was good"
+
+
+def _remove_old(phase_dir: Path, keep: int, *, best: int | None) -> None:
+    """Remove all checkpoints but the latest ``keep`` and that of step ``best``."""
+    kept = None if best is None else checkpoint_folder(phase_dir, best)
+    for folder in checkpoints(phase_dir)[keep:]:
+        if folder != kept:
+            shutil.rmtree(folder)

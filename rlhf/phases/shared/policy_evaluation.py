@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import Record
+from rlhf.intervals import mean_of
 from rlhf.phases.shared.context import EvalRows, RunContext, eval_batches
 from rlhf.phases.shared.scoring import (
     ScoringModels,
@@ -118,7 +118,7 @@ def evaluate_policy(
             _scatter({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
     by_prompt = dict(zip(values_by_name, by_prompt_VN.tolist(), strict=True))
-    means = {name: fmean(each) for name, each in by_prompt.items()}
+    means = {name: mean_of(each) for name, each in by_prompt.items()}
     return PolicyEvaluation(
         score=means["score"],
         kl_to_reference=means["kl"],

@@ -121,14 +121,16 @@ def test_the_last_step_is_a_candidate_if_the_best_is_loaded(
     run: Run, *, loads_best: bool, evaluated: list[int]
 ) -> None:
     run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None, load_best=loads_best)
+    run.phase._config = replace(run.phase._config, every_steps=None)
+    run.phase.loads_best = loads_best
     assert steps_of(run, {50: 2.0, 95: 1.0}, every=50, total=95) == evaluated
     assert not [line for line in run.said if "ends with the models" in line]
 
 
 def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) -> None:
     run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None, load_best=True)
+    run.phase._config = replace(run.phase._config, every_steps=None)
+    run.phase.loads_best = True
     seen = []
     for step in run.phase.steps(9):
         if step == 3:
@@ -142,7 +144,7 @@ def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) ->
 def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
     run.outage = set()
     run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase._best._patience = 2
+    run.phase._best.patience = 2
     losses = {1: math.nan, 2: 3.0, 3: math.nan, 4: 2.0, 5: math.nan, 6: math.nan, 7: math.nan}
     assert steps_of(run, losses, every=1, total=9) == [1, 2, 3, 4, 5, 6]
     assert run.said == ["sft: ends after step 6: sft/eval_loss was best after step 4 (2)"]
@@ -150,7 +152,7 @@ def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
 
 def test_patience_ends_a_phase_whose_loss_never_was_a_number(run: Run) -> None:
     run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase._best._patience = 2
+    run.phase._best.patience = 2
     assert steps_of(run, dict.fromkeys(range(9), math.nan), every=1, total=9) == [1, 2]
     assert run.said == ["sft: ends after step 2: sft/eval_loss was never a number"]
 
