@@ -73,8 +73,10 @@ def test_comparison_tells_settings_apart_only_if_they_differ(
             run_dir.mkdir(parents=True)
             freeze(to_run_config(compose([f"seed={seed}"])), run_dir)
             ppo = {"kl_to_reference": kl + 0.01 * (seed % 3), "score_after": 0.1 * (seed % 3)}
-            ppo |= {"exact_after": 0.5, "gold_after": 0.5}
-            result = {"objective": 0.5, "phases": {"ppo": ppo}, "measured": {"hours": 0.1}}
+            measured = {"hours": 0.1}
+            ppo |= {"exact_after": 0.5, "gold_after": 0.5, "score_before": 0.0}
+            ppo |= {"seconds": 360.0, "measured": measured}
+            result = {"objective": 0.5, "phases": {"ppo": ppo}, "measured": measured}
             result["versions"] = {}
             (run_dir / "result.json").write_text(json.dumps(result))
     monkeypatch.setattr("sys.argv", ["comparison_rates.py", str(tmp_path), "--pairs", "4"])

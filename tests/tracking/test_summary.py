@@ -247,7 +247,7 @@ QUOTED = "'data.split=[4,4,2]' data.template=chat"
 
 
 def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
-    (run_dir / "config.yaml").write_text("ppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
+    (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
     typed = "data=local data.path=my.jsonl data.split=[4,4,2] data.template=chat"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
     lines = [line.strip() for line in what_to_type_next(run_dir)]
