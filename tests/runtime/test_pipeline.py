@@ -198,7 +198,10 @@ def test_adopts_a_saved_run_through_the_python_interface(
 def test_a_run_is_taken_apart_by_its_judge(run_dir: Path, tmp_path: Path) -> None:
     """benchmarks/judge_run.py: its tables, from the models that the run left."""
     script, values = ROOT / "benchmarks" / "judge_run.py", tmp_path / "values.json"
-    run = python(script, run_dir, "--prompts=16", f"--json={values}", cwd=tmp_path)
+    words = (script, run_dir, f"--json={values}")
+    more = python(*words, "--prompts=1000", cwd=tmp_path)
+    assert (more.returncode, "--prompts 1000: " in more.stderr) == (1, True)
+    run = python(*words, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     (tables,) = json.loads(values.read_text()).values()
     parts, skills, pairs, best = tables.values()
