@@ -72,7 +72,7 @@ def test_comparison_tells_settings_apart_only_if_they_differ(
             run_dir = tmp_path / name / str(seed)
             run_dir.mkdir(parents=True)
             freeze(to_run_config(compose([f"seed={seed}"])), run_dir)
-            ppo = {"kl_to_reference": kl + 0.01 * (seed % 3), "score_after": 0.1 * (seed % 3)}
+            ppo = {"kl_to_reference": kl * (1 + 0.01 * (seed % 3)), "score_after": 0.1 * (seed % 3)}
             measured = {"hours": 0.1}
             ppo |= {"exact_after": 0.5, "gold_after": 0.5, "score_before": 0.0}
             ppo |= {"seconds": 360.0, "measured": measured}
