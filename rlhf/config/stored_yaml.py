@@ -62,6 +62,8 @@ def _values(node: Any) -> Iterator[Any]:
 
 def has_kind(value: Any, kind: Any) -> bool:
     """Return True if ``value``, read from a file, may be a value of the schema's type ``kind``."""
+    if kind is Any:  # such as data.path, a file or several
+        return True
     if isinstance(kind, UnionType):
         return any(has_kind(value, each) for each in get_args(kind))
     if kind in {bool, str, type(None)}:

@@ -62,10 +62,19 @@ def test_anything_but_plain_values_is_refused_at_once(
         load_frozen(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        ["data=local", "data.path=a.jsonl", "data.eval_path=b.jsonl"],
+        ["data=local", "data.path=[a.jsonl,b.jsonl]"],
+    ],
+    ids=["generated", "file", "files"],
+)
 def test_what_a_run_writes_is_read(
-    tmp_path: Path, compose: Callable[[list[str]], DictConfig]
+    data: list[str], tmp_path: Path, compose: Callable[[list[str]], DictConfig]
 ) -> None:
-    config = to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3"]))
+    config = to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3", *data]))
     freeze(config, tmp_path)
     assert load_frozen(tmp_path) == config
     assert frozen_keys(tmp_path)["ppo.kl_ctl"] == 0.3

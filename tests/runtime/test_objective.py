@@ -16,9 +16,10 @@ from rlhf.runtime.objective import objective_measure, require_finite
 from rlhf.tracking.comparison import read_run
 from rlhf.tracking.summary import summary_table
 
+TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {
-    "sft": {"perplexity_before": 2.0, "perplexity_after": math.nan, "seconds": 1.0},
-    "reward": {"accuracy": math.inf, "accuracy_ci": [0.1, 0.2], "seconds": 1.0},
+    "sft": {"perplexity_before": 2.0, "perplexity_after": math.nan, **TIMES},
+    "reward": {"accuracy": math.inf, "accuracy_ci": [0.1, 0.2], **TIMES},
 }
 RESULT = {"objective": math.inf, "phases": BAD, "versions": {}, "measured": {"hours": 1.0}}
 

@@ -13,7 +13,8 @@ SFT = {"perplexity_before": 3.0, "perplexity_after": 2.0, "reused_from": "a", "s
 
 
 def test_a_run_that_took_all_its_phases_has_no_memory_of_its_own(tmp_path: Path) -> None:
-    plan = {"hours": 0.1, "phases": {"sft": {"memory_gib_per_rank": 2.0}}}
+    costs = {"hours": 0.1, "memory_gib_per_rank": 2.0}
+    plan = {"hours": 0.1, "memory_gib_limit": 9.0, "phases": {"sft": costs}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     for ran in ([Phase.sft], []):  # by the run itself, and by each resume of it
         found = whole_beside_the_plan(tmp_path, {"sft": SFT}, ran)

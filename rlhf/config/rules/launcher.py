@@ -30,7 +30,7 @@ def check_hostfile(config: RunConfig) -> None:
 
     def explain(reason: str) -> ConfigError:
         return ConfigError(
-            f"launcher.hostfile={name} cannot be read ({reason}): "
+            f"launcher.hostfile={name} cannot be read ({reason.removesuffix(f': {name}')}): "
             "give a file with one `name slots=N` per line"
         )
 

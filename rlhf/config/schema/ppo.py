@@ -160,7 +160,7 @@ class PpoConfig:
     critic_beta2: float | None = bounded(FROM_0_BELOW_1)
     """beta2 of the critic; null: beta2."""
     eval_prompts: int = bounded(ABOVE_0)
-    """Maximum number of held-out prompts to answer in each evaluation."""
+    """Maximum number of held-out prompts to answer in each evaluation; data=synthetic has 700."""
     eval_every: int = bounded(AT_LEAST_0)
     """PPO steps between evaluations; 0: only before and after training."""
     sample_every: int = bounded(ABOVE_0)

@@ -88,7 +88,8 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
             sizes = sizes_for(config, phase, examples=len(data.train)) if len(data.eval) else None
             raise DataError(
                 f"data: the {phase} phase has {len(data.train)} examples to train on and "
-                f"{len(data.eval)} held out, but needs at least {needed} for a step, and 1. "
+                f"{len(data.eval)} held out, but {_key_of_step(config, phase)} needs at least "
+                f"{needed}, and 1. "
                 f"{f'Use {sizes}, or give' if sizes else 'Give'} more data, a larger share of "
                 "data.split, or higher token limits if many examples were skipped"
             )
@@ -97,6 +98,13 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
             check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)
             if config.data.ptx_path is not None and reads_corpus(config):
                 ptx_texts(config.data, seed=config.seed)
+
+
+def _key_of_step(config: RunConfig, phase: Phase) -> str:
+    """Return the key of the examples of one step, with its value."""
+    if phase is Phase.ppo:
+        return f"ppo.rollout_batch_size={config.ppo.rollout_batch_size}"
+    return f"{phase}.batch_size={examples_per_step(config, phase)}"
 
 
 def _of_model(config: PreTrainedConfig, obstacle: str | None) -> str | None:
