@@ -128,7 +128,9 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _values(column: Any, *, place: str) -> list[object]:
-    with translated(lambda reason: DataError(f"{place} cannot be read ({reason}).")):
+    # The library's reason leaves out the type, which has the zone of a time.
+    kind = column.type
+    with translated(lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")):
         values: list[object] = column.to_pylist()
         return values
 
