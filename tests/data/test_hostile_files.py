@@ -60,7 +60,8 @@ def test_a_parquet_column_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.parquet: column 'when' cannot be read as .*range"):
         load(parquet_file(tmp_path / "a.parquet", when=far))
     zone = pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))
-    with pytest.raises(DataError, match=r"b.parquet: column 'when' cannot be read as .*Mars/Olympus"):
+    named = r"b.parquet: column 'when' cannot be read as .*Mars/Olympus"
+    with pytest.raises(DataError, match=named):
         load(parquet_file(tmp_path / "b.parquet", when=zone))
     good = pa.array([datetime(2026, 1, 1, tzinfo=UTC)])
     assert len(load(parquet_file(tmp_path / "c.parquet", when=good)).train) == 1
