@@ -1,8 +1,10 @@
-"""Kill a run at random moments and resume it by the same command; compare it with an unkilled run.
+"""Kill runs of many kinds at random moments, continue them by the same command, and compare.
 
-    python -m tests.soak [--kills 100] [--seed 1] [--folder FOLDER]     (make soak)
+    python -m tests.soak [--kills 105] [--seed 1] [--folder FOLDER]     (make soak)
 
-Half of the kills come at any time after the start, half while a checkpoint is being written.
+Each kind is killed equally often: the launcher alone, or all processes at once, at any time after
+the start or while a checkpoint is being written. What the last attempt finishes must equal a run
+that nobody killed, bit for bit, and leave no checkpoint, half-written file, held lock or process.
 """
 
 from __future__ import annotations
@@ -11,22 +13,44 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from tests.rewards.endpoint import endpoint
 from tests.runs import ROOT, TINY_RUN, launch, metrics, start
 
 STEPS = ["sft.epochs=9", "reward.epochs=9", "ppo.steps=40", "ppo.eval_every=4"]
+FEW_STEPS = ["sft.epochs=3", "reward.epochs=3", "ppo.steps=12", "ppo.eval_every=4"]
 EVERY_STEP = ["checkpoint.every_steps=1", "resume=auto"]
-TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
+TIMES = ("seconds", "peak_memory_gib", "planned", "measured", "reused_from")
 LONGEST_STEP = 0.2  # seconds
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
+LOGS_OF_JOBS = ("output.log", "job.lock", "manifest.json", "config.yaml")
+MARK = "RLHF_SOAK"  # in the environment of all processes of one attempt
+
+# Runs, which resume=auto continues, and sweeps, which the same command continues.
+RUNS: Mapping[str, Sequence[str]] = {
+    "plain": [],
+    "dropout": ["model.dropout=0.1", "ppo.actor_dropout=0.1", "ppo.critic_dropout=0.1"],
+    "endpoint": ["phase=pipeline_rule", "rewards.length={{kind: http, url: '{url}'}}"],
+    "two ranks under ZeRO 0": ["hardware.ranks_per_node=2", "zero=stage0"],
+    "two ranks under ZeRO 2": ["hardware.ranks_per_node=2", "zero=stage2"],
+}
+SWEEPS: Mapping[str, Sequence[str]] = {
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2"],
+    "study": ["sweep=search_gold_kl", "study.trials=3", "study.slots=1", "study.prune=null"],
+}
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -54,81 +78,159 @@ def untimed(run_dir: Path) -> dict[str, Any]:
 
 def files(run_dir: Path) -> set[str]:
     """The files of a run."""
-    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
+    found = (path for path in run_dir.rglob("*") if path.is_file())
+    return {str(path.relative_to(run_dir)) for path in found if path.name not in LOGS_OF_JOBS}
 
 
 def soak(
-    run_dir: Path,
-    overrides: Sequence[str],
+    folder: Path,
+    words: Sequence[str],
     *,
     kills: int,
     lines: int,
     seed: int,
     say: Callable[[str], None],
+    **how: Any,
 ) -> int:
-    """Kill the run ``kills`` times, then let it finish; return how many kills hit a save.
+    """Kill the command ``kills`` times, then let it finish; return how many kills hit a save.
 
-    ``lines`` is the number of lines of metrics that the whole run writes.
+    It writes below ``folder``; ``lines`` is the number of lines of metrics that it writes in all.
+    ``start`` says how it is started.
     """
     draw, in_saves = random.Random(seed), 0
-    words = [ROOT / "launch.py", *TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={run_dir}"]
     for number in range(1, kills + 1):
-        aims_at_save = draw.random() < 0.5
-        before, began = progress(run_dir), time.monotonic()
+        aims_at_save, kills_all = draw.random() < 0.5, draw.random() < 0.5
+        before, began = progress(folder), time.monotonic()
         # Steps of this attempt: few enough that the run outlasts the kills on any machine.
         advance = draw.randint(1, max(1, (lines - before) // (kills - number + 1)))
-        process = start(*words, cwd=run_dir.parent)
+        mark = f"{folder.name}-{number}"
+        process = start(ROOT / "launch.py", *words, cwd=folder.parent, **how, **{MARK: mark})
         while process.poll() is None:
-            is_saving = bool(list(run_dir.glob("*/state/.step-*")))
-            is_time = progress(run_dir) >= before + advance
-            if (is_time and (is_saving or not aims_at_save)) or time.monotonic() - began > 60:
+            is_time = progress(folder) >= before + advance
+            if (is_time and (saves(folder) or not aims_at_save)) or time.monotonic() - began > 90:
                 break
             time.sleep(0.002)
         if not aims_at_save:
             time.sleep(draw.uniform(0, LONGEST_STEP))  # anywhere in a step
         if process.poll() is not None:
-            raise RuntimeError(f"the run finished after {number - 1} kills: take more steps")
-        is_saving = bool(list(run_dir.glob("*/state/.step-*")))
+            raise RuntimeError(f"it ended before kill {number}: {process.communicate()[1]}")
+        in_saves += (is_saving := saves(folder))
         process.send_signal(signal.SIGKILL)
+        for other in marked(mark) if kills_all else []:
+            with suppress(ProcessLookupError):
+                os.kill(other, signal.SIGKILL)
         process.communicate()
-        in_saves += is_saving
-        say(f"kill {number}: after {progress(run_dir)} lines{', in a save' if is_saving else ''}")
-    run = launch(*map(str, words[1:]), cwd=run_dir.parent, timeout=900)
+        where = "in a save" if is_saving else "between saves"
+        say(f"kill {number}: after {progress(folder)} of {lines} lines, {where}")
+    run = launch(*words, cwd=folder.parent, timeout=900, **how, **{MARK: folder.name})
     if run.returncode:
         raise RuntimeError(run.stderr)
     return in_saves
 
 
-def progress(run_dir: Path) -> int:
-    """The number of lines of metrics so far."""
-    path = run_dir / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def saves(folder: Path) -> bool:
+    """Return True while a checkpoint below ``folder`` is being written."""
+    return bool(below(folder, "state/.step-*"))
+
+
+def progress(folder: Path) -> int:
+    """The number of lines of metrics below ``folder`` so far."""
+    return sum(path.read_bytes().count(b"\n") for path in below(folder, "metrics.jsonl"))
+
+
+def below(folder: Path, pattern: str) -> list[Path]:
+    """The paths of a pattern anywhere below ``folder``, where a run makes and removes folders."""
+    return [folder / name for name in glob(f"**/{pattern}", root_dir=folder, recursive=True)]
+
+
+def marked(mark: str) -> Iterator[int]:
+    """Yield the processes that have ``mark`` in their environment, and are not this one."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "environ").read_bytes().split(b"\0")
+            if any(word.startswith(f"{MARK}={mark}".encode()) for word in words):
+                yield int(folder.name)
+
+
+def leavings(folder: Path, mark: str) -> list[str]:
+    """What should be gone after the last attempt: states, half-written files, locks, processes."""
+    names = [p for p in folder.rglob("*") if p.name == "state" or p.name.endswith(".building")]
+    for path in folder.rglob("*.lock"):
+        try:
+            with FileLock(path, timeout=0):
+                pass
+        except Timeout:
+            names.append(path)
+    time.sleep(2)  # a process that ends with its parent needs a moment
+    return [str(path) for path in names] + [f"process {number}" for number in marked(mark)]
+
+
+def soak_run(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, list[str]]:
+    """Soak one run; return how many kills hit a save, and what differs or was left behind."""
+    whole, killed = folder / "whole", folder / "killed"
+    words = [*TINY_RUN, *STEPS, *overrides]
+    run = launch(*words, f"run_dir={whole}", cwd=folder, timeout=900)
+    if run.returncode:
+        raise RuntimeError(run.stderr)
+    words += [*EVERY_STEP, f"run_dir={killed}"]
+    in_saves = soak(killed, words, lines=progress(whole), **how)
+    return in_saves, differences(whole, killed) + leavings(killed, killed.name)
+
+
+def soak_sweep(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, list[str]]:
+    """Soak a sweep; each of its jobs must equal a run of its own with the same configuration."""
+    place = folder / "killed"
+    words = ["-m", *TINY_RUN, *FEW_STEPS, *overrides, "checkpoint.every_steps=1"]
+    words += ["reuse.phases=never", f"hydra.sweep.dir={place}"]
+    jobs = 3 if "study.trials=3" in overrides else 2
+    one = launch(*TINY_RUN, *FEW_STEPS, f"run_dir={folder / 'one'}", cwd=folder, timeout=900)
+    if one.returncode:
+        raise RuntimeError(one.stderr)
+    in_saves = soak(place, words, lines=jobs * progress(folder / "one"), **how)
+    found = leavings(place, place.name)
+    for config in sorted(place.glob("*/config.yaml")):
+        job, alone = config.parent, folder / "alone" / config.parent.name
+        alone.mkdir(parents=True)
+        shutil.copy(config, alone)
+        run = launch(f"resume={alone}", cwd=folder, timeout=900)
+        if run.returncode:
+            raise RuntimeError(run.stderr)
+        here = {"plan.json", "command.txt"}  # of the sweep's launcher, not of a resumed run
+        found += [f"{job.name}: {name}" for name in differences(job, alone) if name not in here]
+    return in_saves, found
+
+
+def say(text: str) -> None:
+    """Print ``text`` at once."""
+    print(text, flush=True)
 
 
 def main() -> int:
     """Run the soak; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=105)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--kind", choices=[*RUNS, *SWEEPS], action="append")
     options = parser.parse_args()
     os.environ.update(DS_ACCELERATOR="cpu")
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    whole, killed = folder / "whole", folder / "killed"
-    began = time.monotonic()
-    subprocess.run(
-        [sys.executable, ROOT / "launch.py", *TINY_RUN, *STEPS, f"run_dir={whole}"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    of_run = {"kills": options.kills, "lines": progress(whole), "seed": options.seed}
-    in_saves = soak(killed, STEPS, **of_run, say=print)
-    found = differences(whole, killed)
-    minutes = (time.monotonic() - began) / 60
-    print(f"{options.kills} kills, {in_saves} in a save, {minutes:.1f} minutes")
-    print("no difference" if not found else f"DIFFERENT: {', '.join(found)}")
-    return 1 if found else 0
+    root = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
+    kinds, failed = options.kind or [*RUNS, *SWEEPS], False
+    with endpoint() as server:
+        for kind in kinds:
+            folder, began = root / kind.replace(" ", "_"), time.monotonic()
+            folder.mkdir(parents=True)
+            os.environ["RLHF_CACHE"] = str(folder / "cache")
+            how = {"kills": options.kills // len(kinds), "seed": options.seed, "say": say}
+            how |= {"popen": subprocess.Popen}  # as a user starts it: each process is marked
+            words = [word.format(url=server.url) for word in (RUNS | SWEEPS)[kind]]
+            in_saves, found = (soak_run if kind in RUNS else soak_sweep)(folder, words, **how)
+            minutes = (time.monotonic() - began) / 60
+            verdict = f"DIFFERENT: {', '.join(found)}" if found else "equal, nothing left behind"
+            counts = f"{how['kills']} kills, {in_saves} in a save, {minutes:.1f} minutes"
+            say(f"{kind}: {counts}: {verdict}")
+            failed |= bool(found)
+    return int(failed)
 
 
 if __name__ == "__main__":

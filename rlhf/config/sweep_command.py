@@ -62,7 +62,15 @@ def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
 
     ``asked`` is the command as typed. Of a key that is given twice the last value counts, as in a
     single run. A sweep with ``hydra.sweep`` words keeps the user's folders.
+
+    Raises:
+        ConfigError: if no job could run, or a value leads out of the sweep's folder.
     """
+    if "hydra.launcher.n_jobs=0" in words:
+        raise ConfigError(
+            "hydra.launcher.n_jobs=0: no job would run; give how many run at a time, or -1 for as "
+            "many as there are cores"
+        )
     if not is_sweep(words) or any(word.startswith("hydra.sweep.") for word in words):
         return list(words)
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
@@ -158,5 +166,9 @@ def jobs_at_a_time() -> int | None:
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not RunMode.MULTIRUN:
         return None
-    launchers = {"basic": 1, "joblib": hydra_config.launcher.get("n_jobs", 1)}
-    return launchers.get(hydra_config.runtime.choices["hydra/launcher"])
+    launcher = hydra_config.runtime.choices["hydra/launcher"]
+    if launcher == "joblib":
+        from joblib import effective_n_jobs  # of the extra ``sweep``, as the launcher is
+
+        return int(effective_n_jobs(hydra_config.launcher.n_jobs))  # -1, the default: every core
+    return 1 if launcher == "basic" else None

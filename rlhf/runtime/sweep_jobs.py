@@ -21,17 +21,21 @@ from rlhf.errors import CapabilityError, RlhfError
 
 OUTPUT = "output.log"
 PARENT = "RLHF_PARENT"  # number of the process with which this one ends, even if that is killed
+LAUNCHER = "RLHF_LAUNCHER"  # number of the process that the user started
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
     """Let Linux kill this process when the sweep or search that started it is killed."""
-    parent = os.environ.pop(PARENT, None)
-    if parent is None:
-        return
+    if (parent := os.environ.pop(PARENT, None)) is not None:
+        _end_with(int(parent))
+
+
+def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        sys.exit("the sweep that started this run has ended")
+    if os.getppid() != parent:
+        print("the sweep that started this run has ended", file=sys.stderr, flush=True)
+        os._exit(1)  # a worker of joblib would send an exception to the process that has ended
 
 
 class JobError(RlhfError):
@@ -65,6 +69,8 @@ def _run(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> int:
     parent = {PARENT: str(os.getpid())}
     if jobs == 1:
         return _wait(subprocess.Popen(command, env=os.environ | parent))
+    if (launcher := int(os.environ[LAUNCHER])) != os.getpid():
+        _end_with(launcher)  # a worker of joblib; joblib lets it wait for a killed sweep for ever
     with (
         share_of_machine(config, run_dir.parent, jobs) as environment,
         (run_dir / OUTPUT).open("a") as out,

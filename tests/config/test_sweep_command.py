@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from omegaconf import DictConfig
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
 from rlhf.config.search_command import search_of
-from rlhf.config.sweep_command import expanded, placed, without_leavings
+from rlhf.config.sweep_command import expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.errors import ConfigError
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import SUMMARIES
@@ -142,3 +147,28 @@ def test_jobs_stay_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
         search_of(["-m", "sweep=s", value], tmp_path)
     assert placed(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1] == "data.path=/a/b,c..d"
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        ([], 1),
+        (["hydra/launcher=joblib"], len(os.sched_getaffinity(0))),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"], 3),
+        (["hydra/launcher=slurm"], None),
+    ],
+)
+def test_jobs_at_a_time_are_those_of_the_launcher(
+    words: list[str], jobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = hydra_compose("config", words, return_hydra_config=True)
+    OmegaConf.update(cfg, "hydra.mode", RunMode.MULTIRUN)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.masked_copy(cfg, "hydra"))
+    assert jobs_at_a_time() == jobs
+
+
+def test_no_jobs_at_a_time_are_refused() -> None:
+    words = ["-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"]
+    with pytest.raises(ConfigError, match=r"^hydra\.launcher\.n_jobs=0: no job would run"):
+        placed(words, words)

@@ -16,7 +16,7 @@ from rlhf.checkpoint.phase_state import checkpoints, latest_valid
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
-from tests.soak import differences, progress, soak
+from tests.soak import EVERY_STEP, differences, progress, soak
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,8 @@ def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     overrides = ["sft.epochs=2", "reward.epochs=2", "ppo.steps=9"]
     whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"
     said: list[str] = []
-    soak(killed, overrides, kills=10, lines=progress(whole), seed=1, say=said.append)
+    words = [*TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={killed}"]
+    soak(killed, words, kills=10, lines=progress(whole), seed=1, say=said.append)
     assert len(said) == 10, said
     assert differences(killed, whole) == [], said
 

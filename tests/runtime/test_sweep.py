@@ -97,16 +97,19 @@ JOB = """
 import os, pathlib, time
 from rlhf.runtime.sweep_jobs import end_with_parent
 end_with_parent()
-pathlib.Path("pid").write_text(str(os.getpid()))
+pathlib.Path("pids").write_text(f"{os.getpid()} {os.getppid()}\\n")
 time.sleep(60)
 """
 SWEEP = """
-import sys
+import os, sys
 from pathlib import Path
 from types import SimpleNamespace
+from joblib import Parallel, delayed
 from rlhf.runtime.sweep_jobs import _run
 config = SimpleNamespace(hardware=SimpleNamespace(ranks_per_node=1, device=None))
-_run(config, Path("job"), "job.py", jobs=int(sys.argv[1]))
+os.environ["RLHF_LAUNCHER"] = str(os.getpid())
+jobs = int(sys.argv[1])
+Parallel(n_jobs=jobs)([delayed(_run)(config, Path("job"), "job.py", jobs=jobs)])
 """
 
 
@@ -115,14 +118,16 @@ def test_the_job_of_a_killed_sweep_ends(jobs: int, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job.py").write_text(JOB)
     with start("-c", SWEEP, jobs, cwd=tmp_path, popen=subprocess.Popen) as sweep:
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
             assert sweep.poll() is None, sweep.communicate()
             time.sleep(0.05)
         sweep.kill()
-    job, patience = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 10
-    while job.exists() and job.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < patience, "the job goes on without its sweep"
-        time.sleep(0.05)
+    patience = time.monotonic() + 10
+    for number in (tmp_path / "pids").read_text().split():
+        process = Path("/proc", number, "stat")
+        while process.exists() and process.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < patience, "the job or joblib's worker outlives the sweep"
+            time.sleep(0.05)
 
 
 def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
