@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,10 @@ RUNS: Mapping[str, Sequence[str]] = {
     "two ranks under ZeRO 2": ["hardware.ranks_per_node=2", "zero=stage2"],
 }
 SWEEPS: Mapping[str, Sequence[str]] = {
-    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2"],
-    "study": ["sweep=search_gold_kl", "study.trials=3", "study.slots=1", "study.prune=null"],
+    "joblib": ["hydra/launcher=joblib", "seed=1,2,3,4"],
+    "study": ["sweep=search_gold_kl", "study.trials=4", f"study.slots={os.cpu_count()}"],
 }
+JOBS = 4
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -122,10 +123,15 @@ def soak(
         process.communicate()
         where = "in a save" if is_saving else "between saves"
         say(f"kill {number}: after {progress(folder)} of {lines} lines, {where}")
-    run = launch(*words, cwd=folder.parent, timeout=900, **how, **{MARK: folder.name})
-    if run.returncode:
-        raise RuntimeError(run.stderr)
+    run(*words, cwd=folder.parent, **how, **{MARK: folder.name})
     return in_saves
+
+
+def run(*words: str, **how: Any) -> None:
+    """Let a command run to its end, which must be a good one."""
+    process = launch(*words, timeout=900, **how)
+    if process.returncode:
+        raise RuntimeError(process.stderr)
 
 
 def saves(folder: Path) -> bool:
@@ -169,9 +175,7 @@ def soak_run(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, l
     """Soak one run; return how many kills hit a save, and what differs or was left behind."""
     whole, killed = folder / "whole", folder / "killed"
     words = [*TINY_RUN, *STEPS, *overrides]
-    run = launch(*words, f"run_dir={whole}", cwd=folder, timeout=900)
-    if run.returncode:
-        raise RuntimeError(run.stderr)
+    run(*words, f"run_dir={whole}", cwd=folder, popen=how["popen"])
     words += [*EVERY_STEP, f"run_dir={killed}"]
     in_saves = soak(killed, words, lines=progress(whole), **how)
     return in_saves, differences(whole, killed) + leavings(killed, killed.name)
@@ -179,25 +183,34 @@ def soak_run(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, l
 
 def soak_sweep(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, list[str]]:
     """Soak a sweep; each of its jobs must equal a run of its own with the same configuration."""
-    place = folder / "killed"
-    words = ["-m", *TINY_RUN, *FEW_STEPS, *overrides, "checkpoint.every_steps=1"]
-    words += ["reuse.phases=never", f"hydra.sweep.dir={place}"]
-    jobs = 3 if "study.trials=3" in overrides else 2
-    one = launch(*TINY_RUN, *FEW_STEPS, f"run_dir={folder / 'one'}", cwd=folder, timeout=900)
-    if one.returncode:
-        raise RuntimeError(one.stderr)
-    in_saves = soak(place, words, lines=jobs * progress(folder / "one"), **how)
-    found = leavings(place, place.name)
-    for config in sorted(place.glob("*/config.yaml")):
-        job, alone = config.parent, folder / "alone" / config.parent.name
+    sweep, common = folder / "runs", [*TINY_RUN, *FEW_STEPS, "reuse.phases=never"]
+    run(*common, f"run_dir={folder / 'one'}", cwd=folder, popen=how["popen"])
+    words = ["-m", *common, *overrides, "checkpoint.every_steps=1"]
+    in_saves = soak(sweep, words, lines=JOBS * progress(folder / "one"), **how)
+    found = leavings(sweep, sweep.name)
+    jobs = [config.parent for config in sorted(sweep.rglob("config.yaml"))]
+    if len(jobs) != JOBS:
+        found.append(f"{len(jobs)} jobs")
+    for job in jobs:
+        alone = folder / "alone" / job.name
         alone.mkdir(parents=True)
-        shutil.copy(config, alone)
-        run = launch(f"resume={alone}", cwd=folder, timeout=900)
-        if run.returncode:
-            raise RuntimeError(run.stderr)
+        shutil.copy(job / "config.yaml", alone)
+        with one_core():
+            run(f"resume={alone}", cwd=folder, popen=how["popen"])
         here = {"plan.json", "command.txt"}  # of the sweep's launcher, not of a resumed run
         found += [f"{job.name}: {name}" for name in differences(job, alone) if name not in here]
     return in_saves, found
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Start processes on one core, as a sweep with as many jobs as cores does."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def say(text: str) -> None:
