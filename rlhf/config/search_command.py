@@ -122,6 +122,11 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
     if STUDY not in definition:
         return None
     own = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
+    if of_hydra := [word for word in own if word.startswith("hydra")]:
+        raise ConfigError(
+            f"{of_hydra[0]}: sweep={names[0]} is a study, which starts its trials itself, "
+            f"study.slots at a time, in {SWEEPS}: leave this word out"
+        )
     study = _study(names[0], definition.pop(STUDY), [w for w in own if w.startswith("study.")])
     own = [word for word in own if not word.startswith("study.")]
     given = {word.partition("=")[0] for word in own}

@@ -87,3 +87,10 @@ def test_wrong_studies_are_refused_with_the_reason(
     with pytest.raises(ConfigError, match=r"mine|interval|glob") as refused:
         search_of(["-m", "sweep=mine"], written(definitions, text))
     assert reason in str(refused.value)
+
+
+def test_words_that_a_study_does_not_read_are_refused(definitions: Path) -> None:
+    folder = written(definitions, STUDY + "seed: [1, 2]")
+    for word in ("hydra/launcher=joblib", "hydra.sweep.dir=here"):
+        with pytest.raises(ConfigError, match=rf"^{word}: sweep=mine is a study, .* leave this"):
+            search_of(["-m", "sweep=mine", word], folder)
