@@ -16,7 +16,6 @@ from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_pairs
-from rlhf.data.tokens import TokenData
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.intervals import wilson_interval
@@ -50,7 +49,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config = context.config.dpo
     data = context.tokens(Phase.dpo)
-    held_out = held_out_prompts(context)
+    held_out = HeldOutPrompts(context.prompts(context.asked).eval, context.part(context.asked).eval)
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
@@ -84,13 +83,6 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         "seconds": checkpoints.seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
-
-
-def held_out_prompts(context: RunContext) -> HeldOutPrompts:
-    """Return held-out prompts of PPO's records, or of the pairs if PPO has no records."""
-    phase = Phase.ppo if context.parts[Phase.ppo].eval else Phase.reward
-    data: TokenData = context.prompts(phase)
-    return HeldOutPrompts(data.eval, context.parts[phase].eval)
 
 
 def _printed(accuracy: Mean, loss: Mean) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from rlhf.config.choices import Phase
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
-from rlhf.phases.dpo import DpoTrainer, held_out_prompts, run_dpo
+from rlhf.phases.dpo import DpoTrainer, run_dpo
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import AdapterOff, policy_source
 from tests.algorithms import loop_reference as reference
@@ -169,11 +169,9 @@ def test_what_a_run_of_dpo_tells(made: Make) -> None:
 
 def test_prompts_of_the_pairs_are_answered_where_ppo_has_no_part(made: Make) -> None:
     context, _ = made()
-    held_out = held_out_prompts(context)
-    assert held_out.records == context.parts[Phase.ppo].eval
+    assert context.asked is Phase.ppo
     pairs = replace(
         context, parts={**context.parts, Phase.ppo: type(context.parts[Phase.ppo])([], [])}
     )
-    held_out = held_out_prompts(pairs)
-    assert held_out.records == context.parts[Phase.reward].eval
-    assert len(held_out.examples) > 0
+    assert pairs.asked is Phase.reward
+    assert len(pairs.prompts(pairs.asked).eval) > 0

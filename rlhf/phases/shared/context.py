@@ -76,6 +76,11 @@ class RunContext:
         """Return the phase's token ids."""
         return self._tokenised(self.part(phase), phase)
 
+    @property
+    def asked(self) -> Phase:
+        """The phase whose held-out prompts DPO answers: PPO, or reward if PPO has no records."""
+        return Phase.ppo if self.parts[Phase.ppo].eval else Phase.reward
+
     def prompts(self, phase: Phase) -> TokenData:
         """Return the prompts of a phase's records, as token ids."""
         return self._tokenised(self.part(phase), Phase.ppo)

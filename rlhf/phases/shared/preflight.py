@@ -93,6 +93,11 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
                 f"{f'Use {sizes}, or give' if sizes else 'Give'} more data, a larger share of "
                 "data.split, or higher token limits if many examples were skipped"
             )
+        if phase is Phase.dpo and len(context.prompts(context.asked).eval) == 0:
+            raise DataError(
+                "data: the dpo phase has no held-out prompt to answer that fits "
+                f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise that limit"
+            )
         if phase is Phase.ppo:
             steps = phase_steps(config, phase, examples=len(data.train))
             check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)

@@ -181,6 +181,16 @@ def test_a_phase_without_held_out_examples_is_refused_without_sizes(compose: Com
         require_data(context, [Phase.sft])
 
 
+def test_dpo_without_a_held_out_prompt_that_fits_is_refused(compose: Compose) -> None:
+    config = to_run_config(compose(["phase=pipeline_dpo", "rollout.max_prompt_tokens=5"]))
+    context = some_data({Phase.dpo: 1000}, [], config)
+    context.asked, context.prompts = Phase.reward, lambda _: TokenData(range(9), [], {})
+    with pytest.raises(DataError, match=r"answer that fits rollout\.max_prompt_tokens=5; raise"):
+        require_data(context, [Phase.dpo])
+    context.prompts = lambda _: TokenData([], range(1), {})
+    require_data(context, [Phase.dpo])
+
+
 def test_a_corpus_that_is_missing_is_refused_before_a_phase_is_trained(
     compose: Compose, tmp_path: Path
 ) -> None:
