@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.cpu import cores
 from rlhf.errors import ConfigError
 from rlhf.foreign_errors import translated
 
@@ -168,7 +169,6 @@ def jobs_at_a_time() -> int | None:
         return None
     launcher = hydra_config.runtime.choices["hydra/launcher"]
     if launcher == "joblib":
-        from joblib import effective_n_jobs  # of the extra ``sweep``, as the launcher is
-
-        return int(effective_n_jobs(hydra_config.launcher.n_jobs))  # -1, the default: every core
+        jobs = int(hydra_config.launcher.n_jobs)
+        return jobs if jobs > 0 else max(cores() + 1 + jobs, 1)  # -1, the default: every core
     return 1 if launcher == "basic" else None

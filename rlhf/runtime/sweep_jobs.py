@@ -34,7 +34,7 @@ def end_with_parent() -> None:
 def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        print("the sweep that started this run has ended", file=sys.stderr, flush=True)
+        sys.stderr.write("the sweep that started this run has ended\n")
         os._exit(1)  # a worker of joblib would send an exception to the process that has ended
 
 
