@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import WarmPopen
 from tests.runs import ROOT, TINY_RUN, finished, launch
 from tests.soak import differences
 from tests.soak_drives import COMMAND, faults
@@ -82,12 +83,12 @@ def test_a_small_drive_is_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_outlasts_its_output(tmp_path: Path) -> None:
-    words = [sys.executable, ROOT / "launch.py", *TINY_RUN, *COMMAND[-2:]]
+    words = [sys.executable, str(ROOT / "launch.py"), *TINY_RUN, *COMMAND[-2:]]
     words += ["phase=sft", f"run_dir={tmp_path / 'run'}"]
     read, write = os.pipe()
     os.close(read)  # as `| head` leaves it
     with open("/dev/full", "w") as full, os.fdopen(write, "w") as broken:
-        run = subprocess.run(words, cwd=tmp_path, stdout=broken, stderr=full, check=False)
-    assert run.returncode == 0
+        run = WarmPopen(words, cwd=tmp_path, stdout=broken, stderr=full)
+    assert run.wait() == 0
     assert (tmp_path / "run" / "result.json").exists()
     assert (tmp_path / "run" / "report.html").exists()
