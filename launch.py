@@ -54,7 +54,7 @@ from rlhf.runtime.rendezvous import (
     without_local_rank,
 )
 from rlhf.runtime.search import run_search
-from rlhf.runtime.sweep_jobs import LAUNCHER, end_with_parent, run_job
+from rlhf.runtime.sweep_jobs import LAUNCHER, end_with_launcher, end_with_parent, run_job
 from rlhf.safe_text import for_terminal, print_traceback
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
@@ -80,6 +80,8 @@ def main(cfg: DictConfig) -> float | None:
 
 def run(cfg: DictConfig) -> float | None:
     """Start the run that ``cfg`` describes, or resume the run that it names."""
+    if (jobs := jobs_at_a_time()) is not None:
+        end_with_launcher()
     if continues := cfg.get("resume") == "auto":
         cfg.resume = None
     is_new = cfg.get("resume") is None
@@ -98,7 +100,7 @@ def run(cfg: DictConfig) -> float | None:
         config, run_dir = stopped_run(cfg)
     script = script_name(Path(__file__))
     try:
-        if run_dir is not None and (jobs := jobs_at_a_time()) is not None:
+        if run_dir is not None and jobs is not None:
             return run_job(config, run_dir, script, jobs=jobs)
         from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 

@@ -31,6 +31,15 @@ def end_with_parent() -> None:
         _end_with(int(parent))
 
 
+def end_with_launcher() -> None:
+    """Let a worker of joblib end with the sweep: joblib would let it wait for ever for that.
+
+    Does nothing in the process that the user started.
+    """
+    if (launcher := int(os.environ[LAUNCHER])) != os.getpid():
+        _end_with(launcher)
+
+
 def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -69,8 +78,6 @@ def _run(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> int:
     parent = {PARENT: str(os.getpid())}
     if jobs == 1:
         return _wait(subprocess.Popen(command, env=os.environ | parent))
-    if (launcher := int(os.environ[LAUNCHER])) != os.getpid():
-        _end_with(launcher)  # a worker of joblib; joblib lets it wait for a killed sweep for ever
     with (
         share_of_machine(config, run_dir.parent, jobs) as environment,
         (run_dir / OUTPUT).open("a") as out,
