@@ -54,7 +54,7 @@ from rlhf.runtime.rendezvous import (
     without_local_rank,
 )
 from rlhf.runtime.search import run_search
-from rlhf.runtime.sweep_jobs import LAUNCHER, end_with_launcher, end_with_parent, run_job
+from rlhf.runtime.sweep_jobs import end_with_launcher, end_with_parent, run_job
 from rlhf.safe_text import for_terminal, print_traceback
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
@@ -260,7 +260,6 @@ def launch() -> int:
     # libgomp's threads would spin for milliseconds, which is much slower beside other programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     end_with_parent()
-    os.environ[LAUNCHER] = str(os.getpid())
     sys.argv[1:] = asked = [opened(PRESETS.get(w, w)) for w in without_local_rank(sys.argv[1:])]
     if (advice := drop_pod_variables()) is not None:
         print(advice, file=sys.stderr)

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,9 @@ from tests.runs import ROOT, TINY_RUN, launch, metrics, start
 STEPS = ["sft.epochs=9", "reward.epochs=9", "ppo.steps=40", "ppo.eval_every=4"]
 FEW_STEPS = ["sft.epochs=3", "reward.epochs=3", "ppo.steps=12", "ppo.eval_every=4"]
 EVERY_STEP = ["checkpoint.every_steps=1", "resume=auto"]
-TIMES = ("seconds", "peak_memory_gib", "planned", "measured", "reused_from")
+TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 LONGEST_STEP = 0.2  # seconds
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
-LOGS_OF_JOBS = ("output.log", "job.lock", "manifest.json", "config.yaml")
 MARK = "RLHF_SOAK"  # in the environment of all processes of one attempt
 
 # Runs, which resume=auto continues, and sweeps, which the same command continues.
@@ -52,6 +52,7 @@ SWEEPS: Mapping[str, Sequence[str]] = {
     "study": ["sweep=search_gold_kl", "study.trials=4", f"study.slots={os.cpu_count()}"],
 }
 JOBS = 4
+OF_SWEEPS = ("plan.json", "command.txt", "output.log", "job.lock")  # not of a resumed run
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -79,8 +80,7 @@ def untimed(run_dir: Path) -> dict[str, Any]:
 
 def files(run_dir: Path) -> set[str]:
     """The files of a run."""
-    found = (path for path in run_dir.rglob("*") if path.is_file())
-    return {str(path.relative_to(run_dir)) for path in found if path.name not in LOGS_OF_JOBS}
+    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
 
 
 def soak(
@@ -197,8 +197,9 @@ def soak_sweep(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int,
         shutil.copy(job / "config.yaml", alone)
         with one_core():
             run(f"resume={alone}", cwd=folder, popen=how["popen"])
-        here = {"plan.json", "command.txt"}  # of the sweep's launcher, not of a resumed run
-        found += [f"{job.name}: {name}" for name in differences(job, alone) if name not in here]
+        found += [
+            f"{job.name}: {name}" for name in differences(job, alone) if name not in OF_SWEEPS
+        ]
     return in_saves, found
 
 
@@ -213,11 +214,6 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def say(text: str) -> None:
-    """Print ``text`` at once."""
-    print(text, flush=True)
-
-
 def main() -> int:
     """Run the soak; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -228,7 +224,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.update(DS_ACCELERATOR="cpu")
     root = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
-    kinds, failed = options.kind or [*RUNS, *SWEEPS], False
+    kinds, failed, say = options.kind or [*RUNS, *SWEEPS], False, partial(print, flush=True)
     with endpoint() as server:
         for kind in kinds:
             folder, began = root / kind.replace(" ", "_"), time.monotonic()

@@ -21,20 +21,24 @@ from rlhf.errors import CapabilityError, RlhfError
 
 OUTPUT = "output.log"
 PARENT = "RLHF_PARENT"  # number of the process with which this one ends, even if that is killed
-LAUNCHER = "RLHF_LAUNCHER"  # number of the process that the user started
+LAUNCHER = "RLHF_LAUNCHER"  # number of the process that runs launch.py
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Let Linux kill this process when the sweep or search that started it is killed."""
+    """Let Linux kill this launcher when the sweep or search that started it is killed.
+
+    Workers of joblib, which this launcher may start, find its number in the environment.
+    """
+    os.environ[LAUNCHER] = str(os.getpid())
     if (parent := os.environ.pop(PARENT, None)) is not None:
         _end_with(int(parent))
 
 
 def end_with_launcher() -> None:
-    """Let a worker of joblib end with the sweep: joblib would let it wait for ever for that.
+    """Let Linux kill this worker of joblib when the launcher is killed; else it waits for ever.
 
-    Does nothing in the process that the user started.
+    Do nothing in the launcher itself.
     """
     if (launcher := int(os.environ[LAUNCHER])) != os.getpid():
         _end_with(launcher)
