@@ -240,11 +240,8 @@ def _require_ops(section: dict[str, Any]) -> None:
         CapabilityError: a part cannot be built (the message names what to install), or the NVMe
             folder cannot be created.
     """
-    import deepspeed
-
-    can = deepspeed.ops.__compatible_ops__
     quantizes = any(value for key, value in section.items() if key.startswith("zero_quantized"))
-    if quantizes and not can.get("quantizer"):
+    if quantizes and not _can_build("quantizer"):
         raise CapabilityError(
             "zero.quantize_weights, quantize_gradients or quantize_frozen_weights=true: DeepSpeed "
             "cannot build its quantizer here; install the CUDA toolkit with nvcc, or set these "
@@ -254,7 +251,7 @@ def _require_ops(section: dict[str, Any]) -> None:
         if place.get("device") != "nvme":
             continue
         folder = Path(place["nvme_path"])
-        if not can.get("async_io"):
+        if not _can_build("async_io"):
             raise CapabilityError(
                 f"zero.nvme_path={folder.parent}: DeepSpeed cannot build its async_io here; "
                 "install libaio (apt install libaio-dev), or use zero=stage3_offload"
@@ -266,6 +263,14 @@ def _require_ops(section: dict[str, Any]) -> None:
                 f"zero.nvme_path={folder.parent}: {error.strerror}; use a writable folder on a "
                 "drive of every node"
             ) from error
+
+
+def _can_build(part: str) -> bool:
+    """Return whether DeepSpeed finds the compilers and libraries that its ``part`` needs."""
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+    from deepspeed.ops.op_builder.builder import probe_is_compatible
+
+    return part in ALL_OPS and bool(probe_is_compatible(ALL_OPS[part]))
 
 
 def require_aligned(optimizer: Any) -> None:

@@ -87,11 +87,12 @@ def leave_uncompiled_kernels_alone() -> None:
     """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
 
     They serve tensor-parallel inference, which is not used here. Building them needs a compiler,
-    takes half a minute at the first start, and prints to the console.
+    takes half a minute at the first start, and prints to the console. With an answer given,
+    DeepSpeed does not ask the compiler about all of its parts either, half a second in each rank.
     """
     import logging
 
     import deepspeed
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
