@@ -33,6 +33,13 @@ os.environ.pop("WANDB_MODE", None)
 # A full collection takes a second with the libraries loaded, and compositions cause many of them.
 gc.set_threshold(100_000, 50, 100)
 
+
+def pytest_collection_finish() -> None:
+    """Leave all that is imported out of the collections that DeepSpeed asks for again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 # A shell's background job, as CI may be, and all that it starts ignore Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

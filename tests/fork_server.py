@@ -36,6 +36,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 
 # Most modules that a run imports. None of them may start a thread: it would not survive a fork.
@@ -190,10 +192,14 @@ def be_zygote(descriptor: int) -> NoReturn:
     """Import everything, fork what is asked for, and become each process that was forked."""
     imported_with = read_at_start(os.environ)
     subprocess.Popen = WarmPopen  # type: ignore[misc]  # before others take it from there
+    yaml.SafeLoader = yaml.CSafeLoader  # as in conftest.py: every run composes some 40 files
     for module in MODULES:
         import_module(module)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a zygote has {threads} threads, of which a fork keeps one"
+    # For the name of a method in its log, torchrun has inspect look at every module, for a second.
+    rendezvous = import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    rendezvous.get_method_name = lambda: sys._getframe(2).f_code.co_name
     gc.collect()
     gc.freeze()  # what is never collected is not copied either
     request, descriptors, channel, pid = serve(socket.socket(fileno=descriptor))

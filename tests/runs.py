@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from rlhf.cpu import cache_folder
 from tests.fork_server import WarmPopen
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +79,15 @@ def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:
     run = launch(*TINY_RUN, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent, **how)
     assert run.returncode == 0, run.stderr
     return run_dir
+
+
+def new_cache(folder: Path) -> Path:
+    """Make a cache without tokens and phases, but with what is measured and compiled just once."""
+    folder.mkdir()
+    for path in cache_folder().iterdir():
+        if path.is_file():
+            shutil.copy(path, folder)
+    return folder
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

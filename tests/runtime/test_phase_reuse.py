@@ -17,7 +17,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.errors import CheckpointError
 from rlhf.runtime.phase_reuse import look_over, store_phase
-from tests.runs import TINY_RUN, launch
+from tests.runs import TINY_RUN, launch, new_cache
 
 Compose = Callable[[list[str]], DictConfig]
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout"))]
@@ -70,9 +70,11 @@ def test_a_store_that_fails_costs_a_line_and_not_the_run(
 
 @pytest.mark.slow
 def test_a_run_of_reused_phases_ends_resumes_and_notices_damage(tmp_path: Path) -> None:
+    cache = new_cache(tmp_path / "cache")
+
     def sft(run_dir: str) -> str:
         words = (*SFT, "phase=sft", "reuse.phases=always", f"run_dir={run_dir}")
-        run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+        run = launch(*words, cwd=tmp_path, RLHF_CACHE=cache)
         assert run.returncode == 0, run.stderr
         return " ".join(run.stdout.split())
 

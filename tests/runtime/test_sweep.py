@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.runs import TINY_RUN, finished, launch, metrics, start
+from tests.runs import TINY_RUN, finished, launch, metrics, new_cache, start
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ GRID = ("ppo.kl_ctl=0.02,0.5", "seed=1,2")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished sweep, two by two."""
     cwd = tmp_path_factory.mktemp("sweep")
-    run = launch("-m", *TINY_RUN, *GRID, cwd=cwd, RLHF_CACHE=cwd / "cache")
+    run = launch("-m", *TINY_RUN, *GRID, cwd=cwd, RLHF_CACHE=new_cache(cwd / "cache"))
     assert run.returncode == 0, run.stderr
     (cwd / "stdout").write_text(run.stdout)
     (folder,) = (cwd / "runs" / "sweeps").iterdir()
@@ -135,7 +135,7 @@ def test_the_job_of_a_killed_sweep_ends(jobs: int, tmp_path: Path) -> None:
 
 def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
     words = ["phase=sft", "sft.batch_size=16,100000"]
-    run = launch("-m", *TINY_RUN, *words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+    run = launch("-m", *TINY_RUN, *words, cwd=tmp_path, RLHF_CACHE=new_cache(tmp_path / "cache"))
     assert run.returncode == 2
     assert run.stderr.count("error: job sft.batch_size=100000 failed with exit code 2") == 1
     assert "Traceback" not in run.stderr
@@ -174,10 +174,10 @@ def test_what_the_finished_run_determines_cannot_change(
 
 
 def test_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "phases").write_text("a file")
+    cache = new_cache(tmp_path / "cache")
+    (cache / "phases").write_text("a file")
     words = [*TINY_RUN, "phase=sft", "reuse.phases=always"]
-    run = launch(*words, cwd=tmp_path, RLHF_CACHE=tmp_path / "cache")
+    run = launch(*words, cwd=tmp_path, RLHF_CACHE=cache)
     assert run.returncode == 2
     assert "phases cannot be written (File exists); set RLHF_CACHE to a folder" in run.stderr
     assert "Traceback" not in run.stderr
