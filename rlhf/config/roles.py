@@ -30,11 +30,13 @@ class Role(StrEnum):
 
 def stage_of(role: Role, zero: ZeroConfig) -> int:
     """Return the ZeRO stage of a model; 3 or 0 if it is frozen: it has only weights to shard."""
-    own = {Role.reference: zero.reference_stage, Role.reward: zero.reward_stage}.get(role)
+    stage = _stage_of_family(role, zero)
+    if not role.is_frozen:
+        return stage
+    own = zero.reference_stage if role is Role.reference else zero.reward_stage
     if own is not None:
         return own
-    stage = _stage_of_family(role, zero)
-    return 0 if role.is_frozen and stage != SHARDED_WEIGHTS else stage
+    return stage if stage == SHARDED_WEIGHTS else 0
 
 
 def _stage_of_family(role: Role, zero: ZeroConfig) -> int:

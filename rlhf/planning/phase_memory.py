@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Backend, Phase
@@ -80,6 +80,13 @@ class PhaseMemory:
 
         DeepSpeed's stage 3 never frees its gradients and the buckets that it reduces them in.
         """
+        return self._residents[learning].copy()  # for the caller to add to
+
+    @cached_property
+    def _residents(self) -> dict[bool, Parts]:
+        return {learning: self._resident(learning=learning) for learning in (False, True)}
+
+    def _resident(self, *, learning: bool) -> Parts:
         parts: Parts = Counter()
         for model in self.models:
             states = self.states[model.role]
