@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,21 +29,23 @@ pytestmark = pytest.mark.slow
 SIZES = (256, 1024, 2048, 4096, 5120)
 
 
+@cache
+def composed(*overrides: str) -> RunConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return to_run_config(hydra_compose("config", list(overrides)))
+
+
+@cache
 def profiles() -> list[HardwareConfig]:
     """All of conf/hardware; the CPU with 16 GiB, whatever this machine has."""
     found = []
     for path in sorted((CONF / "hardware").glob("*.yaml")):
         sizes = ["sft.batch_size=64", "reward.batch_size=64"]
-        profile = to_run_config(hydra_compose("config", [f"hardware={path.stem}", *sizes])).hardware
+        profile = composed(f"hardware={path.stem}", *sizes).hardware
         if profile.device is Device.cpu:
             profile = replace(profile, memory_gib=16, host_memory_gib=16, dtype=Dtype.bf16)
         found.append(profile)
     return found
-
-
-with initialize_config_dir(str(CONF), version_base="1.3"):
-    BASE = to_run_config(hydra_compose("config", ["model=opt_125m"]))
-    PROFILES = profiles()
 
 
 def opt(hidden: int, layers: int) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def opt(hidden: int, layers: int) -> dict[str, Any]:
 @st.composite
 def runs(draw: st.DrawFn) -> RunConfig:
     """A run with zero=auto: machine, models, batches, lengths, adapters, average, recomputation."""
-    hardware = draw(st.sampled_from(PROFILES))
+    hardware = draw(st.sampled_from(profiles()))
     if hardware.device is Device.cpu:
         hardware = replace(hardware, ranks_per_node=draw(st.sampled_from((1, 2))))
     ranks = hardware.nodes * hardware.ranks_per_node
@@ -73,7 +76,7 @@ def runs(draw: st.DrawFn) -> RunConfig:
     again = {"gradient_checkpointing": draw(st.sampled_from((False, True, 4)))}
     order = draw(st.sampled_from(([*Phase][:3], [Phase.sft, Phase.dpo], [Phase.sft])))
     return changed(
-        replace(BASE, hardware=hardware),
+        replace(composed("model=opt_125m"), hardware=hardware),
         phase={"order": order},
         model={"architecture": fields} | again,
         reward_model=again,
