@@ -313,7 +313,8 @@ def run_program(words: list[str]) -> None:
         words = words[1:]
         sys.stdout.reconfigure(write_through=True)
     place = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
-    sys.path[:1] = [] if os.environ.get("PYTHONSAFEPATH") else [place]
+    more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [*([] if os.environ.get("PYTHONSAFEPATH") else [place]), *more]
     if words[0] == "-m":
         sys.argv = ["-m", *words[2:]]
         sys.modules.pop(words[1], None)  # a new interpreter has not imported its program either

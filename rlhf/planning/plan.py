@@ -215,20 +215,39 @@ def plan_run(
         scenes = [
             PhaseMemory.of(candidate, at, phase, found[phase], models[phase]) for phase in order
         ]
-        choices = like.phases if like else [None] * len(scenes)
+        if like:
+            phases = tuple(map(plan_phase, scenes, like.phases))
+        else:
+            phases = tuple(planned_once(scene, planned) for scene in scenes)
         return Plan(
             asked=config,
             loads=loads,
             config=candidate,
             machine=machine,
             models=models,
-            phases=tuple(map(plan_phase, scenes, choices)),
+            phases=phases,
             records=max(load.records for load in found.values()),
             limit=scenes[0].limit,
         )
 
+    planned: dict[tuple[object, ...], PhasePlan] = {}
     best = best_of([plan(candidate, typical) for candidate in _candidates(config, typical)])
     return best if machine == typical else plan(best.config, machine, like=best)
+
+
+def planned_once(scene: PhaseMemory, planned: dict[tuple[object, ...], PhasePlan]) -> PhasePlan:
+    """Return the plan of a phase, which is kept in ``planned`` for candidates that it cannot tell.
+
+    Only PPO has a critic, a reward model and a moving average, and only PPO and DPO a reference.
+    """
+    zero, phase = scene.at.zero, scene.phase
+    if phase is Phase.ppo:
+        return plan_phase(scene)
+    reference = zero.offload_reference if phase is Phase.dpo else None
+    key = (phase, zero.stage, zero.offload_optimizer, zero.offload_parameters, reference)
+    if key not in planned:
+        planned[key] = plan_phase(scene)
+    return planned[key]
 
 
 def efficiency_of(machine: Machine) -> Efficiency:

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,8 +90,7 @@ def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
 def test_long_run(tmp_path: Path) -> None:
     words = [*TINY_RUN, "checkpoint.every_steps=1"]
     figures = tmp_path / "long_run.json"
-    # A forked process would not look for the tracker's module among the benchmarks.
-    found = run("long_run.py", "--overrides", *words, figures=figures, popen=subprocess.Popen)
+    found = run("long_run.py", "--overrides", *words, figures=figures)
     assert len(found["memory_mib"]) == 2
     assert found["calls"]["gradient norms, which find NaN and clip"] > 4
     assert found["calls"]["checkpoints"] >= 2

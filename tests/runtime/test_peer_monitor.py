@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rlhf.runtime import peer_monitor
 from rlhf.runtime.peer_monitor import ADDRESS_KEY, PeerMonitor
 
 pytestmark = pytest.mark.slow
 
 HOST = socket.gethostname()
 MASTER = ("localhost", 29999)
+
+
+@pytest.fixture(autouse=True)
+def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_monitor, "GRACE_S", 0.2)
 
 
 class Store:
@@ -111,13 +117,15 @@ def test_a_rank_that_ends_without_a_word_is_named(ranks: Ranks) -> None:
     until(lambda: bool(ranks.losses[0] and ranks.losses[1]))
     news = [f"rank 2 on {HOST} ended without an error: it was killed, or its node is down"]
     assert ranks.losses[:2] == [news, news]
-    assert time.monotonic() - began >= 1, "what ended that rank may be ending this one, too"
+    assert time.monotonic() - began >= peer_monitor.GRACE_S, (
+        "what ended that rank may be ending this one, too"
+    )
 
 
 def test_the_end_of_a_run_is_no_loss(ranks: Ranks) -> None:
     for rank in (2, 0, 1):
         ranks.monitors[rank].done()
-        time.sleep(1.6)  # the connection is closed, and what it means is clear
+        time.sleep(0.4)  # the connection is closed, and what it means is clear
     assert ranks.losses == [[], [], []]
 
 
@@ -132,7 +140,7 @@ def test_strangers_are_not_listened_to(ranks: Ranks) -> None:
             stranger.settimeout(5)
             stranger.sendall(words)
             assert stranger.recv(1) == b"", "the connection is closed"
-    time.sleep(1.5)
+    time.sleep(0.4)
     assert ranks.losses == [[], [], []]
 
 

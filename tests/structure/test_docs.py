@@ -160,7 +160,7 @@ def test_tracker_of_the_page(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = [*TINY_RUN, "phase=sft", "tracking.others=[notes:Notes]", f"run_dir={run_dir}"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    run = launch(*words, cwd=tmp_path, PYTHONPATH=path, popen=subprocess.Popen)
+    run = launch(*words, cwd=tmp_path, PYTHONPATH=path)
     assert run.returncode == 0, run.stderr
     assert "notes:Notes failed" not in run.stdout
     assert (run_dir / "notes.txt").read_text().startswith("sft 0 None\nsft 1 None\n")
