@@ -21,7 +21,7 @@ from rlhf.planning.cpu_rates import typical_rates
 from rlhf.planning.hardware import GIB, Machine, machine_of
 from rlhf.planning.memory_model import weight_bytes
 from rlhf.planning.model_uses import ModelUse, models_of
-from rlhf.planning.phase_costs import PhasePlan, plan_phase
+from rlhf.planning.phase_costs import PhasePlan, plan_phase, planned_once
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.steps import Loads, assumed_loads
 from rlhf.planning.time_model import CostModel, Efficiency
@@ -215,17 +215,15 @@ def plan_run(
         scenes = [
             PhaseMemory.of(candidate, at, phase, found[phase], models[phase]) for phase in order
         ]
-        if like:
-            phases = tuple(map(plan_phase, scenes, like.phases))
-        else:
-            phases = tuple(planned_once(scene, planned) for scene in scenes)
+        once = partial(planned_once, planned=planned)
+        phases = map(plan_phase, scenes, like.phases) if like else map(once, scenes)
         return Plan(
             asked=config,
             loads=loads,
             config=candidate,
             machine=machine,
             models=models,
-            phases=phases,
+            phases=tuple(phases),
             records=max(load.records for load in found.values()),
             limit=scenes[0].limit,
         )
@@ -233,21 +231,6 @@ def plan_run(
     planned: dict[tuple[object, ...], PhasePlan] = {}
     best = best_of([plan(candidate, typical) for candidate in _candidates(config, typical)])
     return best if machine == typical else plan(best.config, machine, like=best)
-
-
-def planned_once(scene: PhaseMemory, planned: dict[tuple[object, ...], PhasePlan]) -> PhasePlan:
-    """Return the plan of a phase, which is kept in ``planned`` for candidates that it cannot tell.
-
-    Only PPO has a critic, a reward model and a moving average, and only PPO and DPO a reference.
-    """
-    zero, phase = scene.at.zero, scene.phase
-    if phase is Phase.ppo:
-        return plan_phase(scene)
-    reference = zero.offload_reference if phase is Phase.dpo else None
-    key = (phase, zero.stage, zero.offload_optimizer, zero.offload_parameters, reference)
-    if key not in planned:
-        planned[key] = plan_phase(scene)
-    return planned[key]
 
 
 def efficiency_of(machine: Machine) -> Efficiency:
