@@ -16,8 +16,12 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
 from rlhf.planning.plan_tables import read_plan
 
-# Messages of torch's allocator on a CPU, which has no class of its own for them.
-CPU_MESSAGES = ("can't allocate memory", "not enough memory")
+# What failed allocations say that have no class of their own: of torch's allocator on a CPU, and of
+# CUDA's driver, cuBLAS, cuDNN and NCCL.
+MESSAGES = (
+    *("can't allocate memory", "not enough memory", "out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+)
 
 
 class OutOfMemoryError(RlhfError):
@@ -25,10 +29,16 @@ class OutOfMemoryError(RlhfError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if ``error`` says that an allocation failed."""
+    """Return True if ``error``, or one that it followed, says that an allocation failed.
+
+    An allocation that fails while a CUDA graph is captured comes out as an error of the capture.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_MESSAGES)
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return earlier is not None and is_out_of_memory(earlier)
 
 
 @contextmanager

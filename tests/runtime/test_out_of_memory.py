@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlhf.runtime.out_of_memory import is_out_of_memory
 from tests.runs import ROOT, TINY_RUN, finished, metrics, python
 
 pytestmark = pytest.mark.slow
@@ -26,6 +28,29 @@ sft.SftTrainer.train_step = greedy
 runpy.run_path("{ROOT}/launch.py", run_name="__main__")
 """
 SFT = [*TINY_RUN, "phase=sft", "sft.epochs=0.5", "checkpoint.every_steps=1"]
+
+
+# torch's own class aside, these are the forms of a failed allocation on a GPU.
+TEXTS = [
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    torch.distributed.DistBackendError("NCCL error: unhandled cuda error 2 'out of memory'"),
+]
+
+
+@pytest.mark.parametrize("error", TEXTS, ids=lambda error: str(error)[:40])
+def test_every_form_of_a_failed_allocation_is_known(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+def test_an_allocation_that_fails_in_a_capture_is_known() -> None:
+    capture = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    assert not is_out_of_memory(capture), "the previous error may have been any"
+    capture.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert is_out_of_memory(capture)
 
 
 @pytest.fixture
