@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from rlhf.chat.talker import Reply, Talker
 from rlhf.checkpoint.finished_phase import verify_model
@@ -24,6 +26,8 @@ from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.tracking.next_commands import POLICIES
 from rlhf.user_paths import user_path
+
+M = TypeVar("M", bound=nn.Module)
 
 NAMES = {
     "sft": ("sft/model",),
@@ -113,16 +117,25 @@ class RunModels:
         scorer = build_scorer(
             self._source(folder, "reward_model"), load_tokenizer(folder, key=RUN_FOLDER), seed=0
         )
-        return scorer.to(self._device, self._dtype).eval()
+        return self._placed(scorer)
 
     def _talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:
             tokenizer = load_tokenizer(folder, key=self._key(folder))
             model = build_actor(self._source(folder, "model"), tokenizer, seed=0)
-            model = model.to(self._device, self._dtype).eval()
+            model = self._placed(model)
             stop = self._keys.get("rollout.stop") or ()
             self._talkers[folder] = Talker(model, tokenizer, stop=stop)
         return self._talkers[folder]
+
+    def _placed(self, model: M) -> M:
+        """Move ``model`` to the device, with weights in the precision of the rollouts.
+
+        Buffers keep theirs, as in training: rotary frequencies in bf16 turn by other angles.
+        """
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(self._device, self._dtype)
+        return model.to(self._device).eval()
 
     def _source(self, folder: Path, group: str) -> ModelSource:
         """Return the source of a model; the run may trust the code of its own models.

@@ -10,9 +10,11 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.chat import run_models
 from rlhf.chat.dialogue import Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import Talker
+from rlhf.config.choices import Dtype
 from rlhf.errors import CheckpointError
 from rlhf.models.build import ModelSource
 from rlhf.rollout.sampling import SamplingSettings
@@ -54,6 +56,21 @@ def test_an_answer_streams_in_words_until_the_end_token(models: RunModels) -> No
     assert answer == ("One, two\nthree and 四.", ids, "ended")
     assert "".join(pieces) == answer.text
     assert len([piece for piece in pieces if piece]) > 3
+
+
+def test_rotary_frequencies_keep_their_precision(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 the angle at position 1024 would be off by more than a radian."""
+    monkeypatch.setattr(run_models, "resolve_dtype", lambda *_: Dtype.bf16)
+    models = RunModels(save_run(tmp_path / "run", compose), None)
+    talker = models.talker
+    assert models.score(talker, [5], talker.answer([5], SAMPLING, str)) is not None
+    assert models._reward_model is not None
+    for model in (talker._model, models._reward_model):
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        frequencies = [b for name, b in model.named_buffers() if name.endswith("inv_freq")]
+        assert {each.dtype for each in frequencies} == {torch.float32}
 
 
 def test_stop_texts_and_limits_end_an_answer(models: RunModels) -> None:
