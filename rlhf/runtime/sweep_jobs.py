@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,9 +154,26 @@ def _take_share(folder: Path, jobs: int) -> tuple[int, FileLock]:
 
 
 def _devices() -> list[str]:
-    """Return the names of the GPUs that this process may use."""
+    """Return the names of the GPUs that this process may use, or of the parts of those in MIG mode.
+
+    Raises:
+        CapabilityError: if nvidia-smi cannot name them.
+    """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed is not None:
         return [name for name in allowed.split(",") if name]
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return [str(number) for number, _ in enumerate(listed.stdout.splitlines())]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stdout", "") or str(error)
+        raise CapabilityError(
+            f"hardware.device=cuda: nvidia-smi cannot name the GPUs ({said.splitlines()[0]}): set "
+            "CUDA_VISIBLE_DEVICES=0,1,... to those that the jobs may use"
+        ) from error
+    parts: dict[str, list[str]] = {}
+    for line in listed.stdout.splitlines():
+        if gpu := re.match(r"GPU (\d+):", line):
+            parts[gpu[1]] = []
+        elif part := re.search(r"\(UUID: (MIG-[^)]+)\)", line):
+            parts[next(reversed(parts))].append(part[1])
+    return [name for gpu, own in parts.items() for name in own or [gpu]]
