@@ -93,7 +93,7 @@ def _build(
     }
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         overrides["num_labels"] = 1
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # models are drawn on the CPU
         torch.manual_seed(seed)
         if source.path is None:
             model = _from_architecture(auto_class, source, tokenizer, overrides, shard)

@@ -66,7 +66,7 @@ def add_adapters(
         fan_in_fan_out=isinstance(linear[targets[0]], Conv1D),
         task_type="CAUSAL_LM" if model.can_generate() else "SEQ_CLS",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # adapters are drawn on the CPU
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
     # Set only now: if peft got it before, it would wrap these modules in copies of themselves.

@@ -140,9 +140,13 @@ class FastRollout:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of the GPU, or of the host if ``device`` is a CPU, in bytes."""
+    """Return the free memory of the GPU, or of the host if ``device`` is a CPU, in bytes.
+
+    Memory that torch keeps for later allocations is free, although the driver counts it as used.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     import os
 
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

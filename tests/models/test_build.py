@@ -13,6 +13,7 @@ from rlhf.models.build import (
     build_scorer,
     require_positions,
 )
+from rlhf.models.lora import LoraSpec, has_adapters
 from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
@@ -63,6 +64,15 @@ def test_weights_follow_from_the_seed(tokenizer) -> None:
     first, again, other = (model.lm_head.weight for model in models)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_models_are_drawn_without_the_states_of_eight_gpus(
+    tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's fork_rng would read and set each, and warn that there are so many."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    lora = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, lora=lora))
 
 
 def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, effective_weight
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
@@ -221,6 +221,14 @@ class Sharded(PlainEngine):
     def gathered(self, of: nn.Module) -> Any:
         self.gathered_modules.append(of)
         return super().gathered(of)
+
+
+def test_what_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a training step nearly all of a GPU is used or kept, and little of it is in use."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 800)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 250)
+    assert free_bytes(torch.device("cuda", 0)) == 650
 
 
 @pytest.mark.parametrize(("choice", "times"), [("auto", 1), ("always", 1), ("never", 0)])
