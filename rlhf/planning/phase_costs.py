@@ -69,21 +69,6 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     return _best([_supervised(scene, plan, micro) for micro in sizes], scene.limit)
 
 
-def planned_once(scene: PhaseMemory, planned: dict[tuple[object, ...], PhasePlan]) -> PhasePlan:
-    """Return the plan of a phase, which is kept in ``planned`` for candidates that it cannot tell.
-
-    Only PPO has a critic, a reward model and a moving average, and only PPO and DPO a reference.
-    """
-    zero, phase = scene.at.zero, scene.phase
-    if phase is Phase.ppo:
-        return plan_phase(scene)
-    reference = zero.offload_reference if phase is Phase.dpo else None
-    key = (phase, zero.stage, zero.offload_optimizer, zero.offload_parameters, reference)
-    if key not in planned:
-        planned[key] = plan_phase(scene)
-    return planned[key]
-
-
 def _best(options: Sequence[PhasePlan], limit: float) -> PhasePlan:
     """Return the fastest option that fits (larger micro-batch on a tie), else the smallest."""
     fitting = [option for option in options if option.bytes <= limit]

@@ -21,7 +21,7 @@ from rlhf.planning.cpu_rates import typical_rates
 from rlhf.planning.hardware import GIB, Machine, machine_of
 from rlhf.planning.memory_model import weight_bytes
 from rlhf.planning.model_uses import ModelUse, models_of
-from rlhf.planning.phase_costs import PhasePlan, plan_phase, planned_once
+from rlhf.planning.phase_costs import PhasePlan, plan_phase
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.steps import Loads, assumed_loads
 from rlhf.planning.time_model import CostModel, Efficiency
@@ -215,20 +215,18 @@ def plan_run(
         scenes = [
             PhaseMemory.of(candidate, at, phase, found[phase], models[phase]) for phase in order
         ]
-        once = partial(planned_once, planned=planned)
-        phases = map(plan_phase, scenes, like.phases) if like else map(once, scenes)
+        choices = like.phases if like else [None] * len(scenes)
         return Plan(
             asked=config,
             loads=loads,
             config=candidate,
             machine=machine,
             models=models,
-            phases=tuple(phases),
+            phases=tuple(map(plan_phase, scenes, choices)),
             records=max(load.records for load in found.values()),
             limit=scenes[0].limit,
         )
 
-    planned: dict[tuple[object, ...], PhasePlan] = {}
     best = best_of([plan(candidate, typical) for candidate in _candidates(config, typical)])
     return best if machine == typical else plan(best.config, machine, like=best)
 
