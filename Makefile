@@ -52,8 +52,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Python 3.11 or newer is needed, but \"$(PYTHON)\" is: $$($(PYTHON) --version 2>&1)." \
 	    "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	@# A new pip finds the versions in half the time that the one of Python 3.11 takes.
-	$(BIN)/python -m pip install -q --disable-pip-version-check -U 'pip>=25'
+	@# This pip resolves the versions in half the time that the one of Python 3.11 takes.
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip
 	@# Python compiles what it imports; pip would compile all of it, on one core.
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
