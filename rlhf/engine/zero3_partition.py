@@ -87,8 +87,8 @@ def leave_uncompiled_kernels_alone() -> None:
     """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
 
     They serve tensor-parallel inference, which is not used here. Building them needs a compiler,
-    takes half a minute at the first start, and prints to the console. With an answer given,
-    DeepSpeed does not ask the compiler about all of its parts either, half a second in each rank.
+    takes half a minute at the first start, and prints to the console. Setting this entry also keeps
+    DeepSpeed from probing all of its parts, which takes half a second in each rank.
     """
     import logging
 

@@ -14,7 +14,9 @@ from rlhf.planning.cpu_rates import CpuRates, keep_rates
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
 CALLS = 2000
-IDLE = 0.9  # seconds of CPU time per second, of which one core has 1; below, others took the cores
+# Seconds of CPU time per second, of which a process on one core gets at most 1. Below this, other
+# programs used the cores.
+IDLE = 0.9
 
 
 def measure_cpu() -> CpuRates:
