@@ -34,6 +34,12 @@ os.environ.pop("WANDB_MODE", None)
 gc.set_threshold(100_000, 50, 100)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run modules with slow tests first: then no worker waits at the end for a long test."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     """Leave all that is imported out of the collections that DeepSpeed asks for again and again."""
     gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
 def freeze(config: RunConfig, run_dir: Path) -> None:
     """Write the configuration, which every rank reads, atomically to ``run_dir``."""
     with replacing(run_dir / FROZEN) as building:
-        OmegaConf.save(OmegaConf.structured(config), building)
+        OmegaConf.save(OmegaConf.create(asdict(config)), building)
 
 
 def keep_command(overrides: Sequence[str], run_dir: Path) -> None:
