@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
+from ctypes import CDLL
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +25,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from rlhf.planning.cpu_rates import cpu_rates, keep_rates
+from tests.pretend_cuda.gpu import Gpu, load
 
 CONF = Path(__file__).parents[1] / "conf"
+GPU_LIBRARY = pytest.StashKey[CDLL]()
 
 # Here and not in a fixture: DeepSpeed and huggingface_hub read these when they are imported.
 os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
@@ -32,6 +36,12 @@ os.environ.pop("WANDB_MODE", None)
 
 # A full collection takes a second with the libraries loaded, and compositions cause many of them.
 gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the pretended GPU where tests run: before a test module imports torch."""
+    if not config.getoption("numprocesses", None) and shutil.which("g++"):
+        config.stash[GPU_LIBRARY] = load()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,6 +91,21 @@ def _same_environment() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """A pretended GPU, for this test only."""
+    library = request.config.stash.get(GPU_LIBRARY, None)
+    if library is None:
+        pytest.skip("no C++ compiler for the pretended GPU")
+    from tests.pretend_cuda.torch_cuda import replace
+
+    gpu = Gpu(library)
+    gpu.start()
+    replace(gpu, monkeypatch.setattr)
+    yield gpu
+    gpu.stop()
 
 
 Compose = Callable[[list[str]], DictConfig]

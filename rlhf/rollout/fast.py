@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -88,14 +88,16 @@ class FastRollout:
             is_layerwise = actor.is_sharded and not gathers
             with actor.gathered(model) if gathers else nullcontext():
                 decoder = self._decoder(model, None if is_layerwise else parts, rows, tokens)
-                Scheduler(
+                scheduler = Scheduler(
                     decoder,
                     self._sampling,
                     end_id=self._end_id,
                     stop=self._stop,
                     max_rows=rows,
                     anyone_works=self._any_rank if is_layerwise else bool,
-                ).run(requests, prompts.draws_BT)
+                )
+                with self._precision_of(decoder):
+                    scheduler.run(requests, prompts.draws_BT)
         return padded(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
@@ -122,6 +124,16 @@ class FastRollout:
         if device.type == "cuda" and self._settings.cuda_graphs:
             return GraphedDecoder(decoder, rows=rows, tokens=tokens)
         return decoder
+
+    def _precision_of(self, decoder: Decoder) -> AbstractContextManager[None]:
+        """Keep the engine's autocast for the model's own forward pass only.
+
+        Other decoders hold everything in the precision of the KV cache. Autocast would return fp32
+        from their norms on a GPU, and bf16 on a CPU.
+        """
+        if isinstance(decoder, CacheDecoder):
+            return nullcontext()
+        return torch.autocast(self._ranks.device.type, enabled=False)
 
     def _gathers(self, actor: Engine, model: nn.Module) -> bool:
         """Return True, on every rank, if sharded weights are gathered for the whole rollout."""

@@ -21,6 +21,9 @@ from tests.runs import TINY_RUN, launch, python
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUN_ELSEWHERE = {
+    ".venv/bin/python -m tests.pretend_cuda launch.py experiment=smoke hardware=a100_40g": (
+        "tests/runtime/test_gpu_runs.py"
+    ),
     "python -m rlhf.compare RUN_DIR": "tests/compare/test_comparison_page.py",
     "python -m rlhf.compare RUN_DIR --against OTHER_RUN": "tests/compare/test_choices.py",
     "python -m rlhf.compare --answers FILE": "tests/compare/test_choices.py",

@@ -1,0 +1,648 @@
+// A CUDA device without a GPU, for a CPU build of torch: tensors that say cuda:0 and whose memory is
+// the host's. Every operation on them runs as on a GPU up to the dispatcher (autograd, autocast,
+// decompositions), and then on the CPU; or, with shapes_only, not at all. It refuses what a GPU
+// refuses, and tells gpu.py of each launch, copy and host sync. Load it before torch is imported:
+// torch looks for the hooks of CUDA once. Until pretend_start there is no GPU.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::IValue;
+using c10::Stream;
+using torch::jit::Stack;
+
+namespace {
+
+// ---------------------------------------------------------------- what gpu.py sets and reads
+
+// In the order of Event in gpu.py.
+enum Kind : int { LAUNCH, SYNC, TO_DEVICE, TO_DEVICE_PINNED, TO_HOST, TO_HOST_PINNED };
+using Listener = void (*)(int kind, const char* operation);
+Listener listener = nullptr;
+bool is_on = false;
+bool shapes_only = false;
+DeviceIndex num_devices = 0;
+constexpr DeviceIndex MOST_DEVICES = 2;  // autograd starts a thread for each, once
+
+void tell(Kind kind, const char* operation) {
+  if (listener) listener(kind, operation);
+}
+
+// ---------------------------------------------------------------- memory
+
+struct Memory {
+  std::atomic<int64_t> used{0}, peak{0}, limit{INT64_MAX};
+} memory;
+
+std::mutex pinned_mutex;
+std::unordered_map<const char*, size_t> pinned;  // blocks of pinned host memory
+
+constexpr size_t FILLED = 1 << 24;
+
+int64_t rounded(size_t bytes) { return (bytes + 511) / 512 * 512; }  // as torch's allocator
+
+struct Block {
+  void* data;
+  size_t bytes;
+};
+
+void free_block(void* context) {
+  auto* block = static_cast<Block*>(context);
+  memory.used -= rounded(block->bytes);
+  std::free(block->data);
+  delete block;
+}
+
+DeviceIndex& current() {
+  static thread_local DeviceIndex device = 0;
+  return device;
+}
+
+struct OnDevice {  // for a scope
+  DeviceIndex before = current();
+  explicit OnDevice(DeviceIndex index) { current() = index; }
+  ~OnDevice() { current() = before; }
+};
+
+struct DeviceAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    Device device(DeviceType::CUDA, current());
+    if (bytes == 0) return {nullptr, device};
+    int64_t wanted = rounded(bytes), used = memory.used += wanted;
+    if (used > memory.limit) {
+      memory.used -= wanted;
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
+                       wanted >> 20, " MiB. GPU 0 has a total capacity of ",
+                       memory.limit.load() >> 20, " MiB of which ",
+                       (memory.limit - used + wanted) >> 20, " MiB is free.");
+    }
+    for (int64_t seen = memory.peak; seen < used && !memory.peak.compare_exchange_weak(seen, used);) {
+    }
+    // Fresh memory is not zero, as a GPU's is not: it begins with NaN. The rest is not touched, so
+    // that large buffers, and all of a shapes-only run, take no memory of the host.
+    void* data = std::malloc(bytes);
+    TORCH_CHECK(data != nullptr, "the host has no memory left for its pretended GPU");
+    if (!shapes_only) std::memset(data, 0xff, std::min(bytes, FILLED));
+    return {data, new Block{data, bytes}, &free_block, device};
+  }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    if (!shapes_only) std::memcpy(target, source, bytes);
+  }
+};
+DeviceAllocator allocator;
+
+void free_pinned(void* data) {
+  std::lock_guard<std::mutex> lock(pinned_mutex);
+  pinned.erase(static_cast<char*>(data));
+  std::free(data);
+}
+
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = std::malloc(bytes ? bytes : 1);
+    std::lock_guard<std::mutex> lock(pinned_mutex);
+    pinned[static_cast<char*>(data)] = bytes;
+    return {data, data, &free_pinned, Device(DeviceType::CPU)};
+  }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    std::memcpy(target, source, bytes);
+  }
+};
+PinnedAllocator pinned_allocator;
+
+bool is_pinned(const void* data) {
+  std::lock_guard<std::mutex> lock(pinned_mutex);
+  for (auto& [start, bytes] : pinned)
+    if (start <= data && data < start + bytes) return true;
+  return false;
+}
+
+// ---------------------------------------------------------------- devices, streams and hooks
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device to) const override {
+    Device before = getDevice();
+    setDevice(to);
+    return before;
+  }
+  Device getDevice() const override { return {DeviceType::CUDA, current()}; }
+  void setDevice(Device to) const override { current() = to.index() < 0 ? current() : to.index(); }
+  void uncheckedSetDevice(Device to) const noexcept override { setDevice(to); }
+  Stream getStream(Device device) const override { return Stream(Stream::DEFAULT, device); }
+  Stream getDefaultStream(Device device) const override { return getStream(device); }
+  Stream getNewStream(Device device, int) const override { return getStream(device); }
+  Stream getStreamFromGlobalPool(Device device, bool) const override { return getStream(device); }
+  Stream exchangeStream(Stream stream) const override { return stream; }
+  DeviceIndex deviceCount() const noexcept override { return MOST_DEVICES; }
+  void record(void**, const Stream&, const DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream&) const override { tell(SYNC, "stream"); }
+  void synchronizeEvent(void*) const override { tell(SYNC, "event"); }
+  void synchronizeDevice(const DeviceIndex) const override { tell(SYNC, "device"); }
+  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
+  double elapsedTime(void*, void*, const DeviceIndex) const override { return 0; }
+};
+
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return is_on; }
+  bool isBuilt() const override { return is_on; }
+  bool isAvailable() const override { return is_on; }
+  bool hasPrimaryContext(DeviceIndex) const override { return is_on; }
+  DeviceIndex deviceCount() const override { return num_devices; }
+  int getNumGPUs() const override { return num_devices; }
+  DeviceIndex current_device() const override { return current(); }
+  DeviceIndex getCurrentDevice() const override { return current(); }
+  void setCurrentDevice(DeviceIndex device) const override { current() = device; }
+  DeviceIndex exchangeDevice(DeviceIndex device) const override {
+    return std::exchange(current(), device);
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex device) const override {
+    return exchangeDevice(device);
+  }
+  void deviceSynchronize(DeviceIndex) const override { tell(SYNC, "device"); }
+  c10::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
+  Device getDeviceFromPtr(void*) const override { return {DeviceType::CUDA, current()}; }
+  const at::Generator& getDefaultGenerator(DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
+  }
+};
+using at::CUDAHooksRegistry;
+using at::RegistererCUDAHooksRegistry;
+REGISTER_CUDA_HOOKS(CUDAHooks)  // torch looks for this name
+
+// ---------------------------------------------------------------- graphs
+
+struct Recorded {
+  c10::OperatorHandle operation;
+  Stack arguments;
+  std::vector<at::Tensor> results;  // empty if the operation writes to its arguments
+};
+struct Graph {
+  std::vector<Recorded> operations;
+};
+std::vector<std::unique_ptr<Graph>> graphs;
+Graph* captured = nullptr;
+
+void refuse_in_capture(const char* what, const std::string& operation) {
+  TORCH_CHECK(captured == nullptr, "CUDA error: operation not permitted when stream is capturing (",
+              what, " by ", operation, ")");
+}
+
+// ---------------------------------------------------------------- running an operation
+
+bool on_device(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == DeviceType::CUDA;
+}
+
+// The same memory as a tensor of the CPU, or the same shape as a tensor without memory.
+at::Tensor stand_in(const at::Tensor& tensor, DeviceType type) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  at::Tensor keeper = tensor;
+  c10::DataPtr data(type == DeviceType::CPU ? storage->mutable_data() : nullptr, Device(type));
+  auto alias = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), storage->nbytes(), std::move(data),
+      c10::GetAllocator(type == DeviceType::Meta ? DeviceType::Meta : DeviceType::CPU), true);
+  auto key = type == DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::Meta;
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(alias), c10::DispatchKeySet(key), tensor.dtype());
+  auto* made = result.unsafeGetTensorImpl();
+  made->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.is_conj()) result._set_conj(true);
+  if (tensor.is_neg()) result._set_neg(true);
+  if (impl->is_wrapped_number()) made->set_wrapped_number(true);
+  return result;
+}
+
+struct Aliases {
+  DeviceType type;
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;  // original, stand-in
+
+  at::Tensor of(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (!on_device(tensor) && (type == DeviceType::CPU || tensor.dim() == 0)) return tensor;
+    for (auto& [original, made] : pairs)
+      if (original.is_same(tensor)) return made;
+    pairs.emplace_back(tensor, stand_in(tensor, type));
+    return pairs.back().second;
+  }
+};
+
+// Replace every tensor and device in a value.
+IValue mapped(const IValue& value, const std::function<at::Tensor(const at::Tensor&)>& of) {
+  if (value.isTensor()) return of(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) list.push_back(of(each));
+    return list;
+  }
+  if (value.isList()) {
+    auto given = value.toList();
+    c10::impl::GenericList list(given.elementType());
+    for (size_t i = 0; i < given.size(); ++i) list.push_back(mapped(given.get(i), of));
+    return list;
+  }
+  return value;
+}
+
+void visit(const IValue& value, const std::function<void(const at::Tensor&)>& see) {
+  if (value.isTensor()) return see(value.toTensor());
+  if (value.isList())
+    for (const IValue& each : value.toListRef()) visit(each, see);
+}
+
+// A tensor on the device with the memory that a CPU kernel allocated.
+at::Tensor adopted(const at::Tensor& made, DeviceIndex index) {
+  OnDevice there(index);
+  auto result = at::detail::empty_strided_generic(made.sizes(), made.strides(), &allocator,
+                                                  c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                  made.scalar_type());
+  if (made.device().type() == DeviceType::CPU && made.numel() > 0 && !shapes_only) {
+    size_t extent = at::detail::computeStorageNbytes(made.sizes(), made.strides(), made.itemsize());
+    std::memcpy(result.storage().mutable_data(), made.data_ptr(), extent);
+  }
+  return at::Tensor(std::move(result));
+}
+
+bool same_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage());
+}
+
+at::Tensor view_of(const at::Tensor& original, const at::Tensor& shape) {
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(original.storage()),
+      original.unsafeGetTensorImpl()->key_set(),
+      shape.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(),
+                                                      shape.storage_offset());
+  return result;
+}
+
+// What a kernel did to the shape of an argument, or to the size of its memory.
+void follow_resize(const at::Tensor& original, const at::Tensor& made) {
+  auto* impl = original.unsafeGetTensorImpl();
+  if (made.storage().nbytes() <= original.storage().nbytes()) {
+    if (original.sizes() != made.sizes() || original.strides() != made.strides() ||
+        original.storage_offset() != made.storage_offset())
+      impl->set_sizes_and_strides(made.sizes(), made.strides(), made.storage_offset());
+    return;
+  }
+  auto fresh = adopted(made, original.device().index());
+  impl->set_storage_keep_dtype(fresh.storage());
+  impl->set_sizes_and_strides(fresh.sizes(), fresh.strides(), 0);
+}
+
+bool is_view(const c10::FunctionSchema& schema) {
+  if (schema.is_mutable()) return false;
+  for (const auto& each : schema.returns())
+    if (each.alias_info()) return true;
+  return false;
+}
+
+bool begins_with(const std::string& text, const char* with) { return text.rfind(with, 0) == 0; }
+
+// Operations whose result's shape or value the host has to wait for.
+bool waits(const std::string& name, const Stack& arguments) {
+  static const std::set<std::string> waiting = {
+      "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal",
+      "aten::is_nonzero", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
+      "aten::unique_dim_consecutive", "aten::repeat_interleave", "aten::bincount"};
+  if (waiting.count(name)) return true;
+  if (!begins_with(name, "aten::index") && !begins_with(name, "aten::_index_put_impl_") &&
+      !begins_with(name, "aten::_unsafe_index"))
+    return false;
+  bool has_mask = false;
+  if (arguments.size() > 1)
+    visit(arguments[1], [&](const at::Tensor& index) {
+      has_mask |= index.defined() && on_device(index) &&
+                  (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
+    });
+  return has_mask;
+}
+
+bool takes_host_indices(const std::string& name) {
+  return begins_with(name, "aten::index") || begins_with(name, "aten::_index_put_impl_");
+}
+
+void compute(const c10::OperatorHandle& operation, Stack& arguments, DeviceType type) {
+  auto key = type == DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::Meta;
+  operation.redispatchBoxed(c10::DispatchKeySet(key), &arguments);
+}
+
+bool has_meta_kernel(const c10::OperatorHandle& operation) {
+  return operation.hasKernelForDispatchKey(c10::DispatchKey::Meta) ||
+         operation.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+         operation.hasKernelForDispatchKey(
+             c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+// Run the operation on stand-ins of its arguments, and put its results on the device.
+Stack on_stand_ins(const c10::OperatorHandle& operation, const Stack& given, DeviceType type,
+                   DeviceIndex index) {
+  const auto& schema = operation.schema();
+  Aliases aliases{type, {}};
+  Stack arguments;
+  for (size_t i = 0; i < given.size(); ++i) {
+    IValue value = mapped(given[i], [&](const at::Tensor& each) { return aliases.of(each); });
+    if (value.isDevice()) value = Device(type);
+    if (schema.arguments()[i].name() == "pin_memory") value = IValue();
+    arguments.push_back(std::move(value));
+  }
+  compute(operation, arguments, type);
+  for (auto& [original, made] : aliases.pairs)
+    if (on_device(original)) follow_resize(original, made);
+  auto to_device = [&](const at::Tensor& made) -> at::Tensor {
+    if (!made.defined()) return made;
+    for (auto& [original, alias] : aliases.pairs)
+      if (alias.is_same(made)) return original;
+    for (auto& [original, alias] : aliases.pairs)
+      if (on_device(original) && same_storage(alias, made)) return view_of(original, made);
+    return adopted(made, index);
+  };
+  Stack results;
+  for (const IValue& each : arguments) results.push_back(mapped(each, to_device));
+  return results;
+}
+
+void push(Stack* stack, size_t num_arguments, Stack results) {
+  torch::jit::drop(*stack, num_arguments);
+  for (IValue& each : results) stack->push_back(std::move(each));
+}
+
+void run(const c10::OperatorHandle& operation, Stack* stack) {
+  const auto& schema = operation.schema();
+  const std::string& name = schema.name();
+  size_t num_arguments = schema.arguments().size();
+  Stack given(stack->end() - num_arguments, stack->end());
+
+  std::optional<DeviceIndex> index;
+  bool has_host = false;
+  for (size_t i = 0; i < given.size(); ++i) {
+    bool may_be_host = i == 1 && takes_host_indices(name);
+    visit(given[i], [&](const at::Tensor& each) {
+      if (!each.defined()) return;
+      if (!on_device(each)) {
+        has_host |= each.dim() > 0 && !may_be_host && each.device().type() == DeviceType::CPU;
+        return;
+      }
+      TORCH_CHECK(!index || *index == each.device().index(),
+                  "Expected all tensors to be on the same device, but found at least two devices, "
+                  "cuda:", int(index.value_or(0)), " and ", each.device(), "! (", name, ")");
+      index = each.device().index();
+    });
+    if (given[i].isDevice() && given[i].toDevice().type() == DeviceType::CUDA && !index)
+      index = given[i].toDevice().has_index() ? given[i].toDevice().index() : current();
+  }
+  bool is_collective = begins_with(name, "c10d::");
+  TORCH_CHECK(!has_host || is_collective,
+              "Expected all tensors to be on the same device, but found at least two devices, "
+              "cuda:", int(index.value_or(0)), " and cpu! (", name, ")");
+  DeviceIndex place = index.value_or(current());
+  if (is_view(schema))  // shapes alone: no launch
+    return push(stack, num_arguments, on_stand_ins(operation, given, DeviceType::CPU, place));
+  if (waits(name, given)) {
+    refuse_in_capture("a wait", name);
+    tell(SYNC, name.c_str());
+  }
+  if (takes_host_indices(name) && given.size() > 1)
+    visit(given[1], [&](const at::Tensor& each) {
+      if (!each.defined() || on_device(each)) return;
+      refuse_in_capture("a copy of pageable memory", name);
+      tell(TO_DEVICE, name.c_str());
+    });
+  tell(LAUNCH, name.c_str());
+  if (captured == nullptr) {
+    bool computes = !shapes_only || !has_meta_kernel(operation) || is_collective;
+    auto type = computes ? DeviceType::CPU : DeviceType::Meta;
+    return push(stack, num_arguments, on_stand_ins(operation, given, type, place));
+  }
+  // A captured operation runs when the graph is replayed; until then its results hold NaN.
+  Stack results = on_stand_ins(operation, given, DeviceType::Meta, place);
+  Recorded recorded{operation, given, {}};
+  if (!schema.is_mutable())
+    for (const IValue& each : results)
+      visit(each, [&](const at::Tensor& tensor) { recorded.results.push_back(tensor); });
+  captured->operations.push_back(std::move(recorded));
+  push(stack, num_arguments, std::move(results));
+}
+
+void fallback(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
+  run(operation, stack);
+}
+
+// ---------------------------------------------------------------- operations with rules of their own
+
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
+  OnDevice there(device && device->has_index() ? device->index() : current());
+  return at::Tensor(at::detail::empty_generic(size, &allocator,
+                                              c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                              c10::dtype_or_default(dtype), format));
+}
+
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<Device> device, std::optional<bool>) {
+  OnDevice there(device && device->has_index() ? device->index() : current());
+  return at::Tensor(at::detail::empty_strided_generic(size, stride, &allocator,
+                                                      c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                      c10::dtype_or_default(dtype)));
+}
+
+void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
+  Stack given(stack->end() - 3, stack->end());
+  at::Tensor target = given[0].toTensor(), source = given[1].toTensor();
+  bool is_async = given[2].toBool();
+  if (on_device(target) && on_device(source)) return run(operation, stack);
+  const at::Tensor& host = on_device(target) ? source : target;
+  bool pinned_memory = is_pinned(host.storage().data());
+  bool to_device = on_device(target);
+  if (!pinned_memory) refuse_in_capture("a copy of pageable memory", "aten::copy_");
+  // A copy waits for the device unless its host memory is pinned and it is asked not to.
+  tell(to_device ? (pinned_memory ? TO_DEVICE_PINNED : TO_DEVICE)
+                 : (pinned_memory ? TO_HOST_PINNED : TO_HOST),
+       pinned_memory && is_async ? "async" : "waits");
+  if (captured) {
+    captured->operations.push_back({operation, given, {}});
+    return push(stack, 3, {target});
+  }
+  if (shapes_only && to_device) return push(stack, 3, {target});
+  if (shapes_only) {
+    if (target.numel()) target.zero_();
+    return push(stack, 3, {target});
+  }
+  push(stack, 3, on_stand_ins(operation, given, DeviceType::CPU, current()));
+}
+
+at::Scalar local_scalar(const at::Tensor& tensor) {
+  refuse_in_capture("a wait", "aten::_local_scalar_dense");
+  tell(SYNC, "aten::_local_scalar_dense");
+  if (shapes_only) return at::Scalar(1);
+  return stand_in(tensor, DeviceType::CPU).item();
+}
+
+const at::Tensor& resize(const at::Tensor& tensor, c10::SymIntArrayRef sizes,
+                         std::optional<at::MemoryFormat>) {
+  auto size = C10_AS_INTARRAYREF_SLOW(sizes);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(size);
+  size_t needs = at::detail::computeStorageNbytesContiguous(size, tensor.itemsize(),
+                                                            tensor.storage_offset());
+  c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  if (needs > storage->nbytes()) {
+    c10::DataPtr fresh = allocator.allocate(needs);
+    if (storage->nbytes()) allocator.copy_data(fresh.get(), storage->data(), storage->nbytes());
+    storage->set_data_ptr_noswap(std::move(fresh));
+    storage->set_nbytes(needs);
+  }
+  return tensor;
+}
+
+at::Tensor& set_storage(at::Tensor& tensor, at::Storage source, c10::SymInt offset,
+                        c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  if (stride.empty() && !sizes.empty()) {
+    impl->set_sizes_contiguous(sizes);
+    impl->set_storage_offset(offset.expect_int());
+  } else {
+    impl->set_sizes_and_strides(sizes, C10_AS_INTARRAYREF_SLOW(stride), offset.expect_int());
+  }
+  return tensor;
+}
+
+at::Tensor& set_source(at::Tensor& tensor, at::Storage source) {
+  int64_t length = source.nbytes() / tensor.itemsize();
+  return set_storage(tensor, source, 0, c10::SymIntArrayRef{c10::SymInt(length)}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& tensor, const at::Tensor& source) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(source.storage());
+  impl->set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
+  return tensor;
+}
+
+at::Tensor& set_nothing(at::Tensor& tensor) {
+  return set_tensor(tensor, empty({0}, tensor.scalar_type(), {}, tensor.device(), {}, {}));
+}
+
+void record_stream(at::Tensor&, at::Stream) {}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&copy_boxed>());
+  m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("resize_", &resize);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
+  m.impl("set_.source_Storage", &set_source);
+  m.impl("set_.source_Tensor", &set_tensor);
+  m.impl("set_", &set_nothing);
+  m.impl("record_stream", &record_stream);
+}
+
+// Torch warns that the kernels of NCCL, which a CPU build lacks, are replaced.
+struct Silence final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+} silence;
+c10::WarningHandler* const told = c10::WarningUtils::get_warning_handler();
+const bool is_silent = (c10::WarningUtils::set_warning_handler(&silence), true);
+
+// Collectives of tensors on the device are those of gloo on the same memory.
+TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
+  for (const char* name :
+       {"send", "recv_", "recv_any_source_", "broadcast_", "allreduce_", "allreduce_coalesced_",
+        "allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_", "reduce_",
+        "gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_",
+        "reduce_scatter_tensor_coalesced_", "alltoall_", "alltoall_base_", "barrier"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+const bool is_heard = (c10::WarningUtils::set_warning_handler(told), true);
+
+}  // namespace
+
+// ---------------------------------------------------------------- called from gpu.py
+
+extern "C" {
+void pretend_load() {
+  static Guard guard;
+  c10::SetAllocator(DeviceType::CUDA, &allocator, 255);
+  c10::impl::registerDeviceGuard(DeviceType::CUDA, &guard);
+}
+void pretend_start(int devices, int64_t limit, Listener told) {
+  num_devices = devices;
+  memory.limit = limit;
+  memory.peak = memory.used.load();
+  listener = told;
+  is_on = true;
+}
+void pretend_stop() {
+  is_on = false;
+  listener = nullptr;
+}
+void pretend_limit(int64_t bytes) { memory.limit = bytes; }
+void pretend_shapes_only(int on) { shapes_only = on; }
+int64_t pretend_used() { return memory.used; }
+int64_t pretend_peak() { return memory.peak; }
+void pretend_reset_peak() { memory.peak = memory.used.load(); }
+int pretend_current() { return current(); }
+void pretend_set_device(int device) { current() = device; }
+int pretend_capture() {
+  graphs.push_back(std::make_unique<Graph>());
+  captured = graphs.back().get();
+  return graphs.size() - 1;
+}
+void pretend_end_capture() { captured = nullptr; }
+int pretend_replay(int number) {
+  try {
+    for (Recorded& each : graphs[number]->operations) {
+      Stack results = on_stand_ins(each.operation, each.arguments, DeviceType::CPU, current());
+      if (each.results.empty()) continue;  // written to its arguments
+      size_t next = 0;
+      for (const IValue& value : results)
+        visit(value, [&](const at::Tensor& tensor) {
+          const at::Tensor& kept = each.results[next++];
+          if (tensor.defined()) std::memcpy(kept.data_ptr(), tensor.data_ptr(), tensor.nbytes());
+        });
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    fprintf(stderr, "a replayed graph failed: %s\n", error.what());
+    return 1;
+  }
+}
+void pretend_forget(int number) { graphs[number].reset(); }
+}

@@ -1,0 +1,186 @@
+"""The pretended GPU finds what a GPU would refuse, and counts what it would do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rlhf.types import SequenceBatch, TokenPositions
+from tests.pretend_cuda.gpu import GIB, Event, Gpu
+
+CAPTURING = "operation not permitted when stream is capturing"
+
+
+def test_it_computes_what_the_cpu_does(gpu: Gpu) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.LayerNorm(7), nn.Linear(7, 3))
+    x_BI = torch.randn(4, 5)
+    model(x_BI).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.to("cuda")
+    model(x_BI.to("cuda")).square().sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad.device.type == "cuda"
+        torch.testing.assert_close(parameter.grad.cpu(), gradient)  # other kernels of products
+
+
+def test_outside_a_test_of_it_there_is_no_gpu() -> None:
+    assert not torch.cuda.is_available()
+    assert torch.accelerator.current_accelerator() is None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda on, off: on + off,
+        lambda on, off: on @ off,
+        lambda on, off: torch.where(on > 0, on, off),
+        lambda on, off: torch.cat([on, off]),
+        lambda on, off: functional.embedding(off.long(), on),
+        lambda on, off: on.index_put_((torch.zeros(2, dtype=torch.long),), off),
+    ],
+)
+def test_tensors_of_two_devices_are_refused(gpu: Gpu, fault) -> None:
+    with pytest.raises(RuntimeError, match=r"two devices, cuda:0 and cpu"):
+        fault(torch.ones(2, 2, device="cuda"), torch.ones(2, 2))
+
+
+def test_a_number_of_the_host_is_not(gpu: Gpu) -> None:
+    assert (torch.ones(2, device="cuda") * torch.tensor(3.0)).tolist() == [3, 3]
+
+
+def test_tensors_of_two_gpus_are_refused(gpu: Gpu) -> None:
+    with pytest.raises(RuntimeError, match=r"two devices, cuda:0 and cuda:1"):
+        _ = torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+
+
+def test_numpy_takes_no_tensor_of_a_gpu(gpu: Gpu) -> None:
+    with pytest.raises(TypeError, match="cuda"):
+        torch.ones(2, device="cuda").numpy()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: bool((x > 0).all()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.tensor([1, 2], device="cuda"),
+        lambda x: x[torch.tensor([0, 1])],
+        lambda x: x.cpu(),
+    ],
+    ids=["item", "tolist", "bool", "mask", "nonzero", "from_list", "host_index", "to_host"],
+)
+def test_waiting_and_copying_during_a_capture_are_refused(gpu: Gpu, fault) -> None:
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError, match=CAPTURING), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        fault(x)
+
+
+def test_pinned_memory_may_be_copied_during_a_capture(gpu: Gpu) -> None:
+    host, there = torch.ones(3).pin_memory(), torch.zeros(3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        there.copy_(host, non_blocking=True)
+    assert there.tolist() == [0, 0, 0]
+    graph.replay()
+    assert there.tolist() == [1, 1, 1]
+
+
+def test_a_captured_graph_computes_when_it_is_replayed(gpu: Gpu) -> None:
+    x, weight = torch.ones(2, 3, device="cuda"), torch.full((3, 3), 2.0, device="cuda")
+    kept = torch.zeros(2, 3, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = (x @ weight).relu()
+        kept[1] = y[1]
+    assert y.isnan().all()  # a program that reads it now reads garbage
+    assert kept.sum().item() == 0
+    graph.replay()
+    assert y.tolist() == [[6, 6, 6], [6, 6, 6]]
+    assert kept.sum(dim=1).tolist() == [0, 18]
+    x.fill_(2.0)
+    graph.replay()
+    assert y[0, 0].item() == 12
+
+
+def test_a_graph_does_not_see_a_tensor_that_replaces_its_input(gpu: Gpu) -> None:
+    layer, x = nn.Linear(2, 1, bias=False).to("cuda"), torch.ones(1, 2, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x)
+    layer.weight.data = torch.full((1, 2), 5.0, device="cuda")  # new memory: the fault
+    graph.replay()
+    assert y.item() != 10
+
+
+def test_norms_under_autocast_are_fp32(gpu: Gpu) -> None:
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cuda", torch.bfloat16):
+        here = functional.linear(x, x)
+        there = functional.linear(x.to("cuda"), x.to("cuda"))
+        assert there.dtype is here.dtype is torch.bfloat16
+        normed = functional.layer_norm(x.to("cuda").bfloat16(), (8,), weight.to("cuda"))
+        rms = functional.rms_norm(x.to("cuda").bfloat16(), (8,), weight.to("cuda"))
+    assert normed.dtype is rms.dtype is torch.float32
+    memory = torch.zeros(2, 8, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(RuntimeError, match="dtype"):
+        memory[torch.zeros(1, dtype=torch.long, device="cuda")] = normed[:1]
+
+
+def test_fresh_memory_is_not_zero(gpu: Gpu) -> None:
+    assert torch.empty(5, device="cuda").isnan().all()
+
+
+def test_memory_ends_at_the_size_of_the_card(gpu: Gpu) -> None:
+    before = gpu.used
+    kept = torch.zeros(GIB // 8, dtype=torch.int8, device="cuda")
+    assert gpu.used - before == GIB // 8
+    gpu.limit(before + GIB // 4)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        torch.zeros(GIB // 4, dtype=torch.int8, device="cuda")
+    del kept
+    assert gpu.used == before
+    assert gpu.peak >= before + GIB // 8
+
+
+def test_events_are_counted_with_their_line(gpu: Gpu) -> None:
+    keep_BS = torch.tensor([[True, True, False]], device="cuda")
+    ids_BS = torch.tensor([[4, 5, 6]], device="cuda")
+    batch = SequenceBatch(ids_BS, keep_BS, keep_BS)
+    with gpu.counting() as counts:
+        TokenPositions.of(batch)
+    (line,) = counts.lines(Event.sync)
+    assert line.startswith("types.py:")
+    assert counts.events[Event.sync] == 1
+    with gpu.counting() as counts:
+        torch.ones(3).to("cuda").cpu()
+        torch.ones(3).pin_memory().to("cuda", non_blocking=True)
+    assert [counts.events[each] for each in (Event.to_device, Event.to_host)] == [1, 1]
+    assert counts.events[Event.to_device_pinned] == 1
+
+
+def test_a_step_of_any_size_is_one_launch_where_torch_fuses_it(gpu: Gpu) -> None:
+    weights = [nn.Parameter(torch.ones(n, device="cuda")) for n in (3, 500)]
+    optimizer = torch.optim.AdamW(weights, fused=True)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    with gpu.counting() as counts:
+        optimizer.step()
+    assert counts.operations["aten::_fused_adamw_"] == 1
+    assert weights[0][0].item() == pytest.approx(0.998, abs=1e-3)
+
+
+def test_shapes_alone_take_memory_of_the_card_only(gpu: Gpu) -> None:
+    with gpu.shapes_only():
+        before = gpu.used
+        x = torch.zeros(2**17, 2**15, dtype=torch.bfloat16, device="cuda")  # 8 GiB
+        y = x @ x[:256].T
+        assert y.shape == (2**17, 256)
+        assert gpu.used - before == 8 * GIB + y.nbytes
