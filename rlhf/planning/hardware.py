@@ -13,6 +13,7 @@ from rlhf.planning.cpu_rates import CpuRates, cpu_rates
 
 GIB = 2**30
 GB = 10**9
+LAUNCH_SECONDS = 7e-6  # for Python to launch one kernel: an estimate
 HOST_MEMORY_BANDWIDTH = 150 * GB  # bytes per second of a node: estimate, two sockets with DDR4
 
 
@@ -38,7 +39,7 @@ class Machine:
     price_per_hour: float | None
     """US dollars per hour for all nodes."""
     call_seconds: float = 0.0
-    """Seconds per small torch operation on a CPU; 0 on a GPU, where layer times include it."""
+    """Seconds of the host for one torch operation, however small."""
     is_estimated: bool = False
     """True if the rates are estimates for a CPU that was not measured."""
 
@@ -58,7 +59,8 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _memory_here()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _memory_here()
     tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
-    bandwidth, call_seconds, is_estimated = hardware.memory_bandwidth_gb, 0.0, False
+    bandwidth, is_estimated = hardware.memory_bandwidth_gb, False
+    call_seconds = LAUNCH_SECONDS
     if not is_gpu:
         rates = rates or cpu_rates()
         is_estimated = not rates.is_measured and None in (tflops, bandwidth)

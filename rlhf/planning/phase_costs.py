@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_plan
-from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.choices import Backend, Dtype, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.memory_model import Parts
+from rlhf.planning.hardware import Machine
+from rlhf.planning.memory_model import HALF, Parts
 from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
 from rlhf.planning.phase_memory import PhaseMemory
+
+SLACK = 0.05  # share of the seconds on a GPU that its estimate does not tell apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +70,38 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
         return _plan_ppo(scene, like)
     plan = phase_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _micro_batches(scene, plan)
-    return _best([_supervised(scene, plan, micro) for micro in sizes], scene.limit)
+    return _best([_supervised(scene, plan, micro) for micro in sizes], scene)
 
 
-def _best(options: Sequence[PhasePlan], limit: float) -> PhasePlan:
-    """Return the fastest option that fits (larger micro-batch on a tie), else the smallest."""
-    fitting = [option for option in options if option.bytes <= limit]
+def _best(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
+    """Return the largest micro-batch that fits and is as fast as any, else the least memory."""
+    fitting = [option for option in options if option.bytes <= scene.limit]
     if not fitting:
         return min(options, key=lambda option: option.bytes)
-    return min(fitting, key=lambda option: (option.seconds, -option.micro_batch))
+    fast = as_fast_as_any(fitting, scene.at.machine)
+    return max(fast, key=lambda option: option.micro_batch)
+
+
+class Timed(Protocol):
+    """What takes an estimated time."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds."""
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def as_fast_as_any(options: Sequence[T], machine: Machine) -> list[T]:
+    """Return the options that are as fast as the fastest, in order.
+
+    Times on a GPU are estimates: there, up to 5 % is no reason for small micro-batches, sharding or
+    offloading.
+    """
+    fastest = min(option.seconds for option in options)
+    most = fastest * (1 + (SLACK if machine.is_gpu else 0.0))
+    return [option for option in options if option.seconds <= most]
 
 
 def _micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
@@ -127,7 +154,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     sizes = [like.micro_batch] if like else _micro_batches(scene, learning)
     sampled = [_sampling(scene, rollout, rows) for rows in counts]
     trained = [_learning(scene, rollout, learning, micro) for micro in sizes]
-    generation, training = _best(sampled, scene.limit), _best(trained, scene.limit)
+    generation, training = _best(sampled, scene), _best(trained, scene)
     larger = max(generation, training, key=lambda plan: plan.bytes)
     return PhasePlan(
         phase=Phase.ppo,
@@ -139,7 +166,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
         host=scene.host,
         step_seconds=generation.step_seconds | training.step_seconds,
         steps=scene.load.steps,
-        other_seconds=around_ppo(scene, training.micro_batch),
+        other_seconds=training.other_seconds,
     )
 
 
@@ -168,9 +195,10 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
     whole = actor.weights * size // tensor_parallel(scene)
     gathers = is_sharded and _gathers(scene, settings.backend, parts.total() + whole)
-    copies = not at.machine.is_gpu and settings.backend is Backend.fast
-    if gathers or copies:
+    if gathers:
         parts["gathered_weights"] = whole
+    if settings.backend is Backend.fast:
+        parts["gathered_weights"] += _copied_weights(scene, is_gathered=gathers)
     if not gathers:
         parts["buffers"] += scene.live(actor)
     how = how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
@@ -185,6 +213,19 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
         step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
         steps=scene.load.steps,
     )
+
+
+def _copied_weights(scene: PhaseMemory, *, is_gathered: bool) -> int:
+    """Return the bytes of weights that the fast rollout copies.
+
+    On a CPU all are copied into the order in which they are read. A GPU reads the model's own,
+    unless they are in another precision.
+    """
+    at, actor = scene.at, scene.models[0]
+    if not at.machine.is_gpu:
+        return 0 if is_gathered else actor.weights * at.size(actor)
+    is_rounded = at.size(actor) != HALF and at.machine.dtype is not Dtype.fp32
+    return actor.weights * HALF if is_rounded else 0
 
 
 def _gathers(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
@@ -233,6 +274,7 @@ def _learning(
         host=scene.host,
         step_seconds={"score": score, "train": train},
         steps=scene.load.steps,
+        other_seconds=around_ppo(scene, micro),
     )
 
 

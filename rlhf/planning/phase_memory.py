@@ -20,6 +20,7 @@ from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes, forward_operations
 
 CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
+NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 KEPT_FREED = 1.4  # ratio to the memory in use, if the process keeps freed blocks of other lengths
 PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
@@ -28,7 +29,8 @@ MANY_STEPS = 300
 RECORD = 2000  # bytes per example in memory
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
-FRAGMENTED = 0.03  # share of the memory that is lost between blocks
+FRAGMENTED = 0.03  # share of the memory that is lost between blocks,
+FRAGMENTED_GPU = 0.02  # and on a GPU, whose segments grow (rlhf/engine/devices.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ class PhaseMemory:
     @property
     def limit(self) -> float:
         """Return the bytes that one rank may use."""
-        return self.at.machine.memory * (1 - FRAGMENTED)
+        machine = self.at.machine
+        return machine.memory * (1 - (FRAGMENTED_GPU if machine.is_gpu else FRAGMENTED))
 
     @property
     def host(self) -> int:
@@ -98,8 +101,13 @@ class PhaseMemory:
             elif not learning:
                 del held["gradients"]
             parts += held
-        parts["process"] = int(CUDA_CONTEXT if self.at.machine.is_gpu else self._cpu_process)
+        parts["process"] = int(self._gpu_process if self.at.machine.is_gpu else self._cpu_process)
         return parts
+
+    @property
+    def _gpu_process(self) -> float:
+        """Return the bytes that a rank takes on a GPU without models."""
+        return CUDA_CONTEXT + (NCCL if self.at.machine.ranks > 1 else 0.0)
 
     @property
     def _cpu_process(self) -> float:

@@ -21,7 +21,7 @@ from rlhf.planning.cpu_rates import typical_rates
 from rlhf.planning.hardware import GIB, Machine, machine_of
 from rlhf.planning.memory_model import weight_bytes
 from rlhf.planning.model_uses import ModelUse, models_of
-from rlhf.planning.phase_costs import PhasePlan, plan_phase
+from rlhf.planning.phase_costs import PhasePlan, as_fast_as_any, plan_phase
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.steps import Loads, assumed_loads
 from rlhf.planning.time_model import CostModel, Efficiency
@@ -37,6 +37,8 @@ EFFICIENCY = {
         link=0.3,
         layer_seconds=30e-6,
         message_seconds=650e-6,
+        layer_calls=40.0,  # counted on an emulated GPU: OPT and GPT-NeoX 40, Llama 60
+        hooked_layer_seconds=0.5e-3,  # an estimate
     ),
     Device.cpu: Efficiency(
         matmul=0.85,
@@ -239,10 +241,10 @@ def efficiency_of(machine: Machine) -> Efficiency:
 
 
 def best_of(plans: Sequence[Plan]) -> Plan:
-    """Return the fastest plan that fits (the first on a tie), else the plan with least memory."""
+    """Return the first plan that fits and is as fast as any, else the plan with least memory."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
-        return min(fitting, key=lambda plan: plan.seconds)
+        return as_fast_as_any(fitting, fitting[0].machine)[0]
     return min(plans, key=lambda plan: max(phase.bytes for phase in plan.phases))
 
 

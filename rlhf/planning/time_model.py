@@ -43,9 +43,11 @@ class Efficiency:
     touches: float = 0.0
     """Reads and writes of each byte of activations in a forward pass; 0: hidden by matmuls."""
     layer_calls: float = 0.0
-    """Calls of torch operations in one layer of a forward pass, if the device waits for them."""
+    """Calls of torch operations in one layer of a forward pass."""
     decode_calls: float = 0.0
     """Calls of torch operations in one layer of a decode step, if the device waits for them."""
+    hooked_layer_seconds: float = 0.0
+    """Seconds of DeepSpeed's hooks in one layer of a forward pass over a sharded model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +117,18 @@ class Pass(NamedTuple):
 
 
 def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
-    """Return the seconds of the forward passes, without those in which only weights move."""
+    """Return the seconds of the forward passes, without those in which only weights move.
+
+    A GPU computes while the host launches what follows; a CPU does one after the other.
+    """
     efficiency = at.efficiency
-    layer = efficiency.layer_calls * at.machine.call_seconds
-    if at.is_gathered(model):
-        layer += efficiency.sharded_layer_seconds
-    return (
-        work.operations / at.rate_of(model)
-        + efficiency.touches * work.bytes / at.bandwidth
-        + work.passes * model.shape.layers * layer
-    )
+    layers = work.passes * model.shape.layers
+    calls = layers * efficiency.layer_calls * at.machine.call_seconds
+    if stage_of(model.role, at.zero) == SHARDED_WEIGHTS:
+        calls += layers * efficiency.hooked_layer_seconds
+    computing = work.operations / at.rate_of(model) + efficiency.touches * work.bytes / at.bandwidth
+    together = max(computing, calls) if at.machine.is_gpu else computing + calls
+    return together + (layers * efficiency.sharded_layer_seconds if at.is_gathered(model) else 0.0)
 
 
 def backward_share(model: ModelUse) -> float:

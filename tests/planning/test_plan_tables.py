@@ -143,7 +143,7 @@ def test_one_line(compose: Compose) -> None:
     assert plan.price is not None
     minutes = f"{60 * plan.hours:.1f} min"
     assert summary(plan) == (
-        f"ZeRO stage 2, {most:.1f} of 77.6 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
+        f"ZeRO stage 2, {most:.1f} of 77.5 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
         "for sft 690 steps of 32 examples, reward 2,757 steps of 32 pairs, ppo 56 steps of 128 "
         "responses, from 129,500 generated examples (data=synthetic)"
     )

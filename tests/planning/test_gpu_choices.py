@@ -1,0 +1,59 @@
+"""What is chosen for GPUs: whole micro-batches, and the simplest setting that is as fast as any."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlhf.config.batches import phase_plans
+from rlhf.config.choices import Phase
+from rlhf.planning.plan import Plan, plan_run
+from rlhf.planning.steps import assumed_loads
+from tests.planning.planned import Compose, run_of
+from tests.planning.test_command import PROFILES
+
+pytestmark = pytest.mark.slow
+
+MODELS = {
+    "tiny": ["model=tiny"],
+    "opt_125m": ["model=opt_125m"],
+    "qwen3_0.6b": ["model=qwen3_0.6b"],
+    "opt_1.3b": ["model=opt_1.3b", "model@reward_model=opt_350m"],
+    "qwen3_1.7b": ["model=qwen3_1.7b"],
+    "opt_6.7b": ["model=opt_6.7b", "model@reward_model=opt_350m", "lora=all"],
+    "llama3.1_8b": ["model=llama3.1_8b", "lora=all"],
+    "opt_13b": ["model=opt_13b", "model@reward_model=opt_350m", "lora=all"],
+}
+# Sequences of many lengths, as data has: single rows need no padding, which tempts.
+LENGTHS = (40, 60, 80, 100, 120, 140, 160, 200)
+
+
+def planned(compose: Compose, *words: str) -> Plan:
+    config = run_of(compose, *words)
+    loads = {
+        phase: replace(load, lengths=LENGTHS, steps=200, held_out=64, answer=20)
+        for phase, load in assumed_loads(config).items()
+    }
+    return plan_run(config, loads)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_simplest_setting_and_whole_micro_batches(profile: str, compose: Compose) -> None:
+    for model in MODELS.values():
+        words = [f"hardware={profile}", *model]
+        plan = planned(compose, *words)
+        if not plan.machine.is_gpu or not plan.fits:
+            continue
+        if plan.machine.ranks == 1:
+            simple = planned(compose, *words, "zero=stage1")
+            is_as_fast = simple.fits and simple.seconds <= plan.seconds * 1.05
+            assert plan.setting == "ZeRO stage 1" or not is_as_fast, model
+        stage = f"zero=stage{plan.zero.stage}"
+        for phase in plan.phases:
+            pair = 2 if phase.phase is Phase.reward else 1
+            larger = f"{phase.phase}.micro_batch_size={16 // pair}"
+            has_16 = phase_plans(plan.config)[phase.phase].per_rank >= 16 // pair
+            is_plain = plan.setting == f"ZeRO stage {plan.zero.stage}"
+            if phase.micro_batch == 1 and has_16 and is_plain:
+                assert not planned(compose, *words, stage, larger).fits, (model, larger)
