@@ -95,13 +95,13 @@ def _same_environment() -> Iterator[None]:
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """A pretended GPU, for this test only."""
+    """A pretended GPU, for this test only: an A100, or the Card of an indirect parameter."""
     library = request.config.stash.get(GPU_LIBRARY, None)
     if library is None:
         pytest.skip("no C++ compiler for the pretended GPU")
     from tests.pretend_cuda.torch_cuda import replace
 
-    gpu = Gpu(library)
+    gpu = Gpu(library, getattr(request, "param", None))
     gpu.start()
     replace(gpu, monkeypatch.setattr)
     yield gpu

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore, Store  # type: ignore[attr-defined]
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.precision import cpu_dtype
@@ -13,6 +19,8 @@ from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.errors import CapabilityError
 from rlhf.types import Ranks
 
+DRIVER = Path("/proc/driver/nvidia/version")
+DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA -> its oldest driver; NVIDIA's release notes
 BF16_CAPABILITY = (8, 0)  # the first GPUs with bf16 arithmetic (Ampere); older ones emulate it
 
 
@@ -49,24 +57,71 @@ def check_machine(hardware: HardwareConfig) -> None:
 
 
 def check_gpus(ranks_per_node: int) -> None:
-    """Check that torch finds one GPU for each rank of this node.
+    """Check that torch finds one GPU for each rank of this node, and has kernels for it.
 
     Raises:
-        CapabilityError: if torch finds fewer.
+        CapabilityError: if torch finds fewer, or cannot compute on them.
     """
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found >= ranks_per_node:
-        return
     if not found:
         raise CapabilityError(
-            "hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or install a CUDA "
-            "build of torch and check nvidia-smi (plan=only needs no GPU)"
+            f"hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or {_remedy()} "
+            "(plan=only needs no GPU)"
         )
-    raise CapabilityError(
-        f"hardware.ranks_per_node={ranks_per_node}: torch finds {found} GPU{'s' * (found > 1)} "
-        f"here, and each rank needs its own; use hardware.ranks_per_node={found}, or check "
-        "CUDA_VISIBLE_DEVICES"
-    )
+    if found < ranks_per_node:
+        raise CapabilityError(
+            f"hardware.ranks_per_node={ranks_per_node}: torch finds {found} GPU{'s' * (found > 1)} "
+            f"here, and each rank needs its own; use hardware.ranks_per_node={found}, or check "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    capability, kernels = torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
+    if kernels and not _has_kernels(kernels, capability):
+        raise CapabilityError(
+            f"hardware.device=cuda: {torch.cuda.get_device_name()} (sm_{capability[0]}"
+            f"{capability[1]}) is none of the GPUs that this torch has kernels for "
+            f"({', '.join(kernels)}); install a build of torch for CUDA 12.6, which has them for "
+            "older GPUs, or use hardware=cpu"
+        )
+
+
+def _remedy() -> str:
+    """Return what lets torch find the GPU of a machine that has one."""
+    if torch.version.cuda is None:
+        return "install a CUDA build of torch and check nvidia-smi"
+    driver = read_driver()
+    needed = DRIVERS.get(torch.version.cuda.partition(".")[0])
+    if driver is not None and needed is not None and int(driver.partition(".")[0]) < needed:
+        return (
+            f"update the NVIDIA driver {driver} to {needed} or newer, which CUDA "
+            f"{torch.version.cuda} of this torch needs; or install a torch for an older CUDA"
+        )
+    return "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+def read_driver(file: Path = DRIVER) -> str | None:
+    """Return the version of NVIDIA's driver, such as 535.104.05; None: no driver is loaded."""
+    try:
+        found = re.search(r"Kernel Module .*?(\d+\.[\d.]+)", file.read_text())
+    except OSError:
+        return None
+    return found and found[1]
+
+
+def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
+    """Return True if one of ``kernels``, such as sm_80, runs on GPUs of this capability.
+
+    Kernels run on GPUs of the same generation and a later revision, PTX (compute_80) on all later,
+    and sm_90a on its own GPUs alone.
+    """
+    for kernel in kernels:
+        found = re.fullmatch(r"(\w+)_(\d+)(\d)(\D?)", kernel)
+        assert found is not None, kernel
+        kind, major, minor, exact = found.groups()
+        own = int(major), int(minor)
+        is_same_generation = kind == "compute" or own[0] == capability[0]
+        if own == capability or (is_same_generation and own < capability and exact != "a"):
+            return True
+    return False
 
 
 def current_ranks(device: Device) -> Ranks:
@@ -75,15 +130,48 @@ def current_ranks(device: Device) -> Ranks:
     Raises:
         CapabilityError: if this rank has no GPU of its own and ``device`` is cuda.
     """
+    place = use_device(device)
+    if not torch.distributed.is_initialized():
+        start_group(device, store=_own_store(device), rank=0, world_size=1)
+        if device is Device.cuda:
+            atexit.register(torch.distributed.destroy_process_group)  # else NCCL complains
+    return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), place)
+
+
+def use_device(device: Device) -> torch.device:
+    """Return the device of this process, which torch and DeepSpeed use from now on.
+
+    Raises:
+        CapabilityError: if this rank has no GPU of its own and ``device`` is cuda.
+    """
     # DeepSpeed reads its accelerator and local rank from the environment at its first import.
     os.environ["DS_ACCELERATOR"] = device.value
     local_rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
+    if device is not Device.cuda:
+        return torch.device("cpu")
+    # Micro-batches of many widths leave gaps between fixed segments.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    check_gpus(local_rank + 1)
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def start_group(device: Device, **how: Any) -> None:
+    """Start the process group of all ranks, with gloo or, on GPUs, with NCCL.
+
+    NCCL is told the GPU, which ``use_device`` has chosen, and so connects at once: what keeps it
+    from that ends the run here, and not in the first step.
+    """
     if device is Device.cuda:
-        check_gpus(local_rank + 1)
-        torch.cuda.set_device(local_rank)
-    distributed = torch.distributed
-    if not distributed.is_initialized():
-        backend = "nccl" if device is Device.cuda else "gloo"
-        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    place = torch.device(device.value, local_rank) if device is Device.cuda else torch.device("cpu")
-    return Ranks(distributed.get_rank(), distributed.get_world_size(), place)
+        how["device_id"] = torch.device("cuda", torch.cuda.current_device())
+    backend = "nccl" if device is Device.cuda else "gloo"
+    torch.distributed.init_process_group(backend, **how)
+
+
+def _own_store(device: Device) -> Store:
+    """Return the store of a group of one rank; NCCL's threads use it too, so it is a common one."""
+    if device is Device.cpu:
+        return HashStore()
+    folder = tempfile.mkdtemp(prefix="rlhf-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return FileStore(f"{folder}/store", 1)

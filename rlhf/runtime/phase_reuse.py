@@ -34,7 +34,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.finite_numbers import finite
 from rlhf.foreign_errors import reason_of
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, forget_peak_memory
 from rlhf.runtime.plan_comparison import beside_the_plan
 from rlhf.types import Ranks
 
@@ -58,6 +58,7 @@ def run_phase(
             if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
                 take_phase(context, phase, store.folder / key)
                 return
+        forget_peak_memory(ranks)
         result = runner(replace(context, phase_started=time.monotonic()))
         result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:

@@ -16,18 +16,19 @@ from rlhf.types import Ranks
 def beside_the_plan(
     run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
 ) -> dict[str, dict[str, float]]:
-    """Return the phase's time, and the peak memory up to its end: measured and planned.
+    """Return the phase's time, and its peak memory: measured and planned.
 
-    Peak memory is counted from the start of the process, so it includes earlier phases.
+    On a CPU peak memory is counted from the start of the process, so it includes earlier phases.
     """
     measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
     phases = (read_plan(run_dir) or {"phases": {}})["phases"]
     if phase not in phases:  # plan=off, or a model with an unknown shape
         return {"measured": measured}
-    so_far = list(phases)[: list(phases).index(phase) + 1]
+    first = list(phases).index(phase) if ranks.device.type == "cuda" else 0
+    counted = list(phases)[first : list(phases).index(phase) + 1]
     planned = {
         "hours": phases[phase]["hours"],
-        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in so_far),
+        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in counted),
     }
     return {"planned": planned, "measured": measured}
 

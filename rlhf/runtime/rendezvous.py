@@ -193,7 +193,7 @@ class Rendezvous:
 
     def start(self, config: RunConfig) -> None:
         """Start the process group of all ranks."""
-        import torch
+        from rlhf.engine.devices import start_group, use_device
 
         if self._size != num_ranks(config):
             raise ConfigError(
@@ -201,8 +201,9 @@ class Rendezvous:
                 f"{config.hardware.nodes} x hardware.ranks_per_node="
                 f"{config.hardware.ranks_per_node}; start exactly that many ranks"
             )
-        torch.distributed.init_process_group(
-            "nccl" if config.hardware.device is Device.cuda else "gloo",
+        use_device(config.hardware.device)
+        start_group(
+            config.hardware.device,
             store=self._store,
             rank=self._rank,
             world_size=self._size,

@@ -677,7 +677,7 @@ TIMES = {
     ),
     "memory/peak_gib": MetricInfo(
         "GiB",
-        "peak memory of any rank so far: of its GPU, or of its process on a CPU",
+        "peak memory of any rank: of its GPU in this phase, or of its process on a CPU",
         "constant after the first steps",
         "grows: memory is not freed between steps",
     ),

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from rlhf.config.choices import Device, Dtype
-from rlhf.engine.devices import check_gpus, current_ranks, resolve_dtype
+from rlhf.engine import devices
+from rlhf.engine.devices import check_gpus, current_ranks, read_driver, resolve_dtype
 from rlhf.errors import CapabilityError
+from rlhf.phases.shared.context import forget_peak_memory, peak_memory_gib
+from rlhf.types import Ranks
+from tests.pretend_cuda.gpu import GIB, Card, Gpu
+
+V100 = Card("Tesla V100-SXM2-32GB", int(31.7 * GIB), (7, 0))
+PROC = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
 
 
 @pytest.fixture
@@ -54,3 +67,106 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(CapabilityError, match=r"hardware\.device=cuda: torch finds no GPU here;"):
         current_ranks(Device.cuda)
+
+
+@pytest.mark.parametrize("gpu", [V100], indirect=True)
+def test_a_gpu_without_kernels_is_refused(gpu: Gpu) -> None:
+    with pytest.raises(CapabilityError) as refused:
+        check_gpus(1)
+    assert str(refused.value) == (
+        "hardware.device=cuda: Tesla V100-SXM2-32GB (sm_70) is none of the GPUs that this torch "
+        "has kernels for (sm_75, sm_80, sm_86, sm_90, sm_100, sm_120); install a build of torch "
+        "for CUDA 12.6, which has them for older GPUs, or use hardware=cpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "capability", "has"),
+    [
+        (["sm_80"], (8, 0), True),
+        (["sm_80"], (8, 9), True),
+        (["sm_86"], (8, 0), False),
+        (["sm_80"], (9, 0), False),
+        (["sm_80", "compute_80"], (9, 0), True),
+        (["sm_90a"], (9, 0), True),
+        (["sm_100a"], (10, 3), False),
+        (["sm_100"], (10, 0), True),
+        (["sm_120"], (10, 0), False),
+    ],
+)
+def test_kernels_run_on_their_own_generation(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, kernels: list[str], capability, has: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: kernels)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    if has:
+        check_gpus(1)
+    else:
+        with pytest.raises(CapabilityError, match="has kernels for"):
+            check_gpus(1)
+
+
+def test_the_driver_is_read(tmp_path) -> None:
+    assert read_driver(tmp_path / "none") is None
+    for text, version in ((PROC, "535.104.05"), (OPEN, "580.65.06"), ("?", None)):
+        (tmp_path / "version").write_text(text)
+        assert read_driver(tmp_path / "version") == version
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "remedy"),
+    [
+        (None, None, "install a CUDA build of torch and check nvidia-smi"),
+        ("13.0", "580.65.06", "check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        ("13.0", None, "check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        (
+            *("13.0", "535.104.05"),
+            "update the NVIDIA driver 535.104.05 to 580 or newer, which CUDA 13.0 of this torch "
+            "needs; or install a torch for an older CUDA",
+        ),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_has_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, built: str | None, driver: str | None, remedy: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(devices, "read_driver", lambda: driver)
+    with pytest.raises(CapabilityError) as refused:
+        check_gpus(1)
+    assert str(refused.value) == (
+        f"hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or {remedy} "
+        "(plan=only needs no GPU)"
+    )
+
+
+def test_a_phase_has_its_own_peak(gpu: Gpu) -> None:
+    ranks = Ranks(0, 1, torch.device("cuda", 0))
+    before = gpu.used
+    large = torch.zeros(GIB // 4, dtype=torch.uint8, device="cuda")
+    del large
+    assert peak_memory_gib(ranks) >= 0.25
+    forget_peak_memory(ranks)
+    torch.zeros(2**20, dtype=torch.uint8, device="cuda")
+    assert peak_memory_gib(ranks) == pytest.approx((before + 2**20) / GIB, abs=1e-4)
+
+
+def test_nccl_starts_on_its_gpu_and_ends_with_the_process(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, at_exit = {}, []
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(
+        distributed, "init_process_group", lambda kind, **how: started.update(how, kind=kind)
+    )
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(devices.atexit, "register", lambda end, *_, **__: at_exit.append(end))
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    assert current_ranks(Device.cuda).device == torch.device("cuda", 0)
+    assert started["kind"] == "nccl"
+    assert started["device_id"] == torch.device("cuda", 0)
+    assert isinstance(started["store"], torch.distributed.FileStore)  # its threads use the store
+    assert distributed.destroy_process_group in at_exit
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

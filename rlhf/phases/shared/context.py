@@ -224,10 +224,17 @@ def eval_batches(
         yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
 
 
-def peak_memory_gib(ranks: Ranks) -> float:
-    """Return the peak memory of any rank so far, in GiB: of the GPU, or of the process on a CPU."""
+def forget_peak_memory(ranks: Ranks) -> None:
+    """Count a GPU's peak memory from now on; that of a process on a CPU is never forgotten."""
     if ranks.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(ranks.device) / 2**30
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(ranks.device)
+
+
+def peak_memory_gib(ranks: Ranks) -> float:
+    """Return the peak memory of any rank in GiB: what torch took of the GPU, or of the process."""
+    if ranks.device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return float(ranks.max(torch.tensor(peak, dtype=torch.float64, device=ranks.device)))
