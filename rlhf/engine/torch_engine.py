@@ -96,16 +96,17 @@ class TorchEngine(BaseEngine):
         has_half = has_half_weights(role, settings.zero, settings.dtype)
         is_bf16 = settings.dtype is Dtype.bf16
         super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
-        self.module = module.to(ranks.device).train(optimizer is not None)
+        self.module = module.train(optimizer is not None)
         self._steps = 0
         self._settings = optimizer
         self._optimizer: SplitAdamW | WholeAdamW | None = None
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
-        trained = {id(p) for p in module.parameters() if p.requires_grad}
         for parameter in module.parameters():
-            if has_half and id(parameter) not in trained:
-                parameter.data = rounded(parameter.data)
+            # One by one: a GPU that holds all of them in bf16 may not hold them in fp32.
+            there = parameter.data.to(ranks.device)
+            parameter.data = there if parameter.requires_grad or not has_half else rounded(there)
+        module.to(ranks.device)  # buffers
         if optimizer is None:
             return
         groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps
