@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class BlockOrder(StrEnum):
@@ -13,6 +16,21 @@ class BlockOrder(StrEnum):
     norm_first = "norm_first"  # x + attention(norm(x)), then x + mlp(norm(x))
     norm_last = "norm_last"  # norm(x + attention(x)), then norm(x + mlp(x))
     parallel = "parallel"  # x + attention(norm(x)) + mlp(other_norm(x))
+
+
+class LowRank(NamedTuple):
+    """An adapter of a linear layer with weight W (O, I), which computes W x + scaling * B A x."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    scaling: float
+
+    def merged_into(self, weight_OI: Tensor) -> Tensor:
+        """Return W + scaling * B A, computed in fp32 and rounded to the dtype of W."""
+        merged_OI = weight_OI.float().addmm(
+            self.b_OR.float(), self.a_RI.float(), alpha=self.scaling
+        )
+        return merged_OI.to(weight_OI.dtype)
 
 
 class BlockParts(NamedTuple):

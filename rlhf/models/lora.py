@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.decoder_parts import LowRank
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.foreign_errors import translated
 from rlhf.models.sources import ModelSource
@@ -125,26 +126,21 @@ def merged_stream(
         held[name] = tensor.clone()
         if len(held) == len(parts):
             weight, a_RI, b_OR = (held.pop(f"{layer}.{part}") for part in parts)
-            yield f"{layer}.weight", _merged(layers[layer], weight, a_RI.float(), b_OR.float())
+            yield f"{layer}.weight", _low_rank(layers[layer], a_RI, b_OR).merged_into(weight)
 
 
-def effective_weight(linear: nn.Module) -> Tensor:
-    """Return the weight (O, I) that a linear layer applies: W, plus scaling * B A if adapted.
-
-    Without an adapter it is the layer's own weight, not a copy.
-    """
-    weight: Tensor = linear.weight  # type: ignore[assignment]
+def adapter_of(linear: nn.Module) -> LowRank | None:
+    """Return the adapter of a linear layer, or None if it has none."""
     if not _is_adapted(linear):
-        return weight
+        return None
     layer: Any = linear
-    a_RI, b_OR = (part[ADAPTER].weight.float() for part in (layer.lora_A, layer.lora_B))
-    return _merged(layer, weight, a_RI, b_OR)
+    return _low_rank(layer, *(part[ADAPTER].weight for part in (layer.lora_A, layer.lora_B)))
 
 
-def _merged(layer: Any, weight: Tensor, a_RI: Tensor, b_OR: Tensor) -> Tensor:
-    """Return W + scaling * B A, computed in fp32 and rounded to the dtype of W."""
-    factors = (a_RI.T, b_OR.T) if layer.fan_in_fan_out else (b_OR, a_RI)
-    return torch.addmm(weight.float(), *factors, alpha=layer.scaling[ADAPTER]).to(weight.dtype)
+def _low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
+    """Return the adapter of ``layer``, in the order of its weight: GPT-2's are stored (I, O)."""
+    factors = (b_OR.T, a_RI.T) if layer.fan_in_fan_out else (a_RI, b_OR)
+    return LowRank(*factors, scaling=layer.scaling[ADAPTER])
 
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

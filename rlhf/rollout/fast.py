@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf.config.choices import When
 from rlhf.decoder_parts import DecoderParts
@@ -16,6 +15,7 @@ from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
+from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.padding import padded
 from rlhf.rollout.sampling import SamplingSettings
@@ -47,7 +47,7 @@ class PartsOf(Protocol):
 class FastRollout:
     """A ``RolloutBackend`` with a preallocated KV cache and continuous batching.
 
-    ``weight_of`` returns a linear layer's weight with its adapters merged in. ``parts_of`` returns
+    ``adapter_of`` returns the adapter of a linear layer, or None. ``parts_of`` returns
     the parts of a model for fused decoding, or None if its own KV cache is to be used.
     """
 
@@ -59,7 +59,7 @@ class FastRollout:
         end_id: int,
         pad_id: int,
         stop: StopTexts,
-        weight_of: Callable[[nn.Module], Tensor],
+        adapter_of: AdapterOf,
         parts_of: PartsOf,
         ranks: Ranks,
     ) -> None:
@@ -68,7 +68,7 @@ class FastRollout:
         self._end_id = end_id
         self._pad_id = pad_id
         self._stop = stop
-        self._weight_of = weight_of
+        self._adapter_of = adapter_of
         self._parts_of = parts_of
         self._ranks = ranks
 
@@ -119,8 +119,8 @@ class FastRollout:
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
         if can_compile(parts, dtype):
-            return CompiledDecoder(parts, self._weight_of, rows=rows, tokens=tokens, dtype=dtype)
-        decoder = FusedDecoder(parts, self._weight_of, rows=rows, tokens=tokens, dtype=dtype)
+            return CompiledDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
+        decoder = FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
             return GraphedDecoder(decoder, rows=rows, tokens=tokens)
         return decoder

@@ -13,7 +13,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import LoraSpec, effective_weight
+from rlhf.models.lora import LoraSpec, adapter_of
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
@@ -70,7 +70,7 @@ def fast(
         pad_id=0,
         stop=StopTexts(TOKENIZER, stop or []),
         parts_of=decoder_parts,
-        weight_of=effective_weight,
+        adapter_of=adapter_of,
         ranks=Ranks(),
     )
 

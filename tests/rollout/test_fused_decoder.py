@@ -10,6 +10,7 @@ import torch
 from rlhf.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.models.families import FAMILIES as TABLE
 from rlhf.models.families import decoder_parts
+from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders import projections
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
@@ -41,7 +42,7 @@ def family(
 ) -> FusedDecoder:
     parts = decoder_parts(model, tokens=tokens)
     assert parts is not None
-    return FusedDecoder(parts, lambda module: module.weight, rows=rows, tokens=tokens, dtype=dtype)
+    return FusedDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
 
 def compiled(
@@ -51,9 +52,7 @@ def compiled(
     assert parts is not None
     if not can_compile(parts, dtype):
         pytest.skip("this CPU has no AVX2, or there is no C compiler")
-    return CompiledDecoder(
-        parts, lambda module: module.weight, rows=rows, tokens=tokens, dtype=dtype
-    )
+    return CompiledDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
 
 def test_the_families_of_the_configuration_are_known() -> None:

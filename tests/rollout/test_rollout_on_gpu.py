@@ -14,7 +14,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import effective_weight
+from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
 from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
@@ -42,7 +42,7 @@ SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.
 def fused(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> FusedDecoder:
     parts = decoder_parts(model, tokens=TOKENS)
     assert parts is not None
-    return FusedDecoder(parts, effective_weight, rows=ROWS, tokens=TOKENS, dtype=dtype)
+    return FusedDecoder(parts, adapter_of, rows=ROWS, tokens=TOKENS, dtype=dtype)
 
 
 def graphed(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> GraphedDecoder:
@@ -79,6 +79,27 @@ def test_fp32_responses_are_those_of_the_cpu(gpu: Gpu, name: str) -> None:
         assert generated(make(model), GPU) == expected, make.__name__
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
+    model = tiny_model(name)
+    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    add_adapters(model, spec, seed=1)
+    for parameter_name, parameter in model.named_parameters():
+        if "lora_B" in parameter_name:
+            torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(2))
+    expected = generated(fused(model), CPU)
+    model.to(GPU)
+    before = gpu.used
+    decoder = fused(model)
+    kept = gpu.used - before - decoder._memory.nbytes
+    tables = sum(table.nbytes for table in decoder._rotations or ())
+    # Tensors take whole blocks of 512 bytes; the weights of a layer are 4 KiB and more.
+    assert kept <= tables + 2048
+    assert generated(decoder, GPU) == expected
+    assert generated(graphed(model), GPU) == expected
+
+
 def prompts() -> PromptBatch:
     ids = some_prompts(LENGTHS)
     return collate_prompts(ids, [""] * len(ids), some_draws(), pad_id=0, device=GPU)
@@ -107,7 +128,7 @@ def test_a_model_that_is_trained_answers(
         pad_id=0,
         stop=StopTexts(None, ()),
         parts_of=decoder_parts,
-        weight_of=effective_weight,
+        adapter_of=adapter_of,
         ranks=ranks,
     )
     responses = rollout.generate(engine, prompts())

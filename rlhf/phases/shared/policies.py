@@ -17,7 +17,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import build_actor
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import adapters_off, effective_weight
+from rlhf.models.lora import adapter_of, adapters_off
 from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.shared.adapters import lora_spec
@@ -150,7 +150,7 @@ def rollout_backend(
                 end_id=end_id,
                 pad_id=pad_id,
                 stop=stop,
-                weight_of=effective_weight,
+                adapter_of=adapter_of,
                 parts_of=decoder_parts,
                 ranks=ranks,
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf.decoder_parts import BlockOrder, BlockParts, DecoderParts
 from rlhf.kernels.decode import Combine, DecodeProgram, HeadsAt, decode_library
-from rlhf.rollout.decoders.layers import LayerBuilder, WeightOf
+from rlhf.rollout.decoders.layers import AdapterOf, LayerBuilder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 
@@ -39,13 +39,13 @@ class CompiledDecoder:
     def __init__(
         self,
         parts: DecoderParts,
-        weight_of: WeightOf,
+        adapter_of: AdapterOf,
         *,
         rows: int,
         tokens: int,
         dtype: torch.dtype,
     ) -> None:
-        builder = LayerBuilder(parts, weight_of, dtype)
+        builder = LayerBuilder(parts, adapter_of, dtype)
         library = decode_library(dtype)
         shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         self._memory = torch.zeros(shape, dtype=dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.decoder_parts import BlockOrder, DecoderParts
-from rlhf.rollout.decoders.layers import Layer, LayerBuilder, Rotations, WeightOf
+from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, Rotations
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 
@@ -45,13 +45,13 @@ class FusedDecoder:
     def __init__(
         self,
         parts: DecoderParts,
-        weight_of: WeightOf,
+        adapter_of: AdapterOf,
         *,
         rows: int,
         tokens: int,
         dtype: torch.dtype,
     ) -> None:
-        builder = LayerBuilder(parts, weight_of, dtype)
+        builder = LayerBuilder(parts, adapter_of, dtype)
         self._parts = parts
         self._dtype = dtype
         self._device: torch.device = parts.tokens.weight.device

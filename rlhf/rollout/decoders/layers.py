@@ -12,11 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf.decoder_parts import BlockParts, DecoderParts
+from rlhf.decoder_parts import BlockParts, DecoderParts, LowRank
 from rlhf.kernels.decode import Linear, Norm
-from rlhf.rollout.decoders.projections import Projection, can_pack, projection
+from rlhf.rollout.decoders.projections import (
+    AdaptedProjection,
+    Projection,
+    can_pack,
+    projection,
+)
 
-WeightOf = Callable[[nn.Module], Tensor]  # a linear layer's weight with its adapters merged in
+AdapterOf = Callable[[nn.Module], LowRank | None]  # finds the adapter of a linear layer
 Step = Callable[[Tensor], Tensor]
 
 
@@ -81,15 +86,18 @@ class Embedding:
 class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
-    On a CPU, where weights are copied anyway, queries, keys and values become one projection.
+    On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
+    adapters are merged. On a GPU neither is: the model's own weights are used.
     """
 
-    def __init__(self, parts: DecoderParts, weight_of: WeightOf, dtype: torch.dtype) -> None:
+    def __init__(self, parts: DecoderParts, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
         self._parts = parts
-        self._weight_of = weight_of
+        self._adapter_of = adapter_of
         self._dtype = dtype
         self._activation = parts.activation
-        self._joins = can_pack(parts.tokens.weight.device, dtype)
+        device = parts.tokens.weight.device
+        self._joins = can_pack(device, dtype)
+        self._merges = device.type == "cpu"
 
     def layer(self, block: BlockParts) -> Layer:
         """Build the functions of one block."""
@@ -116,14 +124,27 @@ class LayerBuilder:
 
     def project(self, *modules: Any, activation: str | None = None) -> Projection:
         """Build one projection from linear layers that share their inputs."""
-        return projection(*self.joined(*modules), activation)
+        adapter = None if self._merges else self._adapter_of(modules[0])
+        if adapter is None:
+            return projection(*self.joined(*modules), activation)
+        (module,) = modules
+        bias_O = None if module.bias is None else module.bias.to(self._dtype)
+        a_RI, b_OR = adapter.a_RI.to(self._dtype), adapter.b_OR.to(self._dtype)
+        own = LowRank(a_RI, b_OR, adapter.scaling)
+        return AdaptedProjection(module.weight.to(self._dtype), bias_O, activation, own)
 
     def joined(self, *modules: Any) -> Linear:
-        """Return the weights and biases of linear layers that share their inputs as one layer."""
-        weights = [self._weight_of(module).to(self._dtype) for module in modules]
+        """Return linear layers that share their inputs as one, with adapters merged in."""
+        weights = [self._merged(module).to(self._dtype) for module in modules]
         biases = [module.bias.to(self._dtype) for module in modules if module.bias is not None]
         weight_OI = weights[0] if len(weights) == 1 else torch.cat(weights)
         return Linear(weight_OI, torch.cat(biases) if biases else None)
+
+    def _merged(self, module: Any) -> Tensor:
+        """Return the weight that a linear layer applies; without an adapter it is its own."""
+        weight_OI: Tensor = module.weight
+        adapter = self._adapter_of(module)
+        return weight_OI if adapter is None else adapter.merged_into(weight_OI)
 
     def norm(self, module: Any) -> Step:
         """Build a LayerNorm, or the RMS norm that the transformers families share."""

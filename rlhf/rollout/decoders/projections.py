@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.decoder_parts import LowRank
 from rlhf.kernels import decode
 
 ROWS = 16  # oneDNN chooses its weight layout for about this many rows
@@ -49,6 +50,26 @@ class PlainProjection:
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return the projection of ``x`` times ``factor`` (..., O)."""
         return self(x).mul_(factor)
+
+
+class AdaptedProjection(PlainProjection):
+    """A ``Projection`` with an adapter beside the weights, as in training: nothing is merged.
+
+    A merged copy of all weights would take as much memory as the model itself.
+    """
+
+    def __init__(
+        self, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None, adapter: LowRank
+    ) -> None:
+        super().__init__(weight_OI, bias_O, activation)
+        self._adapter = adapter
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the projection (..., O) of ``x`` (..., I)."""
+        a_RI, b_OR, scaling = self._adapter
+        added = functional.linear(functional.linear(x, a_RI), b_OR)
+        whole = functional.linear(x, self._weight_OI, self._bias_O)
+        return self._activate(whole.add_(added, alpha=scaling))
 
 
 class PackedProjection:
