@@ -123,6 +123,7 @@ class MovingAverage:
     @property
     def shards(self) -> Sequence[Tensor]:
         """Return this rank's shards of the average, in the order of the masters' shards."""
+        self._finish_copies()
         return self._average
 
     @torch.no_grad()
@@ -143,8 +144,16 @@ class MovingAverage:
         finally:
             self._exchange()
 
+    def _finish_copies(self) -> None:
+        """Wait for the copies to the host that ``update`` started and did not wait for."""
+        for average in self._average:
+            if average.is_pinned():
+                torch.cuda.synchronize()
+                return
+
     @torch.no_grad()
     def _exchange(self) -> None:
+        self._finish_copies()
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             weights = read(shard).to(average.device, copy=True)
             write(shard, average)

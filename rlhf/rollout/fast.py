@@ -101,15 +101,11 @@ class FastRollout:
         return padded(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
+        ids = prompts.token_ids()
+        limits = [self._sampling.max_tokens] * len(ids) if limits is None else limits
         return [
-            Request(
-                index,
-                tuple(ids_P[attend_P].tolist()),
-                self._sampling.max_tokens if limits is None else limits[index],
-            )
-            for index, (ids_P, attend_P) in enumerate(
-                zip(prompts.ids_BP, prompts.attend_BP, strict=True)
-            )
+            Request(index, tuple(prompt), limit)
+            for index, (prompt, limit) in enumerate(zip(ids, limits, strict=True))
         ]
 
     def _decoder(

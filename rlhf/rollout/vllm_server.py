@@ -64,12 +64,8 @@ class VllmServerRollout:
         """
         version = self._send_weights(actor)
         self._require_version(version)
-        ids = [
-            ids_P[attend_P].tolist()
-            for ids_P, attend_P in zip(prompts.ids_BP, prompts.attend_BP, strict=True)
-        ]
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
-        sampled = self._client.sample(ids, seeds, self._vllm_settings())
+        sampled = self._client.sample(prompts.token_ids(), seeds, self._vllm_settings())
         self._require_version(version)
         return padded(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 

@@ -113,6 +113,7 @@ class Gpu:
         self.card = card or Card()
         self.devices = devices
         self.is_capturing = False
+        self.pools: list[Any] = []  # of the graphs that were captured; None: its own
         self._counts: list[Counts] = []
         self._library = library
         self._listener = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(self._hear)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,8 @@ def _randomness() -> dict[str, Any]:
 
 
 def _queues(gpu: Gpu) -> dict[str, Any]:
+    handles = count()
+
     class CudaGraph(Graph):
         def __init__(self, *_: Any, **__: Any) -> None:
             super().__init__(gpu)
@@ -108,7 +111,7 @@ def _queues(gpu: Gpu) -> dict[str, Any]:
         "stream": _nothing,
         "CUDAGraph": CudaGraph,
         "graph": capturing,
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": lambda: next(handles),
         "is_current_stream_capturing": lambda: gpu.is_capturing,
     }
 
@@ -147,8 +150,9 @@ class Graph:
         self._gpu = gpu
         self._number = -1
 
-    def capture_begin(self, *_: Any, **__: Any) -> None:
+    def capture_begin(self, pool: Any = None, **_: Any) -> None:
         """Record operations from now on."""
+        self._gpu.pools.append(pool)
         self._number = self._gpu.capture()
 
     def capture_end(self) -> None:
@@ -158,10 +162,6 @@ class Graph:
     def replay(self) -> None:
         """Compute what was recorded, into the memory of the capture."""
         self._gpu.replay(self._number)
-
-    def pool(self) -> tuple[int, int]:
-        """Return the handle of the graph's memory."""
-        return (0, 1)
 
     def reset(self) -> None:
         """Forget what was recorded, and free the memory of its results."""
@@ -173,9 +173,9 @@ class Graph:
 
 
 @contextmanager
-def capturing(graph: Graph, *_: Any, **__: Any) -> Iterator[None]:
+def capturing(graph: Graph, pool: Any = None, **_: Any) -> Iterator[None]:
     """Capture the operations of the block, as torch.cuda.graph does."""
-    graph.capture_begin()
+    graph.capture_begin(pool)
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
 from rlhf.types import PromptBatch, Ranks
-from tests.pretend_cuda.gpu import Gpu
+from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST
 from tests.zero_settings import zero_config
@@ -100,6 +100,16 @@ def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
     assert generated(graphed(model), GPU) == expected
 
 
+def test_graphs_share_one_pool(gpu: Gpu) -> None:
+    model = tiny_model("opt").to(GPU)
+    generated(graphed(model), GPU)
+    assert len(gpu.pools) > 1
+    assert len(set(gpu.pools)) == 1
+    assert None not in gpu.pools
+    generated(graphed(model), GPU)
+    assert len(set(gpu.pools)) == 2
+
+
 def prompts() -> PromptBatch:
     ids = some_prompts(LENGTHS)
     return collate_prompts(ids, [""] * len(ids), some_draws(), pad_id=0, device=GPU)
@@ -131,7 +141,12 @@ def test_a_model_that_is_trained_answers(
         adapter_of=adapter_of,
         ranks=ranks,
     )
-    responses = rollout.generate(engine, prompts())
+    with gpu.counting() as counts:
+        batch = prompts()
+        batch.token_ids()
+    assert counts.events[Event.sync] == 0
+    assert counts.events[Event.to_host] == 2  # however many prompts there are
+    responses = rollout.generate(engine, batch)
     assert responses.ids_BT.device == GPU
     lengths_B = responses.keep_BT.sum(dim=1)
     assert (responses.ended_B | (lengths_B == LIMIT)).all()

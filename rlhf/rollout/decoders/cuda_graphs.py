@@ -30,6 +30,8 @@ class GraphedDecoder:
         self._rows = rows
         self._tokens = tokens
         self._graphs: dict[tuple[int, int], _Graph] = {}
+        # One pool for all graphs, which are never replayed at the same time.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill prompts into the rows from ``first_row`` on; return their logits (B, V)."""
@@ -65,6 +67,6 @@ class GraphedDecoder:
             self._decoder.decode_within(ids_B, positions_B, columns=columns)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             logits_BV = self._decoder.decode_within(ids_B, positions_B, columns=columns)
         return _Graph(graph, ids_B, positions_B, logits_BV)

@@ -1,0 +1,27 @@
+"""An average on the host is whole when it is read, and costs no wait while it is updated."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rlhf.engine.masters import Masters, MovingAverage
+from tests.pretend_cuda.gpu import Event, Gpu
+
+
+def test_reading_waits_for_the_copies_of_the_last_update(gpu: Gpu) -> None:
+    weights = nn.Parameter(torch.zeros(300, device="cuda"))
+    average = MovingAverage(Masters([weights], lambda: None), beta=0.5, on_host=True)
+    weights.data.fill_(1.0)
+    with gpu.counting() as counts:
+        average.update()
+    assert counts.events[Event.sync] == 0
+    assert counts.events[Event.to_host_pinned] == counts.events[Event.to_device_pinned] == 1
+    with gpu.counting() as counts:
+        (shard,) = average.shards
+    assert counts.events[Event.sync] == 1  # a copy may still run
+    assert shard.device.type == "cpu"
+    assert shard.eq(0.5).all()
+    with gpu.counting() as counts, average.in_place():
+        assert weights.eq(0.5).all()
+    assert counts.events[Event.sync] >= 2
