@@ -28,6 +28,7 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.from_run import take_over
 from rlhf.config.hydra_errors import explain, opened, refuse_flags
+from rlhf.config.on_machine import is_auto, on_machine
 from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir, only_process
@@ -55,6 +56,7 @@ from rlhf.runtime.rendezvous import (
 )
 from rlhf.runtime.search import run_search
 from rlhf.runtime.sweep_jobs import end_with_launcher, end_with_parent, run_job
+from rlhf.runtime.this_machine import this_machine
 from rlhf.safe_text import for_terminal, print_traceback
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
@@ -118,7 +120,7 @@ def asked_config(cfg: DictConfig) -> RunConfig:
     if cfg.get("from_run") is not None:
         source = user_path(str(cfg.from_run), key="from_run").resolve()
         take_over(cfg, source, finished_phases(source), overrides)
-    config = to_run_config(cfg)
+    config = to_run_config(on_machine(cfg, this_machine))
     refuse_secret_values(config, os.environ)
     refuse_unread(config, overrides)
     if config.reuse.phases is not Reuse.sweep:
@@ -130,13 +132,6 @@ def asked_config(cfg: DictConfig) -> RunConfig:
 def asks_for_plan(cfg: DictConfig) -> bool:
     """Return True if the command has plan=only."""
     return bool(OmegaConf.select(cfg, "plan") == PlanMode.only.value)
-
-
-def join() -> None:
-    """Join as a rank of the run that rank 0 composes and freezes."""
-    from rlhf.runtime import launcher
-
-    launcher.join()
 
 
 def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
@@ -162,6 +157,8 @@ def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
+    if is_auto():
+        console.say(this_machine().line)
     if note is not None:
         console.say(note)
     if plan is not None:
@@ -189,6 +186,8 @@ def show_plan(config: RunConfig, *, is_new: bool) -> float | None:
         console.say(f"{' '.join(words)}: {summary(plan)}")
     else:
         console.show(*tables(plan))
+        if is_auto():
+            console.say(this_machine().line)
     return plan.hours
 
 
@@ -282,7 +281,9 @@ def launch() -> int:
                 finally:
                     conclude(sys.argv[1:])
         else:
-            join()
+            from rlhf.runtime import launcher
+
+            launcher.join()  # the run that rank 0 composes and freezes
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

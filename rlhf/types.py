@@ -103,11 +103,6 @@ class PromptBatch(NamedTuple):
     columns: Columns | None = None  # for rewards; None: none wanted
     step: int | None = None  # of PPO, counted from 1; None: held-out prompts
 
-    def token_ids(self) -> list[list[int]]:
-        """Return the prompts without padding; the host waits for two copies, not two per prompt."""
-        rows = zip(self.ids_BP.tolist(), self.attend_BP.tolist(), strict=True)
-        return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
-
 
 class Responses(NamedTuple):
     """Sampled responses, right-padded to T; the end token, if there is one, is kept."""

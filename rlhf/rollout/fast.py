@@ -17,7 +17,7 @@ from rlhf.rollout.decoders.decoder import Decoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.padding import padded
+from rlhf.rollout.padding import padded, unpadded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
@@ -101,7 +101,7 @@ class FastRollout:
         return padded(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
-        ids = prompts.token_ids()
+        ids = unpadded(prompts)
         limits = [self._sampling.max_tokens] * len(ids) if limits is None else limits
         return [
             Request(index, tuple(prompt), limit)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from rlhf.types import Responses
+from rlhf.types import PromptBatch, Responses
 
 
 class SampledAnswer(Protocol):
@@ -24,6 +24,12 @@ class SampledAnswer(Protocol):
     @property
     def has_ended(self) -> bool:
         """Return False if the answer was cut off."""
+
+
+def unpadded(prompts: PromptBatch) -> list[list[int]]:
+    """Return the token ids of prompts without padding, by two copies to the host."""
+    rows = zip(prompts.ids_BP.tolist(), prompts.attend_BP.tolist(), strict=True)
+    return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
 
 
 def padded(answers: Sequence[SampledAnswer], *, pad_id: int, device: torch.device) -> Responses:

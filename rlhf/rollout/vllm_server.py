@@ -11,7 +11,7 @@ from uuid import uuid4
 import torch
 
 from rlhf.errors import RolloutError
-from rlhf.rollout.padding import padded
+from rlhf.rollout.padding import padded, unpadded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
 from rlhf.types import Engine, PromptBatch, Ranks, Responses
@@ -65,7 +65,7 @@ class VllmServerRollout:
         version = self._send_weights(actor)
         self._require_version(version)
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
-        sampled = self._client.sample(prompts.token_ids(), seeds, self._vllm_settings())
+        sampled = self._client.sample(unpadded(prompts), seeds, self._vllm_settings())
         self._require_version(version)
         return padded(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 

@@ -19,6 +19,7 @@ from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.padding import unpadded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
@@ -143,7 +144,7 @@ def test_a_model_that_is_trained_answers(
     )
     with gpu.counting() as counts:
         batch = prompts()
-        batch.token_ids()
+        unpadded(batch)
     assert counts.events[Event.sync] == 0
     assert counts.events[Event.to_host] == 2  # however many prompts there are
     responses = rollout.generate(engine, batch)

@@ -1,0 +1,70 @@
+"""Find what hardware=auto stands for: this machine's GPUs if torch can use them, or its CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.config.on_machine import ThisMachine
+from rlhf.errors import CapabilityError
+
+# Without one of these there is no GPU, and torch need not be imported to look for one.
+SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
+GIB = 2**30
+# What a card's name holds -> the profile with its rates. An A100 comes with 40 GB or 80.
+CARDS = {
+    r"\bB200\b": "b200_180g",
+    r"\bH200\b": "h200_141g",
+    r"\bH100\b": "h100_80g",
+    r"\bA100\b.*\b80GB": "a100_80g",
+    r"\bA100\b": "a100_40g",
+    r"\bA6000\b": "a6000_48g",
+    r"\bL40S\b": "l40s_48g",
+    r"\bL4\b": "l4_24g",
+    r"\bRTX 4090\b": "rtx_4090_24g",
+    r"\bRTX 3090\b": "rtx_3090_24g",
+    r"\bV100\b": "v100_32g",
+}
+UNKNOWN = "template"
+EIGHT = 8  # GPUs of a node, for which these profiles have one of their own, such as 8xa100_40g
+NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
+
+
+@cache  # asked for in every job of a sweep
+def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
+    """Return what this machine has; ``signs`` are files of which a machine with a GPU has one."""
+    if not any(sign.exists() for sign in signs):
+        return ThisMachine(profile="cpu", reason="this machine's CPU, as it has no GPU")
+    import torch
+
+    from rlhf.engine.devices import check_gpus, resolve_dtype
+
+    try:
+        check_gpus(1)
+    except CapabilityError as error:
+        why = str(error).partition(": ")[2]
+        reason = f"this machine's CPU, although it has a GPU: {why}"
+        return ThisMachine(profile="cpu", reason=reason)
+    count, card = torch.cuda.device_count(), torch.cuda.get_device_name()
+    memory = torch.cuda.get_device_properties(0).total_memory / GIB
+    dtype = resolve_dtype(Dtype.auto, Device.cuda)
+    profile = next((name for form, name in CARDS.items() if re.search(form, card)), UNKNOWN)
+    rates = f"rates of {profile}"
+    if profile == UNKNOWN:
+        rates += " (this card has no profile: planned times are a guess)"
+    reason = f"{count} x {card}, {memory:.1f} GiB, {dtype}; {rates}"
+    found = {
+        "ranks_per_node": count,
+        "memory_gib": round(memory - 0.05, 1),  # rounded down
+        "dtype": dtype.value,
+        "host_memory_gib": None,
+        "name": f"{count} x {card}",
+    }
+    if count == EIGHT and profile in NODES:
+        profile = f"8x{profile}"
+    elif count > 1:
+        found["price_per_hour"] = None  # that of one GPU
+    return ThisMachine(profile=profile, reason=reason, found=found)

@@ -1,0 +1,147 @@
+"""hardware=auto: the GPUs that torch can use, or the CPU; what a command sets stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import rlhf.config.on_machine
+from rlhf.config.freeze import to_run_config
+from rlhf.config.on_machine import on_machine
+from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.engine import devices
+from rlhf.runtime.this_machine import CARDS, EIGHT, NODES, UNKNOWN, this_machine
+from tests.planning.planned import Compose
+from tests.pretend_cuda.gpu import GIB, Card, Gpu
+from tests.runs import ROOT, launch
+
+A100 = Card()
+V100 = Card("Tesla V100-SXM2-32GB", int(31.73 * GIB), (7, 0))
+MIG = Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", int(19.62 * GIB))
+OTHER = Card("NVIDIA RTX PRO 6000 Blackwell", int(94.97 * GIB), (12, 0))
+SIGN = (Path("/proc/self/stat"),)  # a file that exists, as that of a driver does
+
+
+@pytest.fixture(autouse=True)
+def _found_anew() -> Iterator[None]:
+    """What an earlier test's machine had is forgotten."""
+    this_machine.cache_clear()
+    yield
+    this_machine.cache_clear()
+
+
+Put = Callable[..., HardwareConfig]
+
+
+@pytest.fixture
+def put(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """The hardware of a run with these overrides, as launch.py composes it."""
+
+    def with_machine(*words: str, choice: str = "auto") -> HardwareConfig:
+        cfg = compose(["model=opt_125m", *words])
+        job = SimpleNamespace(
+            runtime=SimpleNamespace(choices={"hardware": choice}),
+            overrides=SimpleNamespace(task=list(words)),
+        )
+        monkeypatch.setattr(rlhf.config.on_machine.HydraConfig, "get", lambda: job)
+        return to_run_config(on_machine(cfg, lambda: this_machine(SIGN))).hardware
+
+    return with_machine
+
+
+def profile(compose: Compose, name: str) -> HardwareConfig:
+    return to_run_config(compose(["model=opt_125m", f"hardware={name}"])).hardware
+
+
+def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path) -> None:
+    machine = this_machine((tmp_path / "none",))
+    assert (machine.profile, machine.found) == ("cpu", {})
+    assert machine.line == "hardware=auto: this machine's CPU, as it has no GPU"
+
+
+def test_the_default_is_said_with_the_plan(tmp_path: Path) -> None:
+    run = launch("plan=only", "experiment=smoke", cwd=tmp_path)
+    assert "\nhardware=auto: this machine's CPU" in run.stdout
+    assert "hardware=auto" not in launch("plan=only", "hardware=cpu", cwd=tmp_path).stdout
+
+
+def test_auto_on_a_cpu_is_cpu(compose: Compose) -> None:
+    assert profile(compose, "auto") == profile(compose, "cpu")
+
+
+def test_one_gpu_is_used(gpu: Gpu, put: Put, compose: Compose) -> None:
+    found, named = put(), profile(compose, "a100_40g")
+    assert (found.device, found.ranks_per_node, found.dtype) == ("cuda", 1, "bf16")
+    assert found.memory_gib == pytest.approx(39.3)  # rounded down
+    for key in ("peak_tflops", "memory_bandwidth_gb", "max_micro_batch_size", "price_per_hour"):
+        assert getattr(found, key) == getattr(named, key), key
+    assert this_machine(SIGN).line == (
+        "hardware=auto: 1 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"
+    )
+
+
+def test_eight_gpus_are_a_node(
+    gpu: Gpu, put: Put, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    found, named = put(), profile(compose, "8xa100_40g")
+    assert (found.ranks_per_node, found.network_bandwidth_gb) == (8, named.network_bandwidth_gb)
+    assert found.price_per_hour == named.price_per_hour
+    this_machine.cache_clear()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert (put().ranks_per_node, put().price_per_hour) == (2, None)
+
+
+def test_what_the_command_sets_stays(gpu: Gpu, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    found = put("hardware.ranks_per_node=1", "hardware.dtype=fp32")
+    assert (found.device, found.ranks_per_node, found.dtype) == ("cuda", 1, "fp32")
+
+
+def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -> None:
+    assert put("hardware=h100_80g", choice="h100_80g") == profile(compose, "h100_80g")
+
+
+@pytest.mark.parametrize("gpu", [MIG], indirect=True)
+def test_a_part_of_a_gpu_has_its_own_memory(gpu: Gpu) -> None:
+    machine = this_machine(SIGN)
+    assert machine.profile == "a100_40g"
+    assert machine.found["memory_gib"] == pytest.approx(19.6)
+
+
+@pytest.mark.parametrize("gpu", [OTHER], indirect=True)
+def test_a_card_without_a_profile_is_used_all_the_same(gpu: Gpu) -> None:
+    machine = this_machine(SIGN)
+    assert machine.profile == UNKNOWN
+    assert machine.reason.endswith("planned times are a guess)")
+    assert machine.found["memory_gib"] == pytest.approx(94.9)
+
+
+@pytest.mark.parametrize("gpu", [V100], indirect=True)
+def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, monkeypatch) -> None:
+    machine = this_machine(SIGN)
+    assert machine.profile == "cpu"
+    assert machine.reason.startswith(
+        "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70) is none of"
+    )
+    this_machine.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])  # a torch for CUDA 12.6
+    assert (this_machine(SIGN).profile, this_machine(SIGN).found["dtype"]) == ("v100_32g", "fp16")
+
+
+def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "read_driver", lambda: "535.104.05")
+    machine = this_machine(SIGN)
+    assert machine.profile == "cpu"
+    assert "update the NVIDIA driver 535.104.05 to 580 or newer" in machine.reason
+
+
+def test_every_profile_that_is_named_exists() -> None:
+    profiles = {path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml")}
+    assert {*CARDS.values(), UNKNOWN} <= profiles
+    assert {f"{EIGHT}x{name}" for name in NODES} == {p for p in profiles if p.startswith("8x")}
