@@ -178,7 +178,7 @@ class PhaseMemory:
         lengths = self.load.padded(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
         return _work(
             model,
-            tuple(lengths),
+            lengths,
             sequences=sequences,
             answer=answer,
             size=self.at.size(model),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
@@ -29,6 +29,9 @@ class Load:
     """Examples of the whole run, which every process holds in memory; 0 if unknown."""
     answer: float | None = None
     """Expected tokens per PPO response; None: the maximum."""
+    _padded: dict[tuple[int, int, bool], tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def tokens(self) -> float:
@@ -40,17 +43,23 @@ class Load:
         """Return the greatest length in tokens."""
         return self.lengths[-1]
 
-    def padded(self, passes: int, *, micro: int, is_sorted: bool) -> list[int]:
+    def padded(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
         """Return the length that each of ``passes`` micro-batches of ``micro`` is padded to.
 
         This is the expected length of its longest sequence. If ``is_sorted``, a micro-batch takes
         its sequences from its own part of the sorted lengths, otherwise from all lengths.
         """
+        key = passes, micro, is_sorted
+        if key not in self._padded:  # the same for every ZeRO setting that is compared
+            self._padded[key] = self._pad(*key)
+        return self._padded[key]
+
+    def _pad(self, passes: int, micro: int, is_sorted: bool) -> tuple[int, ...]:
         share = micro / (micro + 1)  # mean maximum of ``micro`` uniform numbers
         places = [(i + share) / passes if is_sorted else share for i in range(passes)]
-        return [
+        return tuple(
             self.lengths[min(int(p * len(self.lengths)), len(self.lengths) - 1)] for p in places
-        ]
+        )
 
 
 Loads = Mapping[Phase, Load]
