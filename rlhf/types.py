@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlhf.host_copies import sent
 from rlhf.metrics import Maximum, Metrics
 
 
@@ -145,7 +146,8 @@ def take_rows(batch: Batch, rows: list[int]) -> Batch:
         elif isinstance(part, list):
             taken.append([part[row] for row in rows])
         else:
-            taken.append(part[rows] if isinstance(part, Tensor) else part)
+            is_tensor, places = isinstance(part, Tensor), torch.tensor(rows, dtype=torch.long)
+            taken.append(part[sent(places, part.device)] if is_tensor else part)
     return type(batch)(*taken)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf.data.batching import padded_width
+from rlhf.host_copies import sent
 from rlhf.types import Columns, PreferenceBatch, PromptBatch, SequenceBatch
 
 
@@ -37,7 +38,7 @@ def collate_sequences(
     ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
     columns_S = torch.arange(width)
     keep_BS = attend_BS & (columns_S >= torch.tensor(prompt_tokens)[:, None])
-    return SequenceBatch(ids_BS.to(device), attend_BS.to(device), keep_BS.to(device))
+    return SequenceBatch(*(sent(part, device) for part in (ids_BS, attend_BS, keep_BS)))
 
 
 def collate_pairs(
@@ -74,5 +75,5 @@ def collate_prompts(
     reversed_rows = [row[::-1] for row in ids]
     width = max(len(row) for row in ids)
     ids_BP, attend_BP = _pad_right(reversed_rows, width=width, pad_id=pad_id)
-    ids_BP, attend_BP = ids_BP.flip(1).to(device), attend_BP.flip(1).to(device)
-    return PromptBatch(ids_BP, attend_BP, draws_BT.to(device), texts, columns)
+    ids_BP, attend_BP = sent(ids_BP.flip(1), device), sent(attend_BP.flip(1), device)
+    return PromptBatch(ids_BP, attend_BP, sent(draws_BT, device), texts, columns)

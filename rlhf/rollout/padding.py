@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from rlhf.host_copies import sent
 from rlhf.types import PromptBatch, Responses
 
 
@@ -43,4 +44,4 @@ def padded(answers: Sequence[SampledAnswer], *, pad_id: int, device: torch.devic
         logprobs_BT[row, :size] = torch.tensor(answer.logprobs)
         keep_BT[row, :size] = True
     ended_B = torch.tensor([answer.has_ended for answer in answers])
-    return Responses(*(x.to(device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))
+    return Responses(*(sent(x, device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))

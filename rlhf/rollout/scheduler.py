@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlhf.host_copies import sent
 from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
@@ -101,7 +102,7 @@ class Scheduler:
     def _newest(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest token (B,) of each active request, and its position."""
         newest = [request.ids[-1] for request in self._active]
-        return torch.tensor(newest, device=device), [r.position for r in self._active]
+        return sent(torch.tensor(newest), device), [r.position for r in self._active]
 
     def _join(self, joining: list[Request], device: torch.device) -> tuple[list[Request], Tensor]:
         """Prefill ``joining``; return the requests that get a token now and their logits (B, V).
@@ -111,7 +112,7 @@ class Scheduler:
         """
         groups = [list(group) for _, group in groupby(joining, key=lambda r: r.prompt)]
         prompts = [torch.tensor(group[0].prompt) for group in groups]
-        ids_JP = pad_sequence(prompts, batch_first=True).to(device)
+        ids_JP = sent(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
         if self._active and isinstance(decoder, PackingDecoder):
@@ -128,13 +129,13 @@ class Scheduler:
                 self._active.append(request)
                 sources.append(row - first)
         if len(sources) > len(logits_BV):
-            logits_BV = logits_BV[torch.tensor(sources, device=device)]
+            logits_BV = logits_BV[sent(torch.tensor(sources), device)]
         return self._active[first:], logits_BV
 
     def _extend(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> None:
         """Draw one more token for each of ``requests``."""
-        indices = torch.tensor([r.index for r in requests], device=draws_NT.device)
-        steps = torch.tensor([len(r.ids) for r in requests], device=draws_NT.device)
+        places = torch.tensor([[r.index, len(r.ids)] for r in requests])
+        indices, steps = sent(places, draws_NT.device).unbind(1)
         fewest = min(len(request.ids) for request in requests)
         barred_B = steps < self._sampling.min_tokens if fewest < self._sampling.min_tokens else None
         drawn = draw_tokens(

@@ -8,37 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from rlhf.allocation_errors import is_out_of_memory
 from rlhf.config.batches import phase_plans, rollout_plan
 from rlhf.config.choices import OnOom, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
 from rlhf.planning.plan_tables import read_plan
 
-# What failed allocations say that have no class of their own: of torch's allocator on a CPU, and of
-# CUDA's driver, cuBLAS, cuDNN and NCCL.
-MESSAGES = (
-    *("can't allocate memory", "not enough memory", "out of memory"),
-    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
-)
-
 
 class OutOfMemoryError(RlhfError):
     """A phase needed more memory than there is; the message says what helps."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if ``error``, or one that it followed, says that an allocation failed.
-
-    An allocation that fails while a CUDA graph is captured comes out as an error of the capture.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
-        return True
-    earlier = error.__cause__ or error.__context__
-    return earlier is not None and is_out_of_memory(earlier)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from rlhf.data.collate import collate_pairs, collate_prompts, collate_sequences
+from rlhf.types import take_rows
+from tests.pretend_cuda.gpu import Event, Gpu
 
 CPU = torch.device("cpu")
 PAD = 9
@@ -32,3 +34,15 @@ def test_prompts_are_padded_left() -> None:
     assert batch.attend_BP.int().tolist() == [[1, 1, 1], [0, 0, 1]]
     assert batch.texts == ["a", "b"]
     assert batch.draws_BT is draws
+
+
+def test_a_gpu_gets_batches_without_a_wait(gpu: Gpu) -> None:
+    there = torch.device("cuda", 0)
+    ids, prompt_tokens = [[4, 5, 6], [7, 8]], [1, 1]
+    with gpu.counting() as counts:
+        batch = collate_sequences(ids, prompt_tokens, pad_id=0, device=there)
+        rows = take_rows(batch, [1])
+    assert counts.events[Event.to_device] == counts.events[Event.sync] == 0
+    assert counts.events[Event.to_device_pinned] == 6
+    assert rows.ids_BS.tolist() == [[7, 8, 0]]
+    assert rows.keep_BS.tolist() == [[False, True, False]]

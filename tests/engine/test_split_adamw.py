@@ -12,6 +12,7 @@ from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.masters import MovingAverage, Split, read
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.kernels.adamw import adamw_kernel
+from tests.pretend_cuda.gpu import Event, Gpu
 
 SHAPES = [(61, 37), (7,), (3, 5, 2), (1,), (513,)]
 BETAS = (0.9, 0.95)
@@ -211,3 +212,18 @@ def test_splitting_loses_nothing_and_rounds_to_the_nearest() -> None:
     differs = (usual != split.high).nonzero().flatten()
     assert torch.equal(differs % 65536, torch.full((2,), 0x8000))  # ties below an even half
     assert (split.high.float().abs() > usual.float().abs())[differs].all()
+
+
+def test_launches_on_a_gpu_do_not_grow_with_a_few_million_weights(gpu: Gpu) -> None:
+    counted = []
+    for size in (1000, 2**22):
+        weight = nn.Parameter(torch.zeros(size, device="cuda"))
+        own = [{"params": [weight], "lr": 1e-2, "weight_decay": 0.1}]
+        optimizer = SplitAdamW(own, betas=BETAS, eps=1e-8, moments=torch.float32)
+        weight.grad = torch.ones(size, dtype=torch.bfloat16, device="cuda")
+        with gpu.counting() as counts:
+            optimizer.step()
+        counted.append(counts.events[Event.launch])
+        assert counts.events[Event.sync] == 0
+        assert weight.lt(0).all()
+    assert counted[0] == counted[1] <= 30

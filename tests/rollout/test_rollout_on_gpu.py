@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +17,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
-from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
+from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
@@ -109,6 +111,53 @@ def test_graphs_share_one_pool(gpu: Gpu) -> None:
     assert None not in gpu.pools
     generated(graphed(model), GPU)
     assert len(set(gpu.pools)) == 2
+
+
+def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
+    model = tiny_model("opt").to(GPU)
+    decoder = graphed(model)
+    generated(decoder, GPU)  # captures its graphs
+    with gpu.counting() as counts:
+        generated(decoder, GPU)
+    events = counts.events
+    assert events[Event.capture] == 0
+    assert events[Event.replay] > 0
+    assert events[Event.to_device] == 1, "the draws of this test"
+    assert events[Event.sync] == 0
+    # Tokens and log-probs: two copies for each step, whether it decodes or begins new rows.
+    steps = events[Event.to_host] / 2
+    assert events[Event.replay] <= steps <= events[Event.replay] + len(LENGTHS)
+
+
+def test_without_memory_for_graphs_steps_are_launched(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("opt")
+    expected = generated(fused(model), CPU)
+    model.to(GPU)
+
+    @contextmanager
+    def full(*_: object, **__: object) -> Iterator[None]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        yield
+
+    capture, captures = torch.cuda.graph, []
+
+    def first_only(graph: torch.cuda.CUDAGraph, **how: object) -> AbstractContextManager[None]:
+        captures.append(graph)
+        return capture(graph, **how) if len(captures) == 1 else full()
+
+    monkeypatch.setattr(torch.cuda, "graph", first_only)
+    assert generated(graphed(model), GPU) == expected
+    assert len(captures) == 2  # it is tried once
+    assert caplog.messages == [NO_ROOM]
+
+
+def test_other_errors_of_a_capture_are_raised(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = graphed(tiny_model("opt").to(GPU))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        generated(decoder, GPU)
 
 
 def prompts() -> PromptBatch:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.runtime.out_of_memory import is_out_of_memory
+from rlhf.allocation_errors import is_out_of_memory
 from tests.runs import ROOT, TINY_RUN, finished, metrics, python
 
 pytestmark = pytest.mark.slow

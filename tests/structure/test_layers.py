@@ -28,9 +28,20 @@ BASE = {
     "stored_files",
     "types",
 }
-BASE |= {"command", "cpu", "config", "model_call", "safe_text", "trust", "user_paths"}
+BASE |= {
+    "allocation_errors",
+    "host_copies",
+    "command",
+    "cpu",
+    "config",
+    "model_call",
+    "safe_text",
+    "trust",
+    "user_paths",
+}
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
 MAY_IMPORT: dict[str, set[str]] = {
+    "allocation_errors": set(),
     "atomic": set(),
     "command": {"drive_errors", "errors", "foreign_errors", "lasting_output", "safe_text"},
     "decoder_parts": set(),
@@ -38,13 +49,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "finite_numbers": set(),
     "foreign_errors": {"errors"},
+    "host_copies": set(),
     "intervals": set(),
     "lasting_output": set(),
     "metrics": {"errors"},
     "model_call": set(),
     "random_streams": set(),
     "stored_files": {"errors"},
-    "types": {"errors", "metrics"},
+    "types": {"errors", "host_copies", "metrics"},
     "safe_text": set(),
     "trust": set(),
     "user_paths": {"errors", "foreign_errors"},

@@ -24,6 +24,7 @@ from rlhf.data.batching import deal
 from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tokenise
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.host_copies import sent
 from rlhf.metrics import Metrics, merge_metrics
 from rlhf.model_call import model_call
 from rlhf.phases.shared.exporting import Export, sample_as_trained
@@ -220,7 +221,7 @@ def eval_batches(
         order.sort(key=lambda row: -lengths[row])
     for start in range(0, total, stride):
         mine = range(start + ranks.rank * batch_size, start + (ranks.rank + 1) * batch_size)
-        keep_B = torch.tensor([row < total for row in mine], device=ranks.device)
+        keep_B = sent(torch.tensor([row < total for row in mine]), ranks.device)
         yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
 
 

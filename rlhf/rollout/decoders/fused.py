@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.decoder_parts import BlockOrder, DecoderParts
+from rlhf.host_copies import sent
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, Rotations
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
@@ -72,7 +73,7 @@ class FusedDecoder:
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
-        positions_B = torch.tensor(positions, device=self._device)
+        positions_B = sent(torch.tensor(positions), self._device)
         return self.decode_within(ids_B, positions_B, columns=max(positions) + 1)
 
     def decode_within(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
@@ -88,7 +89,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         num_rows = len(ids_B)
-        positions_B = torch.tensor(positions, device=self._device)
+        positions_B = sent(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._columns(ids_NP)])
         attend = _attend_both(
             self._attend_newest(positions_B, max(positions) + 1),
@@ -112,7 +113,7 @@ class FusedDecoder:
         """Return the indices (N) of the prompts' last tokens among all N * P tokens."""
         num_columns = ids_NP.shape[1]
         last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
-        return torch.tensor(last, device=self._device)
+        return sent(torch.tensor(last), self._device)
 
     def _attend_prompts(self, ids_NP: Tensor, first_row: int) -> Attend:
         """Return the attention function for prompts in the rows from ``first_row`` on."""
