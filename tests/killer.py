@@ -1,5 +1,7 @@
 """Trackers that disturb a run: ``Killer`` kills it at KILL_AT, ``Sleeper`` makes a step hang.
 
+``Greedy`` needs more memory than there is, unless micro-batches are small.
+
 KILL_AT is PHASE:STEP, before the metrics of the step are on the drive; PHASE:STEP:update, inside
 the updates of a rollout; or PHASE:STEP:save, when half of the checkpoint of the step is written.
 """
@@ -13,6 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
+from rlhf.phases import sft
 from rlhf.phases.ppo import loop
 from rlhf.phases.shared import checkpoints
 from rlhf.tracking.tracker import Tracker
@@ -83,3 +88,20 @@ class Sleeper(Tracker):
         if step == 1:
             (self._run_dir / "asleep").touch()
             time.sleep(300)
+
+
+class Greedy(Tracker):
+    """Really fails to allocate memory in the second step of SFT with micro-batches above 4."""
+
+    def __init__(self, _: object, run_dir: Path) -> None:
+        taken, train_step = [], sft.SftTrainer.train_step
+
+        def greedy(trainer: Any, rows: Any) -> Any:
+            taken.append(rows)
+            if len(taken) == 2 and trainer.plan.micro > 4:
+                torch.empty(1 << 48)
+            return train_step(trainer, rows)
+
+        sft.SftTrainer.train_step = greedy
+        with (run_dir / "processes.txt").open("a") as file:
+            file.write(f"{os.getpid()}\n")

@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from rlhf.checkpoint.results import objective_of
 from rlhf.config.freeze import freeze
 from rlhf.config.schema.run import RunConfig
@@ -60,10 +62,29 @@ def start(config: RunConfig, run_dir: Path | None, script: str) -> float | None:
         if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
             raise
         said = str(error).partition(". ")[0]
-    gc.collect()  # the models of the failed attempt
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
     freeze(less, run_dir)
-    return start(less, run_dir, script)
+    if way is LaunchMode.node:  # its ranks are new processes
+        return start(less, run_dir, script)
+    return _continue_in_new_process(run_dir, script)
+
+
+def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
+    """Continue the run in a process without what the failed attempt holds; return its objective.
+
+    Hooks, pinned memory and buffers of its engines would stay in this process.
+
+    Raises:
+        RlhfError: if the new process fails; it has printed why.
+    """
+    gc.collect()  # the models of the failed attempt, whose memory goes back to the GPU
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        _call([sys.executable, script, f"resume={run_dir}"])
+    except SystemExit as end:
+        raise RlhfError(f"the run in {run_dir} failed again, see its error above") from end
+    return objective_of(run_dir)
 
 
 def _start(

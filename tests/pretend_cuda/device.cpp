@@ -222,12 +222,14 @@ bool on_device(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == DeviceType::CUDA;
 }
 
-// The same memory as a tensor of the CPU, or the same shape as a tensor without memory.
+// The memory of a tensor as a tensor of the CPU, or its shape as a tensor without memory.
 at::Tensor stand_in(const at::Tensor& tensor, DeviceType type) {
   auto* impl = tensor.unsafeGetTensorImpl();
   c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  at::Tensor keeper = tensor;
-  c10::DataPtr data(type == DeviceType::CPU ? storage->mutable_data() : nullptr, Device(type));
+  // It keeps the tensor: gloo may still read it when the caller has dropped it.
+  auto* keeper = new c10::Storage(impl->unsafe_storage());
+  c10::DataPtr data(type == DeviceType::CPU ? storage->mutable_data() : nullptr, keeper,
+                    [](void* kept) { delete static_cast<c10::Storage*>(kept); }, Device(type));
   auto alias = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), storage->nbytes(), std::move(data),
       c10::GetAllocator(type == DeviceType::Meta ? DeviceType::Meta : DeviceType::CPU), true);
@@ -299,8 +301,7 @@ bool same_storage(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor view_of(const at::Tensor& original, const at::Tensor& shape) {
   auto result = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW, c10::Storage(original.storage()),
-      original.unsafeGetTensorImpl()->key_set(),
-      shape.dtype());
+      original.unsafeGetTensorImpl()->key_set(), shape.dtype());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(),
                                                       shape.storage_offset());
   return result;

@@ -9,25 +9,12 @@ import pytest
 import torch
 
 from rlhf.allocation_errors import is_out_of_memory
-from tests.runs import ROOT, TINY_RUN, finished, metrics, python
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
 
-# The SFT phase really fails to allocate, in its second step, unless micro-batches are small.
-GREEDY = f"""
-import runpy
-import torch
-from rlhf.phases import sft
-take = sft.SftTrainer.train_step
-def greedy(self, rows):
-    self.taken = getattr(self, "taken", 0) + 1
-    if self.taken == 2 and self.plan.micro > 4:
-        torch.empty(1 << 48)
-    return take(self, rows)
-sft.SftTrainer.train_step = greedy
-runpy.run_path("{ROOT}/launch.py", run_name="__main__")
-"""
 SFT = [*TINY_RUN, "phase=sft", "sft.epochs=0.5", "checkpoint.every_steps=1"]
+SFT += ["tracking.others=[tests.killer:Greedy]"]
 
 
 # torch's own class aside, these are the forms of a failed allocation on a GPU.
@@ -53,35 +40,28 @@ def test_an_allocation_that_fails_in_a_capture_is_known() -> None:
     assert is_out_of_memory(capture)
 
 
-@pytest.fixture
-def greedy(tmp_path: Path) -> Path:
-    path = tmp_path / "greedy.py"
-    path.write_text(GREEDY)
-    return path
-
-
-def test_message_has_the_plan_and_the_keys(greedy: Path, tmp_path: Path) -> None:
+def test_message_has_the_plan_and_the_keys(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    run = python(greedy, *SFT, f"run_dir={run_dir}", cwd=tmp_path, PYTHONPATH=ROOT)
+    run = launch(*SFT, f"run_dir={run_dir}", cwd=tmp_path, PYTHONPATH=ROOT)
     assert run.returncode == 2
     assert run.stderr.startswith("error: sft: out of memory with sft.micro_batch_size=16 (planned:")
     assert "GiB per rank): " in run.stderr
     assert "can't allocate memory: you tried to allocate" in run.stderr
     keys = "sft.micro_batch_size=8 zero=stage3"
     assert f"python launch.py resume={run_dir} {keys} continues with less memory" in run.stderr
-    again = python(
-        greedy, f"resume={run_dir}", "sft.micro_batch_size=4", cwd=tmp_path, PYTHONPATH=ROOT
-    )
+    again = launch(f"resume={run_dir}", "sft.micro_batch_size=4", cwd=tmp_path, PYTHONPATH=ROOT)
     assert again.returncode == 0, again.stderr
     assert "sft: continues after step 1" in again.stdout
 
 
-def test_smaller_micro_batches_continue_by_themselves(greedy: Path, tmp_path: Path) -> None:
+def test_smaller_micro_batches_continue_by_themselves(tmp_path: Path) -> None:
     run_dir, reduce = tmp_path / "run", "hardware.on_oom=reduce_micro_batch"
-    run = python(greedy, *SFT, reduce, f"run_dir={run_dir}", cwd=tmp_path, PYTHONPATH=ROOT)
+    run = launch(*SFT, reduce, f"run_dir={run_dir}", cwd=tmp_path, PYTHONPATH=ROOT)
     assert run.returncode == 0, run.stderr
     told = [line for line in run.stderr.splitlines() if "continuing with smaller" in line]
     assert len(told) == 2, "16, 8, 4"
+    processes = (run_dir / "processes.txt").read_text().split()
+    assert len(processes) == len(set(processes)) == 3, "each attempt is a process of its own"
     assert json.loads((run_dir / "result.json").read_text())["phases"]["sft"]["steps"] == 4
     whole = finished(tmp_path / "whole", "phase=sft", "sft.epochs=0.5")
     losses = [
