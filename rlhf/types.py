@@ -140,14 +140,14 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])
 def take_rows(batch: Batch, rows: list[int]) -> Batch:
     """Return ``batch`` (a named tuple) with only these rows, in this order."""
     taken: list[Any] = []
+    places = torch.tensor(rows, dtype=torch.long)
     for part in batch:
         if isinstance(part, tuple):
             taken.append(take_rows(part, rows))
         elif isinstance(part, list):
             taken.append([part[row] for row in rows])
         else:
-            is_tensor, places = isinstance(part, Tensor), torch.tensor(rows, dtype=torch.long)
-            taken.append(part[sent(places, part.device)] if is_tensor else part)
+            taken.append(part[sent(places, part.device)] if isinstance(part, Tensor) else part)
     return type(batch)(*taken)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.on_machine import ThisMachine
 from rlhf.errors import CapabilityError
+from rlhf.planning.hardware import GIB
 
 # Without one of these there is no GPU, and torch need not be imported to look for one.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
-GIB = 2**30
 # What a card's name holds -> the profile with its rates. An A100 comes with 40 GB or 80.
 CARDS = {
     r"\bB200\b": "b200_180g",

@@ -124,26 +124,25 @@ class LayerBuilder:
 
     def project(self, *modules: Any, activation: str | None = None) -> Projection:
         """Build one projection from linear layers that share their inputs."""
+        linear = self.joined(*modules)
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
-            return projection(*self.joined(*modules), activation)
-        (module,) = modules
-        bias_O = None if module.bias is None else module.bias.to(self._dtype)
+            return projection(*linear, activation)
         a_RI, b_OR = adapter.a_RI.to(self._dtype), adapter.b_OR.to(self._dtype)
-        own = LowRank(a_RI, b_OR, adapter.scaling)
-        return AdaptedProjection(module.weight.to(self._dtype), bias_O, activation, own)
+        return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
     def joined(self, *modules: Any) -> Linear:
-        """Return linear layers that share their inputs as one, with adapters merged in."""
-        weights = [self._merged(module).to(self._dtype) for module in modules]
+        """Return linear layers that share their inputs as one, on a CPU with adapters merged in."""
+        weights = [self._weight(module).to(self._dtype) for module in modules]
         biases = [module.bias.to(self._dtype) for module in modules if module.bias is not None]
-        weight_OI = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return Linear(weight_OI, torch.cat(biases) if biases else None)
+        if len(modules) == 1:  # without a copy
+            return Linear(weights[0], biases[0] if biases else None)
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
-    def _merged(self, module: Any) -> Tensor:
-        """Return the weight that a linear layer applies; without an adapter it is its own."""
+    def _weight(self, module: Any) -> Tensor:
+        """Return the layer's own weight, not a copy, unless an adapter is merged into it."""
         weight_OI: Tensor = module.weight
-        adapter = self._adapter_of(module)
+        adapter = self._adapter_of(module) if self._merges else None
         return weight_OI if adapter is None else adapter.merged_into(weight_OI)
 
     def norm(self, module: Any) -> Step:
