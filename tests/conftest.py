@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -26,6 +25,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from rlhf.planning.cpu_rates import cpu_rates, keep_rates
 from tests.pretend_cuda.gpu import Gpu, load
+from tests.quick_hydra import compose_quickly
 
 CONF = Path(__file__).parents[1] / "conf"
 GPU_LIBRARY = pytest.StashKey[CDLL]()
@@ -59,8 +59,7 @@ def pytest_collection_finish() -> None:
 # A shell's background job, as CI may be, and all that it starts ignore Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same language read by libyaml: OmegaConf parses 40 files for every composition.
-yaml.SafeLoader = yaml.CSafeLoader
+compose_quickly()
 
 # One core for each pytest worker and all that it starts, so that torch uses one thread: models of a
 # test are so small that a second thread mostly waits, and a run takes less than half the CPU time.

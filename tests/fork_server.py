@@ -36,7 +36,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-import yaml
+from tests.quick_hydra import compose_quickly
 
 ROOT = Path(__file__).parents[1]
 
@@ -194,7 +194,7 @@ def be_zygote(descriptor: int) -> NoReturn:
     """Import everything, fork what is asked for, and become each process that was forked."""
     imported_with = read_at_start(os.environ)
     subprocess.Popen = WarmPopen  # type: ignore[misc]  # before others take it from there
-    yaml.SafeLoader = yaml.CSafeLoader  # as in conftest.py: every run composes some 40 files
+    compose_quickly()
     for module in MODULES:
         import_module(module)
     threads = len(os.listdir("/proc/self/task"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,21 @@ def _switches() -> list[str]:
     return [key for key, kind in schema_types().items() if kind is bool]
 
 
+@cache
+def _groups() -> dict[str, type]:
+    """Return the groups of keys, those within others after them, and their dataclasses."""
+    return {key: kind for key, kind in schema_types().items() if is_dataclass(kind)}
+
+
+@cache
+def _schema_with_groups() -> DictConfig:
+    """Return the schema with its groups in place: a merge then takes half the time."""
+    schema = OmegaConf.structured(RunConfig)
+    for key, kind in _groups().items():
+        OmegaConf.update(schema, key, OmegaConf.structured(kind))
+    return schema
+
+
 def _typed(cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` merged into the schema; values may still be missing.
 
@@ -231,7 +246,10 @@ def _typed(cfg: DictConfig) -> DictConfig:
         for key in _switches():
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
-        typed = OmegaConf.merge(OmegaConf.structured(RunConfig), cfg)
+        # A group that is missing or has a wrong value must be missing from the schema too.
+        is_whole = all(isinstance(OmegaConf.select(cfg, key), DictConfig) for key in _groups())
+        schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
+        typed = OmegaConf.merge(schema, cfg)
     except OmegaConfBaseException as error:
         raise _refused(error) from error
     assert isinstance(typed, DictConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
@@ -28,7 +29,7 @@ class ModelUse:
     """Layers that the backward pass recomputes."""
     has_ema: bool = False
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Return the number of all weights, extra weights included."""
         shape = self.shape

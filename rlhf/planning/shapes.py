@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,22 @@ class ModelShape:
     keeps_scores: bool = False
     """True if only eager attention works, which saves (tokens, tokens) probabilities."""
 
-    @property
+    @cached_property
     def layer(self) -> int:
         """Return the number of weights of one layer."""
         return sum(i * o for i, o in self.matrices) + self.layer_vectors
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Return the number of weights of the language model."""
         return self.layers * self.layer + self.outside + self.head
 
-    @property
+    @cached_property
     def scorer_weights(self) -> int:
         """Return the number of weights of a reward model or critic, whose head has one output."""
         return self.layers * self.layer + self.outside + self.embedding
 
-    @property
+    @cached_property
     def multiplied(self) -> int:
         """Return the number of weights that multiply every token: linear layers except the head."""
         inner = self.layers * sum(i * o for i, o in self.matrices)
