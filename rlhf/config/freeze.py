@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, is_dataclass, replace
-from functools import cache
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import (
-    ConfigKeyError,
-    InterpolationResolutionError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
 from yaml import YAMLError
 
 from rlhf.atomic import replacing
-from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
+from rlhf.config.hydra_errors import in_words, schema_types
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.stored_yaml import has_kind, read_plain
+from rlhf.config.typed import refused, shown, typed
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.foreign_errors import reason_of
 from rlhf.stored_files import DamagedFileError, read_text
@@ -54,15 +51,15 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     Raises:
         ConfigError: if a value is missing or has the wrong type, or a rule is broken.
     """
-    typed = _typed(cfg)
+    merged = typed(cfg)
     try:
-        config = OmegaConf.to_object(typed)
+        config = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
-        plain = OmegaConf.to_container(typed, structured_config_mode=SCMode.DICT)
+        plain = OmegaConf.to_container(merged, structured_config_mode=SCMode.DICT)
         key = min(name for name, value in _flat(plain, "").items() if value == "???")
         raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     assert isinstance(config, RunConfig)
     validate(config)
     return config
@@ -160,7 +157,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
     Raises:
         ConfigError: if one does; the message gives the value that the run was started with.
     """
-    kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(_typed(cfg))
+    kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(typed(cfg))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
             leaf
@@ -170,7 +167,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
         if changed and _node(override) != "resume":
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
-                f"{changed[0]}={_shown(kept.get(changed[0]))}, which resume cannot "
+                f"{changed[0]}={shown(kept.get(changed[0]))}, which resume cannot "
                 "change; remove this override, or start a new run without resume"
             )
 
@@ -180,7 +177,7 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
 
     On other ranks the planned micro-batches need not fit: those not named become null.
     """
-    config, asked = OmegaConf.structured(frozen), _leaves(_typed(cfg))
+    config, asked = OmegaConf.structured(frozen), _leaves(typed(cfg))
     named = [
         leaf
         for override in OverridesParser.create().parse_overrides(list(overrides))
@@ -199,7 +196,7 @@ def spread_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Return what a resumed run changes about the spread of its batches, as key=value."""
     kept = _leaves(OmegaConf.structured(before))
     return [
-        f"{key}={_shown(value)}"
+        f"{key}={shown(value)}"
         for key, value in _leaves(OmegaConf.structured(after)).items()
         if f"{key}.".startswith(SPREAD) and kept[key] != value
     ]
@@ -215,47 +212,6 @@ def _below(override: Override, leaves: Iterable[str]) -> list[str]:
     return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_node(override)}.")]
 
 
-@cache
-def _switches() -> list[str]:
-    """Return the keys whose values are true or false."""
-    return [key for key, kind in schema_types().items() if kind is bool]
-
-
-@cache
-def _groups() -> dict[str, type]:
-    """Return the groups of keys, those within others after them, and their dataclasses."""
-    return {key: kind for key, kind in schema_types().items() if is_dataclass(kind)}
-
-
-@cache
-def _schema_with_groups() -> DictConfig:
-    """Return the schema with its groups in place: a merge then takes half the time."""
-    schema = OmegaConf.structured(RunConfig)
-    for key, kind in _groups().items():
-        OmegaConf.update(schema, key, OmegaConf.structured(kind))
-    return schema
-
-
-def _typed(cfg: DictConfig) -> DictConfig:
-    """Return ``cfg`` merged into the schema; values may still be missing.
-
-    Raises:
-        ConfigError: if a value has the wrong type. OmegaConf takes any number for true or false.
-    """
-    try:
-        for key in _switches():
-            if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
-                raise ConfigError(f"{key}={value}: expected true or false")
-        # A group that is missing or has a wrong value must be missing from the schema too.
-        is_whole = all(isinstance(OmegaConf.select(cfg, key), DictConfig) for key in _groups())
-        schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
-        typed = OmegaConf.merge(schema, cfg)
-    except OmegaConfBaseException as error:
-        raise _refused(error) from error
-    assert isinstance(typed, DictConfig)
-    return typed
-
-
 def _leaves(cfg: DictConfig) -> dict[str, Any]:
     """Return the plain value of every dotted key."""
     try:
@@ -263,7 +219,7 @@ def _leaves(cfg: DictConfig) -> dict[str, Any]:
             cfg, resolve=True, enum_to_str=True, structured_config_mode=SCMode.DICT
         )
     except OmegaConfBaseException as error:
-        raise _refused(error) from error
+        raise refused(error) from error
     return _flat(plain, "")
 
 
@@ -273,29 +229,3 @@ def _flat(node: Any, key: str) -> dict[str, Any]:
         return {key: node}
     prefix = f"{key}." if key else ""
     return {k: v for name in node for k, v in _flat(node[name], f"{prefix}{name}").items()}
-
-
-def _refused(error: OmegaConfBaseException) -> ConfigError:
-    """Return our own error for a value or key that does not match the schema."""
-    key = re.sub(r"\[\d+\]", "", error.full_key or "")
-    if isinstance(error, ConfigKeyError):
-        return unknown_key(key)
-    reason = (error.msg or str(error)).partition("\n")[0]
-    if isinstance(error, InterpolationResolutionError):
-        return ConfigError(f"{key}: {reason}")
-    value = _shown(error.value)
-    try:
-        kind = type_of(key)
-    except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies
-        return ConfigError(f"{key}={value}: {reason}")
-    hint = did_you_mean(value, getattr(kind, "__members__", ()))
-    if key == "reward_model":
-        hint = f"; an option of the group is chosen with model@reward_model={value}"
-    return ConfigError(f"{key}={value}: expected {in_words(kind)}{hint}")
-
-
-def _shown(value: Any) -> str:
-    """Return ``value`` as it is typed on the command line."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

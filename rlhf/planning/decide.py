@@ -56,7 +56,7 @@ def decide(
 
 
 def chosen(plan: Plan) -> RunConfig:
-    """Return the plan's configuration with its micro-batches, max_rows and gather_weights set."""
+    """Return the plan's configuration with what its ``auto`` and null values stand for."""
     config = plan.config
     for phase in plan.phases:
         name = phase.phase.value
@@ -73,5 +73,8 @@ def chosen(plan: Plan) -> RunConfig:
         if is_sharded and is_open:
             choice = When.always if phase.gathers else When.never
             rollout = replace(rollout, gather_weights=choice)
+        if rollout.keep_graphs is When.auto:
+            choice = When.always if phase.keeps_graphs else When.never
+            rollout = replace(rollout, keep_graphs=choice)
         config = replace(config, rollout=rollout)
     return config

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_plan
-from rlhf.config.choices import Backend, Dtype, Phase, When
+from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.hardware import Machine
-from rlhf.planning.memory_model import HALF, Parts
+from rlhf.planning.memory_model import Parts
 from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
 from rlhf.planning.phase_memory import PhaseMemory
+from rlhf.planning.rollout_memory import copied_weights, gathers_weights, kept_between_rollouts
 
+KEEPS_BELOW = 0.9  # share of the memory within which graphs are kept: a plan may be a tenth off
 SLACK = 0.05  # share of the seconds on a GPU that its estimate does not tell apart
 
 
@@ -30,6 +32,8 @@ class PhasePlan:
     """Responses decoded at once in PPO; None in the other phases."""
     gathers: bool = False
     """True if sharded weights are gathered once per rollout."""
+    keeps_graphs: bool = False
+    """True if CUDA graphs and KV cache stay between rollouts."""
     parts: Parts
     """Bytes by purpose at the moment of peak memory."""
     moment: str
@@ -155,12 +159,20 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     sampled = [_sampling(scene, rollout, rows) for rows in counts]
     trained = [_learning(scene, rollout, learning, micro) for micro in sizes]
     generation, training = _best(sampled, scene), _best(trained, scene)
+    kept = kept_between_rollouts(scene, generation.parts, rows=generation.rows or 0)
+    most = max(generation.bytes, training.bytes) + kept.total()
+    fits = most <= scene.limit * KEEPS_BELOW
+    choice = config.rollout.keep_graphs
+    keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
+    if keeps:
+        training = replace(training, parts=training.parts + kept)
     larger = max(generation, training, key=lambda plan: plan.bytes)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=training.micro_batch,
         rows=generation.rows,
         gathers=generation.gathers,
+        keeps_graphs=keeps,
         parts=larger.parts,
         moment=larger.moment,
         host=scene.host,
@@ -194,11 +206,11 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
     whole = actor.weights * size // tensor_parallel(scene)
-    gathers = is_sharded and _gathers(scene, settings.backend, parts.total() + whole)
+    gathers = is_sharded and gathers_weights(scene, settings.backend, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
-        parts["gathered_weights"] += _copied_weights(scene, is_gathered=gathers)
+        parts["gathered_weights"] += copied_weights(scene, is_gathered=gathers)
     if not gathers:
         parts["buffers"] += scene.live(actor)
     how = how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
@@ -213,31 +225,6 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
         step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
         steps=scene.load.steps,
     )
-
-
-def _copied_weights(scene: PhaseMemory, *, is_gathered: bool) -> int:
-    """Return the bytes of weights that the fast rollout copies.
-
-    On a CPU all are copied into the order in which they are read. A GPU reads the model's own,
-    unless they are in another precision.
-    """
-    at, actor = scene.at, scene.models[0]
-    if not at.machine.is_gpu:
-        return 0 if is_gathered else actor.weights * at.size(actor)
-    is_rounded = at.size(actor) != HALF and at.machine.dtype is not Dtype.fp32
-    return actor.weights * HALF if is_rounded else 0
-
-
-def _gathers(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
-    """Return True if a rollout gathers sharded weights once; it then needs ``needed`` bytes."""
-    match backend:
-        case Backend.hf:
-            return False
-        case Backend.hybrid_engine:
-            return True
-        case _:
-            choice = scene.config.rollout.gather_weights
-            return choice is When.always or (choice is When.auto and needed <= scene.limit)
 
 
 def _learning(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf.config.choices import When
 from rlhf.decoder_parts import DecoderParts
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
-from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
-from rlhf.rollout.decoders.decoder import Decoder
+from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
+from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
@@ -35,6 +35,7 @@ class FastSettings:
     max_rows: int | None
     gather_weights: When
     cuda_graphs: bool
+    keeps_graphs: bool  # between rollouts, with the KV cache
 
 
 class PartsOf(Protocol):
@@ -71,6 +72,7 @@ class FastRollout:
         self._adapter_of = adapter_of
         self._parts_of = parts_of
         self._ranks = ranks
+        self._kept: GraphedDecoder | None = None
 
     def generate(
         self, actor: Engine, prompts: PromptBatch, *, limits: list[int] | None = None
@@ -87,7 +89,8 @@ class FastRollout:
             gathers = parts is not None and self._gathers(actor, model)
             is_layerwise = actor.is_sharded and not gathers
             with actor.gathered(model) if gathers else nullcontext():
-                decoder = self._decoder(model, None if is_layerwise else parts, rows, tokens)
+                fused = None if is_layerwise else parts
+                decoder = self._decoder(model, fused, rows, tokens, prompts.draws_BT)
                 scheduler = Scheduler(
                     decoder,
                     self._sampling,
@@ -109,19 +112,48 @@ class FastRollout:
         ]
 
     def _decoder(
-        self, model: PreTrainedModel, parts: DecoderParts | None, rows: int, tokens: int
-    ) -> Decoder:
+        self,
+        model: PreTrainedModel,
+        parts: DecoderParts | None,
+        rows: int,
+        tokens: int,
+        draws_NT: Tensor,
+    ) -> Decoder | DrawingDecoder:
         dtype, device = self._settings.dtype, self._ranks.device
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
         if can_compile(parts, dtype):
             return CompiledDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
-        decoder = FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
-            return GraphedDecoder(decoder, rows=rows, tokens=tokens)
-        return decoder
+            return self._graphed(model, parts, Extent.of(rows, tokens, draws_NT))
+        return FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
-    def _precision_of(self, decoder: Decoder) -> AbstractContextManager[None]:
+    def _graphed(
+        self, model: PreTrainedModel, parts: DecoderParts, extent: Extent
+    ) -> GraphedDecoder:
+        """Return the decoder of the last rollout, if it was kept and serves, or a new one."""
+        weights = [parameter.data_ptr() for parameter in model.parameters()]
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.serves(extent, weights):
+            kept.follow_weights()
+            self._kept = kept
+            return kept
+        del kept  # its memory is for the new one
+        fused = FusedDecoder(
+            parts,
+            self._adapter_of,
+            rows=extent.rows,
+            tokens=extent.columns,
+            dtype=self._settings.dtype,
+        )
+        graphed = GraphedDecoder(
+            fused, self._sampling, end_id=self._end_id, extent=extent, weights=weights
+        )
+        if self._settings.keeps_graphs:
+            self._kept = graphed
+        return graphed
+
+    def _precision_of(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
         """Keep the engine's autocast for the model's own forward pass only.
 
         Other decoders hold everything in the precision of the KV cache. Autocast would return fp32

@@ -39,12 +39,14 @@ def draw_tokens(
     *,
     barred_B: Tensor | None = None,
     end_id: int | None = None,
+    likeliest: int = NUCLEUS,
 ) -> Drawn:
     """Draw one token per row by inverse CDF and return it with its log-probability.
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_id``. The
-    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar.
+    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. top-p sorts
+    the ``likeliest`` tokens first; with all of them it never waits for the value of a tensor.
     """
     kernel = _kernel_for(logits_BV, sampling)
     if kernel is not None:
@@ -63,7 +65,9 @@ def draw_tokens(
     if sampling.top_k == 1:
         tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
     else:
-        tokens_B1 = _inverse_cdf(truncated(probabilities_BV, sampling), draws_B.double()[:, None])
+        tokens_B1 = _inverse_cdf(
+            truncated(probabilities_BV, sampling, likeliest=likeliest), draws_B.double()[:, None]
+        )
     logprobs_B1 = probabilities_BV.gather(1, tokens_B1).log()
     if end_B1 is not None:  # include the end token in the normalising sum again
         drawn_B1 = logits_BV.gather(1, tokens_B1)
@@ -71,7 +75,17 @@ def draw_tokens(
     return Drawn(tokens_B1.squeeze(1), logprobs_B1.squeeze(1))
 
 
-def truncated(probabilities_BV: Tensor, sampling: SamplingSettings) -> Tensor:
+def packed(drawn: Drawn) -> Tensor:
+    """Return tokens and log-probs as one tensor (2, B), which one copy brings to the host.
+
+    Both are exact in fp64.
+    """
+    return torch.stack([drawn.tokens_B.double(), drawn.logprobs_B.double()])
+
+
+def truncated(
+    probabilities_BV: Tensor, sampling: SamplingSettings, *, likeliest: int = NUCLEUS
+) -> Tensor:
     """Return the probabilities with tokens outside top-k, then top-p, set to 0; not renormalised.
 
     top-k keeps the k likeliest tokens. top-p keeps the likeliest tokens until they hold a share
@@ -82,17 +96,17 @@ def truncated(probabilities_BV: Tensor, sampling: SamplingSettings) -> Tensor:
         smallest_B1 = probabilities_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     if sampling.top_p < 1.0:
-        smallest_B1 = _last_of_share(probabilities_BV, sampling.top_p)
+        smallest_B1 = _last_of_share(probabilities_BV, sampling.top_p, likeliest)
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     return probabilities_BV
 
 
-def _last_of_share(probabilities_BV: Tensor, share: float) -> Tensor:
+def _last_of_share(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
     """Return the probability (B, 1) of the token at which the likeliest reach ``share`` of all."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
     wanted_B1 = (share - 1e-7) * total_B1  # tolerance: fp32 sums are off by about 1e-7
     num_tokens = probabilities_BV.shape[1]
-    size = min(NUCLEUS, num_tokens)
+    size = min(likeliest, num_tokens)
     while True:
         likeliest_BN = probabilities_BV.topk(size, dim=-1).values
         held_BN = likeliest_BN.double().cumsum(dim=-1)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.host_copies import sent
-from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens
+from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, packed
 from rlhf.rollout.stopping import StopTexts
 
 PREFILL_TOKENS = 8192  # prompt tokens per prefill, at most: bounds its memory
@@ -55,7 +55,7 @@ class Scheduler:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | DrawingDecoder,
         sampling: SamplingSettings,
         *,
         end_id: int,
@@ -80,13 +80,19 @@ class Scheduler:
             del waiting[: len(joining)]
             if joining:
                 requests, logits_BV = self._join(joining, draws_NT.device)
+                drawn_2B = self._drawn(requests, logits_BV, draws_NT)
+            elif isinstance(self._decoder, DrawingDecoder):
+                requests = self._active
+                newest = [Newest(r.ids[-1], r.position, r.index, len(r.ids)) for r in requests]
+                drawn_2B = self._decoder.decode_and_draw(newest, draws_NT)
             elif self._active:
                 requests = self._active
                 logits_BV = self._decoder.decode(*self._newest(draws_NT.device))
+                drawn_2B = self._drawn(requests, logits_BV, draws_NT)
             else:
                 self._decoder.decode(torch.zeros(1, dtype=torch.long, device=draws_NT.device), [0])
                 continue
-            self._extend(requests, logits_BV, draws_NT)
+            self._extend(requests, drawn_2B)
             self._leave()
 
     def _next_joining(self, waiting: Sequence[Request]) -> list[Request]:
@@ -132,8 +138,8 @@ class Scheduler:
             logits_BV = logits_BV[sent(torch.tensor(sources), device)]
         return self._active[first:], logits_BV
 
-    def _extend(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> None:
-        """Draw one more token for each of ``requests``."""
+    def _drawn(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
+        """Draw one more token for each of ``requests``; return tokens and log-probs (2, B)."""
         places = torch.tensor([[r.index, len(r.ids)] for r in requests])
         indices, steps = sent(places, draws_NT.device).unbind(1)
         fewest = min(len(request.ids) for request in requests)
@@ -145,9 +151,12 @@ class Scheduler:
             barred_B=barred_B,
             end_id=self._end_id,
         )
-        tokens, logprobs = drawn.tokens_B.tolist(), drawn.logprobs_B.tolist()
-        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            request.ids.append(token)
+        return packed(drawn)
+
+    def _extend(self, requests: list[Request], drawn_2B: Tensor) -> None:
+        """Add the drawn tokens to ``requests``; here the host waits for the device."""
+        for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
+            request.ids.append(int(token))
             request.logprobs.append(logprob)
             request.has_ended = token == self._end_id or self._stop.ends(request.ids)
 

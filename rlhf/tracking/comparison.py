@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Keys that describe how a run was started or recorded, or that the planner chose.
 BOOKKEEPING = ("name", "run_dir", "resume", "plan", "experiment", "reuse", "tracking", "launcher")
 TINY = 1e-9  # spread, relative to a difference, that only rounding explains
-CHOSEN = ("micro_batch_size", "max_rows", "gather_weights")
+CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
 
 
 class Measure(NamedTuple):

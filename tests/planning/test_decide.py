@@ -13,6 +13,7 @@ from rlhf.config.choices import Phase, When
 from rlhf.config.rules.run import validate
 from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen, decide
+from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of
 
@@ -117,7 +118,7 @@ def test_what_is_given_stays(compose: Compose) -> None:
     config = changed(
         run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage3"),
         sft={"micro_batch_size": 2},
-        rollout={"max_rows": 5, "gather_weights": When.never},
+        rollout={"max_rows": 5, "gather_weights": When.never, "keep_graphs": When.never},
     )
     decided = chosen(plan_run(config))
     assert decided.sft.micro_batch_size == 2
@@ -146,3 +147,36 @@ def test_how_weights_are_gathered_for_a_rollout(
         config = changed(config, zero=small | {"reduce_bucket_size": 10**6})
     plan = plan_run(changed(config, hardware={"memory_gib": memory}))
     assert chosen(plan).rollout.gather_weights is way
+
+
+@pytest.mark.parametrize(
+    ("words", "memory", "way"),
+    [
+        ([], 80, When.always),
+        (["zero=stage3"], 80, When.never),  # whole weights are elsewhere in each rollout
+        (["rollout.cuda_graphs=false"], 80, When.never),
+        (["rollout.keep_graphs=never"], 80, When.never),
+        (["hardware=cpu"], 80, When.never),
+    ],
+    ids=str,
+)
+def test_whether_graphs_are_kept_between_rollouts(
+    words: list[str], memory: int, way: When, compose: Compose
+) -> None:
+    config = run_of(compose, "model=opt_125m", "hardware=a100_80g", *words)
+    plan = plan_run(changed(config, hardware={"memory_gib": memory}))
+    assert chosen(plan).rollout.keep_graphs is way
+
+
+def test_graphs_are_kept_only_beside_what_training_needs(compose: Compose) -> None:
+    """A plan may be a tenth off, and evaluations have a KV cache of their own beside it."""
+    words = ("model=opt_125m", "hardware=a100_80g", "zero=stage1", "ppo.micro_batch_size=8")
+    config = run_of(compose, *words, "rollout.max_rows=32")
+    never = plan_run(changed(config, rollout={"keep_graphs": When.never})).phases[-1]
+    always = plan_run(changed(config, rollout={"keep_graphs": When.always})).phases[-1]
+    kept = always.bytes - never.bytes
+    assert kept > 0
+    for room, keeps in ((1.2, True), (1.05, False)):
+        memory = (never.bytes + kept) * room / GIB
+        found = plan_run(changed(config, hardware={"memory_gib": memory})).phases[-1]
+        assert found.keeps_graphs is keeps

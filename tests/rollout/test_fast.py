@@ -65,7 +65,13 @@ def fast(
 ) -> FastRollout:
     return FastRollout(
         sampling,
-        FastSettings(dtype=dtype, max_rows=max_rows, gather_weights=When.auto, cuda_graphs=True),
+        FastSettings(
+            dtype=dtype,
+            max_rows=max_rows,
+            gather_weights=When.auto,
+            cuda_graphs=True,
+            keeps_graphs=False,
+        ),
         end_id=END,
         pad_id=0,
         stop=StopTexts(TOKENIZER, stop or []),
@@ -236,7 +242,11 @@ def test_sharded_weights_are_gathered_once_or_layer_by_layer(choice: str, times:
     actor, prompts = Sharded(actor_of(ARCHITECTURE).module), prompts_of([3, 8])
     backend = fast(settings())
     backend._settings = FastSettings(
-        dtype=torch.float32, max_rows=None, gather_weights=When(choice), cuda_graphs=True
+        dtype=torch.float32,
+        max_rows=None,
+        gather_weights=When(choice),
+        cuda_graphs=True,
+        keeps_graphs=False,
     )
     responses = backend.generate(actor, prompts)
     assert len(actor.gathered_modules) == times

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.config.choices import Dtype, When
 from rlhf.config.roles import Role
@@ -17,7 +20,8 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
-from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, GraphedDecoder
+from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
+from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
@@ -42,14 +46,18 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
 
 
-def fused(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> FusedDecoder:
+def fused(model: PreTrainedModel, *, tokens: int = TOKENS) -> FusedDecoder:
     parts = decoder_parts(model, tokens=TOKENS)
     assert parts is not None
-    return FusedDecoder(parts, adapter_of, rows=ROWS, tokens=TOKENS, dtype=dtype)
+    return FusedDecoder(parts, adapter_of, rows=ROWS, tokens=tokens, dtype=torch.float32)
 
 
-def graphed(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> GraphedDecoder:
-    return GraphedDecoder(fused(model, dtype), rows=ROWS, tokens=TOKENS)
+def graphed(
+    model: PreTrainedModel, sampling: SamplingSettings = SAMPLING, end_id: int = -1
+) -> GraphedDecoder:
+    extent = Extent.of(ROWS, TOKENS, some_draws())
+    decoder = fused(model, tokens=extent.columns)
+    return GraphedDecoder(decoder, sampling, end_id=end_id, extent=extent, weights=[])
 
 
 def cached(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> CacheDecoder:
@@ -60,11 +68,21 @@ def some_draws() -> torch.Tensor:
     return torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
 
 
-def generated(decoder: Decoder, device: torch.device) -> list[list[int]]:
+def generated(
+    decoder: Decoder | DrawingDecoder,
+    device: torch.device,
+    sampling: SamplingSettings = SAMPLING,
+    end_id: int = -1,
+) -> list[list[int]]:
     """More responses than rows, of different lengths: rows leave, move and join."""
     requests = [Request(i, tuple(p), LIMIT - i) for i, p in enumerate(some_prompts(LENGTHS))]
     scheduler = Scheduler(
-        decoder, SAMPLING, end_id=-1, stop=StopTexts(None, ()), max_rows=ROWS, anyone_works=bool
+        decoder,
+        sampling,
+        end_id=end_id,
+        stop=StopTexts(None, ()),
+        max_rows=ROWS,
+        anyone_works=bool,
     )
     with torch.no_grad():
         scheduler.run(requests, some_draws().to(device))
@@ -113,6 +131,45 @@ def test_graphs_share_one_pool(gpu: Gpu) -> None:
     assert len(set(gpu.pools)) == 2
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": 0.7}, {"top_k": 1}, {"top_k": 5, "top_p": 0.8}, {"top_p": 0.5}],
+    ids=str,
+)
+def test_graphs_draw_as_the_scheduler_does(gpu: Gpu, fields: dict[str, Any]) -> None:
+    sampling = replace(SAMPLING, **fields, min_tokens=3)
+    model = tiny_model("opt")
+    (end_id, *_), *_ = generated(fused(model), CPU, sampling)  # a likely token
+    expected = generated(fused(model), CPU, sampling, end_id)
+    model.to(GPU)
+    assert generated(graphed(model, sampling, end_id), GPU, sampling, end_id) == expected
+
+
+def test_a_decode_step_is_one_graph_and_one_copy(gpu: Gpu) -> None:
+    """If a row has joined or left, the places of all rows are sent before."""
+    model = tiny_model("opt").to(GPU)
+    decoder, draws = graphed(model), some_draws().to(GPU)
+    rows = LENGTHS[:ROWS]
+    ids = pad_sequence([torch.tensor(each) for each in some_prompts(rows)], batch_first=True)
+    newest = [Newest(3, length, row, 1) for row, length in enumerate(rows)]
+    counted = []
+    with torch.no_grad():
+        decoder.prefill(ids.to(GPU), list(rows), first_row=0)
+        for _ in range(3):
+            with gpu.counting() as counts:
+                tokens = decoder.decode_and_draw(newest, draws)[0].tolist()
+            counted.append(counts.events)
+            newest = [
+                Newest(int(token), row.position + 1, row.request, row.step + 1)
+                for token, row in zip(tokens, newest, strict=True)
+            ]
+        with gpu.counting() as counts:
+            decoder.decode_and_draw(newest[::-1], draws)
+    assert counted[0][Event.capture] == 1
+    assert counted[1:] == [Counter({Event.replay: 1, Event.to_host: 1})] * 2
+    assert counts.events == Counter({Event.to_device_pinned: 1, Event.replay: 1, Event.to_host: 1})
+
+
 def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
     model = tiny_model("opt").to(GPU)
     decoder = graphed(model)
@@ -124,9 +181,8 @@ def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
     assert events[Event.replay] > 0
     assert events[Event.to_device] == 1, "the draws of this test"
     assert events[Event.sync] == 0
-    # Tokens and log-probs: two copies for each step, whether it decodes or begins new rows.
-    steps = events[Event.to_host] / 2
-    assert events[Event.replay] <= steps <= events[Event.replay] + len(LENGTHS)
+    # Tokens and log-probs together: one copy for each step, which decodes or begins new rows.
+    assert 0 < events[Event.to_host] - events[Event.replay] <= len(LENGTHS)
 
 
 def test_without_memory_for_graphs_steps_are_launched(
@@ -160,6 +216,51 @@ def test_other_errors_of_a_capture_are_raised(gpu: Gpu, monkeypatch: pytest.Monk
         generated(decoder, GPU)
 
 
+def rollout_of(settings: FastSettings, ranks: Ranks) -> FastRollout:
+    return FastRollout(
+        SAMPLING,
+        settings,
+        end_id=VOCABULARY - 1,
+        pad_id=0,
+        stop=StopTexts(None, ()),
+        parts_of=decoder_parts,
+        adapter_of=adapter_of,
+        ranks=ranks,
+    )
+
+
+def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
+    """The weights are rounded to bf16 for the rollout, anew in each."""
+    ranks = Ranks(0, 1, GPU)
+    engine_settings = EngineSettings(zero=zero_config(stage=0), dtype=Dtype.fp32)
+    model = LanguageModel(tiny_model("opt"))
+    engine = TorchEngine(model, role=Role.actor, settings=engine_settings, ranks=ranks)
+    settings = FastSettings(
+        dtype=torch.bfloat16,
+        max_rows=ROWS,
+        gather_weights=When.auto,
+        cuda_graphs=True,
+        keeps_graphs=True,
+    )
+    keeping, batch = rollout_of(settings, ranks), prompts()
+
+    def captures() -> int:
+        fresh = rollout_of(replace(settings, keeps_graphs=False), ranks).generate(engine, batch)
+        with gpu.counting() as counts:
+            responses = keeping.generate(engine, batch)
+        assert torch.equal(responses.ids_BT, fresh.ids_BT)
+        assert torch.equal(responses.logprobs_BT, fresh.logprobs_BT)
+        return counts.events[Event.capture]
+
+    assert captures() > 0
+    for parameter in model.parameters():
+        parameter.data.mul_(1.5)
+    assert captures() == 0
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 0.5
+    assert captures() > 0
+
+
 def prompts() -> PromptBatch:
     ids = some_prompts(LENGTHS)
     return collate_prompts(ids, [""] * len(ids), some_draws(), pad_id=0, device=GPU)
@@ -176,20 +277,15 @@ def test_a_model_that_is_trained_answers(
     settings = EngineSettings(zero=zero_config(stage=stage), dtype=dtype)
     model = LanguageModel(tiny_model(name))
     engine = TorchEngine(model, role=Role.actor, settings=settings, ranks=ranks)
-    rollout = FastRollout(
-        SAMPLING,
+    rollout = rollout_of(
         FastSettings(
             dtype=torch.float32 if dtype is Dtype.fp32 else torch.bfloat16,
             max_rows=ROWS,
             gather_weights=When.auto,
             cuda_graphs=has_graphs,
+            keeps_graphs=False,
         ),
-        end_id=VOCABULARY - 1,
-        pad_id=0,
-        stop=StopTexts(None, ()),
-        parts_of=decoder_parts,
-        adapter_of=adapter_of,
-        ranks=ranks,
+        ranks,
     )
     with gpu.counting() as counts:
         batch = prompts()

@@ -73,6 +73,8 @@ class RolloutConfig:
     """ZeRO-3: all-gather the weights once per rollout, not layer by layer; auto: if they fit."""
     cuda_graphs: bool
     """Replay decode steps as CUDA graphs, on a GPU with backend=fast."""
+    keep_graphs: When
+    """Keep CUDA graphs, and the KV cache, between rollouts; auto: if they fit beside training."""
     hybrid_engine: HybridEngineConfig
     """Options of backend=hybrid_engine."""
     server: ServerConfig

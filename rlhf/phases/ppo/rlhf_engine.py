@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
-from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase
+from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -99,9 +99,9 @@ class RLHFEngine:
         backend = partial(
             rollout_backend, config, self.tokenizer, dtype=self.settings.dtype, ranks=self.ranks
         )
-        temperature, of_evaluation = config.rollout.temperature, config.rollout.eval_temperature
-        self.rollout: RolloutBackend = backend(temperature=temperature)
-        self._eval_rollout = backend(temperature=of_evaluation or temperature)
+        temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
+        self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
+        self._eval_rollout = backend(temperature=config.rollout.eval_temperature or temperature)
         self._greedy_rollout = backend(temperature=temperature, greedy=True)
 
     @property

@@ -98,10 +98,12 @@ def rollout_backend(
     dtype: Dtype,
     ranks: Ranks,
     greedy: bool = False,
+    keeps_graphs: bool = False,
 ) -> RolloutBackend:
     """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
 
-    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token.
+    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token. With
+    ``keeps_graphs`` it keeps CUDA graphs and KV cache between rollouts.
     """
     rollout = config.rollout
     sampling = SamplingSettings(
@@ -143,6 +145,7 @@ def rollout_backend(
                 max_rows=rollout.max_rows,
                 gather_weights=rollout.gather_weights,
                 cuda_graphs=rollout.cuda_graphs,
+                keeps_graphs=keeps_graphs,
             )
             return FastRollout(
                 sampling,

@@ -1,4 +1,7 @@
-"""Decode steps as CUDA graphs: Python launches a step once, then the GPU replays it."""
+"""Decode steps as CUDA graphs: Python launches a step once, then the GPU replays it.
+
+Shapes: B = rows in use, R = rows of a graph or of the KV cache, N = requests, T = response tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import torch
 from torch import Tensor
 
 from rlhf.allocation_errors import is_out_of_memory
-from rlhf.host_copies import sent
+from rlhf.rollout.decoders.decoder import Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, packed
 
 logger = logging.getLogger(__name__)
 NO_ROOM = (
@@ -20,74 +24,159 @@ NO_ROOM = (
 COLUMNS = 128  # graphs are captured for multiples of this length
 
 
+class Extent(NamedTuple):
+    """The size of a rollout."""
+
+    rows: int  # of the KV cache
+    columns: int  # of the KV cache, a multiple of COLUMNS
+    requests: int
+    response_tokens: int  # at most, for each request
+
+    @classmethod
+    def of(cls, rows: int, tokens: int, draws_NT: Tensor) -> Extent:
+        """Return the extent for ``rows`` sequences at once, of up to ``tokens`` tokens."""
+        return cls(rows, _columns(tokens), *draws_NT.shape)
+
+    def holds(self, other: Extent) -> bool:
+        """Return True if a decoder of this extent serves a rollout of another, to the bit.
+
+        The shape of a graph depends on the rows, so their number must be the same.
+        """
+        return self.rows == other.rows and all(a >= b for a, b in zip(self, other, strict=True))
+
+
+def _columns(tokens: int) -> int:
+    """Return ``tokens`` rounded up to the length of a graph."""
+    return -(-tokens // COLUMNS) * COLUMNS
+
+
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    ids_B: Tensor
-    positions_B: Tensor
-    logits_BV: Tensor
+    drawn_2R: Tensor
 
 
 class GraphedDecoder:
-    """A ``Decoder`` that captures the decode step of each shape once and then replays it.
+    """A ``DrawingDecoder`` that captures the step of each shape once and then replays it.
 
-    To keep shapes few, rows are rounded up to a power of two, lengths to a multiple of ``COLUMNS``.
+    A step decodes, draws the next tokens and moves on to them, all on the GPU: while no row joins
+    or leaves, the host launches one graph and copies the drawn tokens. To keep shapes few, rows are
+    rounded up to a power of two, lengths to a multiple of ``COLUMNS``.
     """
 
-    def __init__(self, decoder: FusedDecoder, *, rows: int, tokens: int) -> None:
+    def __init__(
+        self,
+        decoder: FusedDecoder,
+        sampling: SamplingSettings,
+        *,
+        end_id: int,
+        extent: Extent,
+        weights: list[int],
+    ) -> None:
         self._decoder = decoder
-        self._rows = rows
-        self._tokens = tokens
+        self._sampling = sampling
+        self._end_id = end_id
+        self._extent = extent
+        self._weights = weights  # addresses of the model's weights, which graphs read
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._draws_NT = torch.empty(extent.requests, extent.response_tokens, device=device)
+        self._drawn_from: Tensor | None = None  # the tensor of which _draws_NT is a copy
+        # The newest token of each row, as Newest has it, and the same as the host knows it.
+        self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
+        self._newest: list[Newest] = []
         self._graphs: dict[tuple[int, int], _Graph] = {}
         # One pool for all graphs, which are never replayed at the same time.
         self._pool = torch.cuda.graph_pool_handle()
         self._has_room = True
 
-    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill prompts into the rows from ``first_row`` on; return their logits (B, V)."""
-        return self._decoder.prefill(ids_BP, lengths, first_row=first_row)
+    def serves(self, extent: Extent, weights: list[int]) -> bool:
+        """Return True if this decoder is large enough and reads the weights at these addresses."""
+        return self._extent.holds(extent) and weights == self._weights
 
-    def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
-        """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
-        used = len(positions)
-        rows = min(1 << (used - 1).bit_length(), self._rows)
-        columns = min(-(-(max(positions) + 1) // COLUMNS) * COLUMNS, self._tokens)
-        if not self._has_graph(rows, columns):
-            return self._decoder.decode(ids_B, positions)
-        graph, static_ids_B, static_positions_B, logits_BV = self._graphs[rows, columns]
-        # Unused rows write to column 0 of the KV cache, which their next prompt overwrites.
-        static_ids_B[:used] = ids_B
-        static_positions_B[used:] = 0
-        static_positions_B[:used] = sent(torch.tensor(positions), ids_B.device)
-        graph.replay()
-        return logits_BV[:used]
+    def follow_weights(self) -> None:
+        """Take the weights as they are now; those of the model itself are used without a copy."""
+        self._decoder.follow_weights()
+
+    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+        """Prefill prompts into the rows from ``first_row`` on; return their logits (N, V)."""
+        return self._decoder.prefill(ids_NP, lengths, first_row=first_row)
+
+    def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
+        """Decode one token for each of the first B rows; return what is drawn (2, B)."""
+        if draws_NT is not self._drawn_from:
+            requests, tokens = draws_NT.shape
+            self._draws_NT[:requests, :tokens].copy_(draws_NT)
+            self._drawn_from = draws_NT
+        used, longest = len(newest), max(row.position for row in newest) + 1
+        rows = min(1 << (used - 1).bit_length(), self._extent.rows)
+        columns = _columns(longest)
+        graph = self._graph(rows, columns, last=longest - 1)
+        if newest != self._newest:
+            # Unused rows write to the first columns of the KV cache, as their next prompt does.
+            unused = [Newest(0, 0, 0, 0)] * (self._extent.rows - used)
+            state_4R = torch.tensor([*newest, *unused]).T.contiguous()
+            self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
+        if graph is None:
+            drawn_2R = self._step(rows, columns)
+        else:
+            graph.graph.replay()
+            drawn_2R = graph.drawn_2R
+        drawn_2B = drawn_2R[:, :used].cpu()
+        self._newest = [
+            Newest(int(token), row.position + 1, row.request, row.step + 1)
+            for token, row in zip(drawn_2B[0].tolist(), newest, strict=True)
+        ]
+        return drawn_2B
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._decoder.copy_row(source, target, columns=columns)
 
-    def _has_graph(self, rows: int, columns: int) -> bool:
-        """Capture the graph of this shape, unless it is there; return False if it has no room."""
+    def _step(self, rows: int, columns: int) -> Tensor:
+        """Decode the newest tokens of the first ``rows`` rows, and move on to what is drawn.
+
+        It never waits for the value of a tensor, so it can be captured as a CUDA graph.
+        """
+        ids_R, positions_R, requests_R, steps_R = self._newest_4R[:, :rows]
+        logits_RV = self._decoder.decode_within(ids_R, positions_R, columns=columns)
+        fewest = self._sampling.min_tokens
+        drawn = draw_tokens(
+            logits_RV,
+            self._draws_NT[requests_R, steps_R],
+            self._sampling,
+            barred_B=steps_R < fewest if fewest else None,
+            end_id=self._end_id,
+            likeliest=logits_RV.shape[1],
+        )
+        ids_R.copy_(drawn.tokens_B)
+        positions_R.add_(1)
+        steps_R.add_(1)
+        return packed(drawn)
+
+    def _graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
+        """Return the graph of this shape, captured if it is new; None if there is no room for it.
+
+        A capture changes the newest tokens. Nothing is kept at column ``last`` yet, in any row.
+        """
         if (rows, columns) not in self._graphs and self._has_room:
             try:
-                self._graphs[rows, columns] = self._captured(rows, columns)
+                self._graphs[rows, columns] = self._captured(rows, columns, last=last)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 self._has_room = False
                 logger.warning(NO_ROOM)
-        return (rows, columns) in self._graphs
+            self._newest = []
+        return self._graphs.get((rows, columns))
 
-    def _captured(self, rows: int, columns: int) -> _Graph:
-        device = torch.device("cuda", torch.cuda.current_device())
-        ids_B = torch.zeros(rows, dtype=torch.long, device=device)
-        # Capturing writes to the last column, which is written again before it is read.
-        positions_B = torch.full_like(ids_B, columns - 1)
+    def _captured(self, rows: int, columns: int, *, last: int) -> _Graph:
+        # The step before the capture writes to a column that is written again before it is read.
+        self._newest_4R.zero_()[1] = last
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._decoder.decode_within(ids_B, positions_B, columns=columns)
+            self._step(rows, columns)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits_BV = self._decoder.decode_within(ids_B, positions_B, columns=columns)
-        return _Graph(graph, ids_B, positions_B, logits_BV)
+            drawn_2R = self._step(rows, columns)
+        return _Graph(graph, drawn_2R)

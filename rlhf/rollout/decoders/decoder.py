@@ -1,16 +1,26 @@
 """The interface through which the rollout prefills and decodes.
 
-Shapes: B = rows in use, N = prompts, P = prompt tokens, V = vocabulary.
+Shapes: B = rows in use, N = prompts or requests, P = prompt tokens, T = response tokens, V =
+vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 
-class Decoder(Protocol):
+class Newest(NamedTuple):
+    """The newest token of a row, from which its next token is decoded."""
+
+    token: int
+    position: int
+    request: int  # row of the random draws
+    step: int  # column of the random draws: the number of tokens in the response
+
+
+class KvCache(Protocol):
     """A model with a preallocated KV cache, whose rows are numbered 0, 1, 2, ..."""
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
@@ -19,17 +29,33 @@ class Decoder(Protocol):
         Prompt i has lengths[i] tokens. Returns the logits (N, V) after each prompt's last token.
         """
 
+    def copy_row(self, source: int, target: int, *, columns: int) -> None:
+        """Copy the KV cache of row ``source``, which holds ``columns`` tokens, to row ``target``.
+
+        This is used when a row ends (the last row moves into its place) and for several responses
+        to one prompt.
+        """
+
+
+class Decoder(KvCache, Protocol):
+    """A decoder that returns logits."""
+
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the rows 0 to B - 1, row i's at position positions[i].
 
         Returns the logits (B, V) after these tokens.
         """
 
-    def copy_row(self, source: int, target: int, *, columns: int) -> None:
-        """Copy the KV cache of row ``source``, which holds ``columns`` tokens, to row ``target``.
 
-        This is used when a row ends (the last row moves into its place) and for several responses
-        to one prompt.
+@runtime_checkable
+class DrawingDecoder(KvCache, Protocol):
+    """A decoder that draws the next tokens itself, so that a step needs the host only once."""
+
+    def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
+        """Decode one token for each of the rows 0 to B - 1, and draw the next one.
+
+        ``draws_NT`` is the same tensor in all steps of a rollout. Returns the tokens and their
+        log-probs as ``rlhf.rollout.sampling.packed`` does.
         """
 
 

@@ -61,9 +61,16 @@ class FusedDecoder:
         self._head = builder.project(parts.head)
         self._embed = builder.embedding()
         self._rotations = builder.rotations(tokens)
+        self._casts = builder.casts
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
+
+    def follow_weights(self) -> None:
+        """Take the weights as they are now; those of the model itself are used without a copy."""
+        if self._casts:
+            casts, weights = zip(*self._casts, strict=True)
+            torch._foreach_copy_(casts, weights)
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""

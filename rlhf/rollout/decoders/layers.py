@@ -87,7 +87,8 @@ class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
     On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
-    adapters are merged. On a GPU neither is: the model's own weights are used.
+    adapters are merged. On a GPU neither is: the model's own weights are used. ``casts`` has each
+    of those that are not in this precision, with its copy that is.
     """
 
     def __init__(self, parts: DecoderParts, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
@@ -95,6 +96,7 @@ class LayerBuilder:
         self._adapter_of = adapter_of
         self._dtype = dtype
         self._activation = parts.activation
+        self.casts: list[tuple[Tensor, Tensor]] = []
         device = parts.tokens.weight.device
         self._joins = can_pack(device, dtype)
         self._merges = device.type == "cpu"
@@ -128,16 +130,23 @@ class LayerBuilder:
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
             return projection(*linear, activation)
-        a_RI, b_OR = adapter.a_RI.to(self._dtype), adapter.b_OR.to(self._dtype)
+        a_RI, b_OR = self._cast(adapter.a_RI), self._cast(adapter.b_OR)
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
     def joined(self, *modules: Any) -> Linear:
         """Return linear layers that share their inputs as one, on a CPU with adapters merged in."""
-        weights = [self._weight(module).to(self._dtype) for module in modules]
-        biases = [module.bias.to(self._dtype) for module in modules if module.bias is not None]
+        weights = [self._cast(self._weight(module)) for module in modules]
+        biases = [self._cast(module.bias) for module in modules if module.bias is not None]
         if len(modules) == 1:  # without a copy
             return Linear(weights[0], biases[0] if biases else None)
         return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    def _cast(self, weight: Tensor) -> Tensor:
+        """Return ``weight`` in this precision, without a copy if it is."""
+        cast = weight.to(self._dtype)
+        if cast is not weight:
+            self.casts.append((cast, weight))
+        return cast
 
     def _weight(self, module: Any) -> Tensor:
         """Return the layer's own weight, not a copy, unless an adapter is merged into it."""
@@ -155,7 +164,7 @@ class LayerBuilder:
     def norm_parts(self, module: Any) -> Norm:
         """Return the weights and options of a norm."""
         weight, bias = (
-            None if vector is None else vector.to(self._dtype)
+            None if vector is None else self._cast(vector)
             for vector in (module.weight, getattr(module, "bias", None))
         )
         if isinstance(module, nn.LayerNorm):

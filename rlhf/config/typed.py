@@ -1,0 +1,89 @@
+"""Give a composed configuration the types of the schema, or say what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
+
+from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+
+
+def typed(cfg: DictConfig) -> DictConfig:
+    """Return ``cfg`` merged into the schema; values may still be missing.
+
+    Raises:
+        ConfigError: if a value has the wrong type. OmegaConf takes any number for true or false.
+    """
+    try:
+        for key in _switches():
+            if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
+                raise ConfigError(f"{key}={value}: expected true or false")
+        # A group that is missing, refers to another or has a wrong value is not merged into one.
+        nodes = [cfg._get_node(key, validate_access=False) for key in _groups()]
+        is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
+        schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
+        merged = OmegaConf.merge(schema, cfg)
+    except OmegaConfBaseException as error:
+        raise refused(error) from error
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+@cache
+def _switches() -> list[str]:
+    """Return the keys whose values are true or false."""
+    return [key for key, kind in schema_types().items() if kind is bool]
+
+
+@cache
+def _groups() -> dict[str, Any]:
+    """Return the groups of keys, without those inside others, and their dataclasses."""
+    types = schema_types()
+    return {key: types[key] for key in types if is_dataclass(types[key]) and "." not in key}
+
+
+@cache
+def _schema_with_groups() -> DictConfig:
+    """Return the schema with its groups in place: a merge then takes less time."""
+    schema = OmegaConf.structured(RunConfig)
+    for key, kind in _groups().items():
+        OmegaConf.update(schema, key, OmegaConf.structured(kind))
+    assert isinstance(schema, DictConfig)
+    return schema
+
+
+def refused(error: OmegaConfBaseException) -> ConfigError:
+    """Return our own error for a value or key that does not match the schema."""
+    key = re.sub(r"\[\d+\]", "", error.full_key or "")
+    if isinstance(error, ConfigKeyError):
+        return unknown_key(key)
+    reason = (error.msg or str(error)).partition("\n")[0]
+    if isinstance(error, InterpolationResolutionError):
+        return ConfigError(f"{key}: {reason}")
+    value = shown(error.value)
+    try:
+        kind = type_of(key)
+    except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies
+        return ConfigError(f"{key}={value}: {reason}")
+    hint = did_you_mean(value, getattr(kind, "__members__", ()))
+    if key == "reward_model":
+        hint = f"; an option of the group is chosen with model@reward_model={value}"
+    return ConfigError(f"{key}={value}: expected {in_words(kind)}{hint}")
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` as it is typed on the command line."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

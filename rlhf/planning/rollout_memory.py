@@ -1,0 +1,56 @@
+"""Compute what a rollout holds beside the states of the models, on one rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlhf.config.choices import Backend, Dtype, When
+from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
+from rlhf.planning.memory_model import HALF, SINGLE, Parts
+from rlhf.planning.phase_memory import PhaseMemory
+
+# Bytes per logit of a captured step: in half precision, in fp32, divided by the temperature, and
+# as a probability.
+GRAPH_LOGIT = HALF + 3 * SINGLE
+
+
+def copied_weights(scene: PhaseMemory, *, is_gathered: bool) -> int:
+    """Return the bytes of weights that the fast rollout copies.
+
+    On a CPU all are copied into the order in which they are read. A GPU reads the model's own,
+    unless they are in another precision.
+    """
+    at, actor = scene.at, scene.models[0]
+    if not at.machine.is_gpu:
+        return 0 if is_gathered else actor.weights * at.size(actor)
+    is_rounded = at.size(actor) != HALF and at.machine.dtype is not Dtype.fp32
+    return actor.weights * HALF if is_rounded else 0
+
+
+def gathers_weights(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
+    """Return True if a rollout gathers sharded weights once; it then needs ``needed`` bytes."""
+    match backend:
+        case Backend.hf:
+            return False
+        case Backend.hybrid_engine:
+            return True
+        case _:
+            choice = scene.config.rollout.gather_weights
+            return choice is When.always or (choice is When.auto and needed <= scene.limit)
+
+
+def kept_between_rollouts(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
+    """Return the bytes by purpose of CUDA graphs of ``rows`` rows and of all that they read.
+
+    ``during`` has the bytes of the rollout. The result is empty if nothing may be kept.
+    """
+    rollout, actor = scene.config.rollout, scene.models[0]
+    uses_graphs = rollout.cuda_graphs and rollout.backend is Backend.fast
+    is_sharded = stage_of(actor.role, scene.at.zero) == SHARDED_WEIGHTS
+    if is_sharded or not uses_graphs or not scene.at.machine.is_gpu:
+        return Counter()
+    return Counter(
+        kv_cache=during["kv_cache"],
+        logits=rows * actor.shape.vocab * GRAPH_LOGIT,
+        gathered_weights=copied_weights(scene, is_gathered=False),
+    )
