@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.kernels.adamw_gpu import ParameterTable, gpu_kernels
 
 CHUNK = 2**24  # elements of a host-resident EMA copied to the GPU per chunk
 
@@ -119,6 +120,7 @@ class MovingAverage:
         self._masters = masters
         self._beta = beta
         self._average = [_copy(read(shard), on_host=on_host) for shard in masters.shards]
+        self._table = None if on_host else _table(masters.shards)
 
     @property
     def shards(self) -> Sequence[Tensor]:
@@ -129,6 +131,10 @@ class MovingAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the current weights."""
+        if self._table is not None:
+            splits = [shard for shard in self._masters.shards if isinstance(shard, Split)]
+            self._table.average(self._average, splits, 1.0 - self._beta)
+            return
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             parts = average.view(-1), read(shard).reshape(-1)
             for part, weights in zip(*(torch.split(x, CHUNK) for x in parts), strict=True):
@@ -159,6 +165,17 @@ class MovingAverage:
             write(shard, average)
             average.copy_(weights)
         self._masters.publish()
+
+
+def _table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
+    """Return a table of split weights on a GPU that runs Triton, else None."""
+    splits = [shard for shard in shards if isinstance(shard, Split)]
+    if not splits or splits[0].high.device.type == "cpu":
+        return None
+    device = splits[0].high.device
+    kernels = gpu_kernels(device)
+    sizes = [split.high.numel() for split in splits]
+    return None if kernels is None else ParameterTable(kernels, sizes, device)
 
 
 def _copy(weights: Tensor, *, on_host: bool) -> Tensor:

@@ -235,7 +235,7 @@ def test_half_moments_stay_close_to_whole_ones() -> None:
         expected_losses, expected = train(whole, step)
         assert losses == pytest.approx(expected_losses, rel=0.05)
         assert report.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
-    first = half._optimizer._states[0][0].first
+    first = half._optimizer._states[0].first
     assert first.dtype is torch.bfloat16
     torch.testing.assert_close(weights(half), weights(whole), atol=5e-3, rtol=2**-6)
 

@@ -1,0 +1,43 @@
+"""Compile the Triton kernels for NVIDIA GPUs, which needs none; test_adamw_gpu.py starts this."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rlhf.kernels import adamw_triton
+from rlhf.kernels.adamw_gpu import BLOCK, EXACT, WIDE
+
+LAST = {"sum_squares": "sums", "step": "scalars", "average": "share"}
+
+
+def main() -> None:
+    """Compile each kernel for an H100; check that reads are wide and results exact."""
+    for name, last in LAST.items():
+        for half in ({"HALF": False}, {"HALF": True}) if name == "step" else ({},):
+            ptx = compiled(name, last, {"ALIGN": WIDE, "BLOCK": BLOCK, **half})
+            assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrower than 16 bytes"
+            assert not re.search(r"\bfma", ptx), f"{name}: operations are fused"
+            assert not re.search(r"(div|sqrt)\.(approx|full)", ptx), f"{name}: is not exact"
+
+
+def compiled(name: str, last: str, constants: dict[str, Any]) -> str:
+    """The assembly of a kernel, which ptxas has accepted."""
+    kinds = {
+        "addresses": "*i64",
+        "parts": "*i64",
+        last: "*fp32",
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    source = ASTSource(fn=getattr(adamw_triton, name), signature=kinds, constexprs=constants)
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=EXACT)
+    assert kernel.asm["cubin"]
+    return str(kernel.asm["ptx"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""AdamW on a GPU: parts of parameters, the number of launches, and a GPU without Triton."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlhf.config.choices import MomentsDtype
+from rlhf.engine import masters
+from rlhf.engine import split_adamw as lean_adamw
+from rlhf.engine.adamw_ways import TorchWay
+from rlhf.kernels.adamw import AdamwScalars, SplitState
+from rlhf.kernels.adamw_gpu import PART, ParameterTable, gpu_kernels, parts
+from rlhf.types import Ranks
+from tests.engine.test_torch_engine import engine_of
+from tests.kernels.test_adamw import numbers, split_of, weights_of
+from tests.pretend_cuda.gpu import Event, Gpu
+from tests.rounding import assert_near
+from tests.runs import python
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton comes with torch's CUDA wheels"
+)
+SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
+
+
+def test_parts_cover_each_parameter_once() -> None:
+    assert parts([5, 8, 1, 0, 9], 4).tolist() == [
+        *([0, 0, 4], [0, 4, 5]),
+        *([1, 0, 4], [1, 4, 8]),
+        [2, 0, 1],
+        *([4, 0, 4], [4, 4, 8], [4, 8, 9]),
+    ]
+    size = 2**31 + 5
+    assert parts([size], PART)[-1].tolist() == [0, 2**31, size]
+
+
+class Counted:
+    """A kernel that counts its launches and computes nothing, but returns finite sums."""
+
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        self._gpu = gpu
+        self._name = name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self
+
+    def __call__(self, addresses: Tensor, parts: Tensor, last: Tensor, **constants: Any) -> None:
+        if self._name == "sum_squares":
+            last.fill_(1.0)  # which counts as one
+        else:
+            self._gpu.note(Event.launch, self._name)
+
+
+@pytest.mark.parametrize("moments", [MomentsDtype.fp32, MomentsDtype.bf16])
+def test_a_step_is_few_launches_whatever_the_size(
+    moments: MomentsDtype, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norm, clipping, AdamW of two groups and the average; it waits once, for the norm."""
+    names = ("sum_squares", "step", "average")
+    kernels = SimpleNamespace(**{name: Counted(gpu, name) for name in names})
+    for module in (lean_adamw, masters):
+        monkeypatch.setattr(module, "gpu_kernels", lambda device: kernels)
+    counted = []
+    for layers, width in ((1, 64), (100, 640)):
+        net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+        ranks = Ranks(device=torch.device("cuda", 0))
+        with gpu.shapes_only():
+            engine = engine_of(module=net, ranks=ranks, moments=moments)
+        for parameter in net.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        with gpu.counting() as counts:
+            report = engine.step()
+        assert not report.is_skipped
+        assert [counts.operations[name] for name in names[1:]] == [1, 1]
+        assert counts.events[Event.sync] == 1
+        counted.append(counts.events[Event.launch])
+    assert counted[0] == counted[1] <= 30
+
+
+def test_without_triton_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "rlhf.kernels.adamw_triton", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert gpu_kernels.__wrapped__(torch.device("cpu")) is None
+    assert len(caplog.messages) == 1
+    assert "No Triton for this GPU (" in caplog.text
+    assert "\n" not in caplog.messages[0]
+
+
+@needs_triton
+def test_the_kernels_compute_what_they_should() -> None:
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    tests = Path(__file__).with_name("interpreted_adamw.py")
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    run = python("-m", "pytest", *options, tests, popen=subprocess.Popen, TRITON_INTERPRET=1)
+    assert run.returncode == 0, run.stdout
+
+
+@needs_triton
+def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
+    run = python("-m", "tests.kernels.compile_adamw", TRITON_CACHE_DIR=tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_does_what_operations_of_torch_do() -> None:
+    device, sizes = torch.device("cuda"), [1, 5000, 3 * PART + 7]
+    ours = [split_of(numbers(size)) for size in sizes]
+    theirs = [SplitState(*(part.clone().to(device) for part in split)) for split in ours]
+    gradients = [numbers(size, 1).bfloat16() for size in sizes]
+    there = [gradient.to(device) for gradient in gradients]
+    kernels = gpu_kernels(device)
+    assert kernels is not None
+    table = ParameterTable(kernels, sizes, device)
+    table.step(theirs, there, [SCALARS] * 3)
+    TorchWay().step(ours, gradients, [SCALARS] * 3)
+    for one, other in zip(theirs, ours, strict=True):
+        assert_near(weights_of(one).cpu(), weights_of(other), terms=10)
+    expected = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    assert float(table.squares(there)) == pytest.approx(expected, rel=1e-6)
