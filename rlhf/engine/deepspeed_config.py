@@ -45,6 +45,8 @@ def deepspeed_config(
         config[dtype.value] = {"enabled": True}
         if dtype is Dtype.fp16:
             config["fp16"]["loss_scale_window"] = zero.loss_scale_window
+        elif not role.is_frozen:
+            config["bf16"]["check_grad_overflow"] = True  # off by default before DeepSpeed 0.19.3
     return _merged(config, zero.extra)
 
 

@@ -31,6 +31,7 @@ FROZEN = {
 FAST = {"overlap_comm": True, "contiguous_gradients": True}
 SHARDED = {"stage": 3, "memory_efficient_linear": True}
 BF16 = {"bf16": {"enabled": True}}
+TRAINED_BF16 = {"bf16": {"enabled": True, "check_grad_overflow": True}}
 FP16 = {"fp16": {"enabled": True, "loss_scale_window": 100}}
 CPU = {"device": "cpu", "pin_memory": True}
 TRAINED_ROLES = [role for role in Role if not role.is_frozen]
@@ -79,7 +80,7 @@ def test_actor_at_stage_0_in_fp32() -> None:
 
 def test_critic_at_stage_2_in_bf16() -> None:
     section = {"stage": 2, "overlap_comm": True, "contiguous_gradients": True}
-    expected = TRAINED | {"zero_optimization": section} | BF16
+    expected = TRAINED | {"zero_optimization": section} | TRAINED_BF16
     assert generated(Role.critic, Dtype.bf16, stage=2) == expected
 
 
@@ -184,7 +185,10 @@ def test_switches_are_written_as_they_stand(role: Role) -> None:
 def test_the_window_of_the_loss_scale_is_of_fp16_only() -> None:
     half = generated(Role.actor, Dtype.fp16, stage=1, loss_scale_window=7)
     assert half["fp16"] == {"enabled": True, "loss_scale_window": 7}
-    assert generated(Role.actor, Dtype.bf16, stage=1, loss_scale_window=7)["bf16"] == BF16["bf16"]
+    assert (
+        generated(Role.actor, Dtype.bf16, stage=1, loss_scale_window=7)["bf16"]
+        == TRAINED_BF16["bf16"]
+    )
 
 
 def test_on_nvme_each_model_has_a_folder_of_its_own() -> None:
@@ -236,7 +240,7 @@ def test_a_critic_at_stage_0_beside_a_sharded_actor_keeps_fp32_weights() -> None
     sharded = {"zero_optimization": SHARDED}
     assert generated(Role.reference, Dtype.bf16, **stages) == FROZEN | sharded | BF16
     sharded = {"zero_optimization": SHARDED | FAST}
-    assert generated(Role.actor, Dtype.bf16, **stages) == TRAINED | sharded | BF16
+    assert generated(Role.actor, Dtype.bf16, **stages) == TRAINED | sharded | TRAINED_BF16
 
 
 def test_extra_is_merged_last_and_deeply() -> None:
