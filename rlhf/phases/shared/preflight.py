@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.config.batches import examples_per_step, phase_steps, sizes_for
-from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
+from rlhf.config.choices import Backend, Device, LoraRole, ModelInit, Phase
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.corpus import ptx_texts, reads_corpus
+from rlhf.engine.deepspeed_kernels import kernel_obstacle
 from rlhf.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
@@ -25,6 +26,17 @@ from rlhf.rollout.vllm_client import VllmClient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+def require_kernels(config: RunConfig) -> None:
+    """Check that this machine has, or can compile, the kernels of DeepSpeed that the run uses.
+
+    Raises:
+        CapabilityError: if it cannot; the message names the option and the reason.
+    """
+    obstacle = kernel_obstacle(config) if config.hardware.device is Device.cuda else None
+    if obstacle is not None:
+        raise CapabilityError(f"{obstacle}; or run without this option")
 
 
 def require_rollouts(config: RunConfig) -> None:
