@@ -63,6 +63,9 @@ class DeepSpeedEngine(BaseEngine):
             ranks=ranks.size,
             hybrid_engine=settings.hybrid_engine,
         )
+        if self._casts_to_bf16:
+            # Inside of DeepSpeed's forward pass, which turns off an autocast of CUDA around it.
+            module.forward = self._autocast()(module.forward)
         self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
         self._state = DeepSpeedState(self._deepspeed, ranks, stage=stage)
@@ -73,8 +76,7 @@ class DeepSpeedEngine(BaseEngine):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
-        with self._autocast():
-            return self._deepspeed(*args, **kwargs)
+        return self._deepspeed(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of one micro-batch's ``loss`` to the gradients of this step.

@@ -43,6 +43,20 @@ def test_on_a_cpu_the_host_is_where_the_average_is_anyway(
     assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
 
 
+def test_stage_0_computes_in_bf16_where_deepspeed_sees_the_autocast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Around its forward pass DeepSpeed turns off an autocast of CUDA, and never one of a CPU."""
+    engine = engine_of(DeepSpeedEngine, stage=0, dtype=Dtype.bf16)
+    is_enabled = torch.is_autocast_enabled
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *at: not at or is_enabled(*at))
+    linear = next(each for each in engine.module.modules() if isinstance(each, nn.Linear))
+    dtypes = []
+    linear.register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))
+    train(engine, 0)
+    assert set(dtypes) == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4)])
 def test_chunks_change_nothing(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masters, "CHUNK", 4)
