@@ -35,12 +35,13 @@ every-test: $(STAMP)
 	$(PYTEST)
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
-# at every file, and hundreds of hostile inputs.
+# at every file, hundreds of hostile inputs, and all parts of gpu_check on a pretended GPU.
 soak: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
+	$(BIN)/python -m tests.pretend_cuda -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 
 # Back to a fresh clone, except for runs/.
 clean:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.cpu import cache_folder
+from rlhf.gpu_check.equal_runs import untimed_metrics
 from tests.fork_server import WarmPopen
 
 ROOT = Path(__file__).parents[1]
@@ -90,12 +90,4 @@ def new_cache(folder: Path) -> Path:
     return folder
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without what differs between two equal runs."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
-
-
-def is_timing(name: str) -> bool:
-    """True for metrics that differ between two runs that are otherwise identical."""
-    return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")
+metrics = untimed_metrics  # a run's lines, without what differs between two equal runs

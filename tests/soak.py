@@ -10,7 +10,6 @@ that nobody killed, bit for bit, and leave no checkpoint, half-written file, hel
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -28,15 +27,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from rlhf.gpu_check.equal_runs import differences
 from tests.rewards.endpoint import endpoint
-from tests.runs import ROOT, TINY_RUN, launch, metrics, start
+from tests.runs import ROOT, TINY_RUN, launch, start
 
 STEPS = ["sft.epochs=9", "reward.epochs=9", "ppo.steps=40", "ppo.eval_every=4"]
 FEW_STEPS = ["sft.epochs=3", "reward.epochs=3", "ppo.steps=12", "ppo.eval_every=4"]
 EVERY_STEP = ["checkpoint.every_steps=1", "resume=auto"]
-TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 LONGEST_STEP = 0.2  # seconds
-COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
 MARK = "RLHF_SOAK"  # in the environment of all processes of one attempt
 
 # Runs, which resume=auto continues, and sweeps, which the same command continues.
@@ -53,34 +51,6 @@ SWEEPS: Mapping[str, Sequence[str]] = {
 }
 JOBS = 4
 OF_SWEEPS = ("plan.json", "command.txt", "output.log", "job.lock")  # not of a resumed run
-
-
-def differences(one: Path, other: Path) -> list[str]:
-    """What differs between two runs besides times: metrics, results, and files of any kind."""
-    found = [name for name in sorted(files(one) ^ files(other))]
-    if metrics(one) != metrics(other):
-        found.append("metrics.jsonl")
-    if untimed(one) != untimed(other):
-        found.append("result.json")
-    return found + [
-        name
-        for name in sorted(files(one) & files(other))
-        if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
-    ]
-
-
-def untimed(run_dir: Path) -> dict[str, Any]:
-    """The results of the phases, without times and memory."""
-    result = json.loads((run_dir / "result.json").read_text())
-    return {
-        phase: {k: v for k, v in values.items() if k not in TIMES}
-        for phase, values in result["phases"].items()
-    }
-
-
-def files(run_dir: Path) -> set[str]:
-    """The files of a run."""
-    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
 
 
 def soak(

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rlhf.gpu_check.equal_runs import differences
 from tests.runs import ROOT, TINY_RUN, python
-from tests.soak import differences
 
 NUMBERS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 COMMAND = [*TINY_RUN, "checkpoint.every_steps=1", "resume=auto"]

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from rlhf.gpu_check.equal_runs import differences
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, launch
-from tests.soak import differences
 
 PLACES = [
     *([f"zero=stage{stage}", "zero.engine=torch"] for stage in range(4)),

@@ -35,7 +35,7 @@ def explained(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
         micro = phase_plans(config)[phase].micro
         keys = [] if micro == 1 else [f"{phase}.micro_batch_size={smaller(config, phase)}"]
         keys += [] if config.zero.stage == 3 else ["zero=stage3"]  # noqa: PLR2004
-        first = str(error).strip().partition("\n")[0]
+        first = str(error).strip().partition("\n")[0].rstrip(".")
         raise OutOfMemoryError(
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
             f"{_planned(run_dir, phase)}: {first or type(error).__name__}. "

@@ -1,6 +1,9 @@
-"""python -m tests.pretend_cuda PROGRAM ARGUMENTS: run a Python program on a pretended GPU.
+"""Run a Python program on a pretended GPU, with the Python processes that it starts.
 
-At its end it prints what the program asked of the GPU, and at which lines.
+    python -m tests.pretend_cuda PROGRAM ARGUMENTS
+    python -m tests.pretend_cuda -m MODULE ARGUMENTS
+
+At its end it prints what the program itself asked of the GPU, and at which lines.
 """
 
 from __future__ import annotations
@@ -9,21 +12,24 @@ import runpy
 import sys
 from pathlib import Path
 
-from tests.pretend_cuda.gpu import Counts, Gpu, load
+from tests.pretend_cuda.gpu import Counts, load
+from tests.pretend_cuda.whole_process import for_children, pretend, pretend_driver
 
 
-def main(program: str) -> None:
-    """Run ``program`` on a GPU."""
-    gpu = Gpu(load())
-    from tests.pretend_cuda.torch_cuda import replace
-
-    gpu.start()
-    replace(gpu, setattr)
-    sys.argv = sys.argv[1:]
-    sys.path.insert(0, str(Path(program).resolve().parent))
+def main() -> None:
+    """Run the program or module that the command names on a GPU."""
+    gpu = pretend(load())
+    pretend_driver()
+    for_children()
+    is_module = sys.argv[1] == "-m"
+    sys.argv = sys.argv[1 + is_module :]
     with gpu.counting() as counts:
         try:
-            runpy.run_path(program, run_name="__main__")
+            if is_module:
+                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            else:
+                sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+                runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
             show(counts)
 
@@ -36,4 +42,5 @@ def show(counts: Counts) -> None:
             print(f"    {times:8} {place}", file=sys.stderr)
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main()

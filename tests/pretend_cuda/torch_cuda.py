@@ -74,6 +74,9 @@ def _devices(gpu: Gpu) -> dict[str, Any]:
 def _memory(gpu: Gpu) -> dict[str, Any]:
     return {
         "empty_cache": lambda: None,
+        "set_per_process_memory_fraction": lambda share, *_: gpu.limit(
+            int(share * gpu.card.memory)
+        ),
         "ipc_collect": lambda: None,
         "mem_get_info": lambda *_: (gpu.card.memory - gpu.used, gpu.card.memory),
         "memory_allocated": lambda *_: gpu.used,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.gpu_check.equal_runs import differences
 from tests.fork_server import WarmPopen
 from tests.runs import ROOT, TINY_RUN, finished, launch
-from tests.soak import differences
 from tests.soak_drives import COMMAND, faults
 
 REFUSED = [

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from rlhf.checkpoint.phase_state import checkpoints, latest_valid
+from rlhf.gpu_check.equal_runs import differences
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
-from tests.soak import EVERY_STEP, differences, progress, soak
+from tests.soak import EVERY_STEP, progress, soak
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.tracking.console import KEY_METRICS
 from rlhf.tracking.metric_table import GROUPS, METRICS
 from rlhf.tracking.registry import check_name
-from tests.runs import is_timing
 
 UNITS = ("tflops", "mfu")
 

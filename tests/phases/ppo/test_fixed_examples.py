@@ -19,6 +19,7 @@ from rlhf.data.batching import pair_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.engine.settings import EngineSettings
+from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, sft
 from rlhf.phases.shared.context import RunContext, eval_batches
@@ -26,7 +27,6 @@ from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
 from rlhf.types import Ranks, StepReport
 from tests.plain_engine import PlainEngine
-from tests.runs import is_timing
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -1,0 +1,119 @@
+"""Check what this project does on the GPU of this machine, before you trust it.
+
+    python -m rlhf.gpu_check [OUT_FOLDER] [--only PART ...] [--minutes N] [--size tiny]
+
+Each part runs in a process of its own. After each, OUT_FOLDER/gpu_check.md and gpu_check.json are
+written. Exit code 0: nothing failed; 1: a part failed; 2: no GPU, or a wrong option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rlhf.command import exit_code
+from rlhf.errors import CapabilityError, ConfigError
+from rlhf.gpu_check.page import PAGE, Check, PartResult, summary, write_results
+from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.rows import Row
+from rlhf.gpu_check.runs import require_launcher
+from rlhf.gpu_check.setting import Size
+from rlhf.gpu_check.table import BY_NAME, PARTS, Part
+from rlhf.tracking.console import build_console
+from rlhf.user_paths import user_path
+
+FAILED = 1
+
+
+def check(folder: Path, parts: Sequence[Part], *, seconds: float, size: Size, command: str) -> int:
+    """Run ``parts``, print their rows, and write the results after each; return the exit code.
+
+    Raises:
+        ConfigError: if ``folder`` is not empty.
+        CapabilityError: if this machine has no GPU that torch can use.
+    """
+    require_gpu()
+    require_launcher()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    console = build_console(is_main=True, log_every=1)
+    done: list[PartResult] = []
+    end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
+
+    def show(row: Row) -> None:
+        instead = f" (expected: {row.expected})" if row.expected else ""
+        console.say(f"  {row.verdict:8} {row.what}: {row.figure}{instead} [{row.seconds:.1f} s]")
+
+    def results() -> Check:
+        waiting = [part.name for part in parts[len(done) :]]
+        return Check(started=started, command=command, parts=done, waiting=waiting)
+
+    for part in parts:
+        console.say(f"{part.title}")
+        limit = min(60 * part.minutes, end - time.monotonic())
+        began = time.monotonic()
+        rows = run_part(part, folder / part.name, size, limit, show)
+        took = time.monotonic() - began
+        done.append(
+            PartResult(name=part.name, title=part.title, about=part.about, rows=rows, seconds=took)
+        )
+        write_results(folder, results())
+    console.say(summary(results()))
+    console.say(f"wrote {folder / PAGE}")
+    return FAILED if results().failed else 0
+
+
+def require_gpu() -> None:
+    """Check that torch finds a GPU and has kernels for it, and let all processes use one only.
+
+    Raises:
+        CapabilityError: with the way out.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    from rlhf.engine.devices import check_gpus
+
+    try:
+        check_gpus(1)
+    except CapabilityError as error:
+        why = str(error).removeprefix("hardware.device=cuda: ")
+        raise CapabilityError(f"python -m rlhf.gpu_check needs a GPU: {why}") from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the check that the command describes; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rlhf.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=list(BY_NAME))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
+    parser.add_argument("--size", choices=list(Size), type=Size, default=Size.full)
+    options = parser.parse_args(arguments)
+    now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    out = f"runs/gpu_check/{now}" if options.out is None else options.out
+    parts = [part for part in PARTS if options.only is None or part.name in options.only]
+    command = shlex.join(["python", "-m", "rlhf.gpu_check", *arguments])
+    codes: list[int] = []
+
+    def work() -> None:
+        if not options.minutes > 0:
+            raise ConfigError(f"--minutes {options.minutes}: must be above 0")
+        folder, seconds = user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
+        codes.append(check(folder, parts, seconds=seconds, size=options.size, command=command))
+
+    return exit_code(work) or codes[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""Compare two runs that should be equal bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
+COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Return what differs besides times: metrics, results, and files of any kind, by name."""
+    found = sorted(_files(one) ^ _files(other))
+    if untimed_metrics(one) != untimed_metrics(other):
+        found.append("metrics.jsonl")
+    if _untimed_results(one) != _untimed_results(other):
+        found.append("result.json")
+    return found + [
+        name
+        for name in sorted(_files(one) & _files(other))
+        if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
+    ]
+
+
+def untimed_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without what differs between two equal runs."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
+
+
+def is_timing(name: str) -> bool:
+    """Return True for metrics that differ between two runs that are otherwise equal."""
+    return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")
+
+
+def _untimed_results(run_dir: Path) -> dict[str, Any]:
+    """Return the results of the phases, without times and memory."""
+    result = json.loads((run_dir / "result.json").read_text())
+    return {
+        phase: {k: v for k, v in values.items() if k not in TIMES}
+        for phase, values in result["phases"].items()
+    }
+
+
+def _files(run_dir: Path) -> set[str]:
+    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}

@@ -1,0 +1,58 @@
+"""Trackers that disturb a run of a check: one takes its memory, the other kills it once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf.errors import CheckpointError
+from rlhf.planning.hardware import GIB
+from rlhf.planning.plan_tables import read_plan
+from rlhf.tracking.tracker import Tracker
+
+LESS_MEMORY = "rlhf.gpu_check.hooks:LessMemory"
+KILL_ONCE = "rlhf.gpu_check.hooks:KillOnce"
+SHARE = 0.6  # of the memory that is planned for SFT
+KILLED_PHASE, KILLED_STEP = "ppo", 2
+
+
+class LessMemory(Tracker):
+    """Lets torch take only a share of what SFT was planned to need: a GPU that is too small.
+
+    The plan is that of the first attempt, so a second one with smaller micro-batches may fit.
+    """
+
+    def __init__(self, _: Any, run_dir: Path) -> None:
+        plan = read_plan(run_dir)
+        if plan is None:
+            raise CheckpointError(f"{run_dir} has no plan.json")
+        memory = plan["phases"]["sft"]["memory"]
+        planned = sum(gib for part, gib in memory.items() if part != "process")
+        total = torch.cuda.get_device_properties(0).total_memory / GIB
+        torch.cuda.set_per_process_memory_fraction(SHARE * planned / total)
+
+
+class KillOnce(Tracker):
+    """Kills its process in a PPO step, before the step's metrics are on the drive.
+
+    A file beside the run directory says that it has been killed; the resumed run goes on.
+    """
+
+    def __init__(self, _: Any, run_dir: Path) -> None:
+        self._killed = killed_file(run_dir)
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Kill this process at the step."""
+        if (phase, step) == (KILLED_PHASE, KILLED_STEP) and not self._killed.exists():
+            self._killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_file(run_dir: Path) -> Path:
+    """Return the file that keeps ``KillOnce`` from killing the run in ``run_dir``."""
+    return run_dir.with_suffix(".killed")

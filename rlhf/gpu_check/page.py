@@ -1,0 +1,158 @@
+"""The results of a check as a JSON file and as a page in Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.atomic import replacing
+from rlhf.checkpoint.results import write_json
+from rlhf.gpu_check.rows import Row, Verdict
+
+JSON, PAGE = "gpu_check.json", "gpu_check.md"
+MARKS = {
+    Verdict.passed: "✓ passed",
+    Verdict.failed: "**✗ failed**",
+    Verdict.measured: "measured",
+    Verdict.skipped: "skipped",
+}
+ROWS_HEADER = ("", "figure", "expected", "verdict", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartResult:
+    """The rows of one part, in the order in which they were measured."""
+
+    name: str
+    title: str
+    about: str
+    """What the part does, in one or two sentences."""
+    rows: Sequence[Row]
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return ``failed`` if one row has failed, ``skipped`` if nothing could be checked."""
+        verdicts = {row.verdict for row in self.rows}
+        if Verdict.failed in verdicts:
+            return Verdict.failed
+        kinds = (Verdict.passed, Verdict.measured, Verdict.skipped)
+        return next(kind for kind in kinds if kind in verdicts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What a page is about: the time and command of a check, and the parts that have ended."""
+
+    started: str
+    command: str
+    parts: Sequence[PartResult]
+    waiting: Sequence[str]
+    """Names of the parts that have not run yet."""
+
+    @property
+    def failed(self) -> list[PartResult]:
+        """Return the parts that failed."""
+        return [part for part in self.parts if part.verdict is Verdict.failed]
+
+
+def write_results(folder: Path, check: Check) -> None:
+    """Write the JSON file and the page; each replaces the one before completely or not at all."""
+    write_json(folder / JSON, as_json(check))
+    with replacing(folder / PAGE) as building:
+        building.write_text(as_page(check), encoding="utf-8")
+
+
+def as_json(check: Check) -> dict[str, Any]:
+    """Return the content of the JSON file."""
+    parts = [
+        {"name": part.name, "verdict": part.verdict, "seconds": part.seconds}
+        | {"rows": [asdict(row) for row in part.rows]}
+        for part in check.parts
+    ]
+    return {
+        "started": check.started,
+        "command": check.command,
+        "failed": [part.name for part in check.failed],
+        "waiting": list(check.waiting),
+        "parts": parts,
+    }
+
+
+def as_page(check: Check) -> str:
+    """Return the page: what failed, a line for each part, then the rows of each part."""
+    return "\n".join([*_head(check), *(line for part in check.parts for line in _section(part))])
+
+
+def _head(check: Check) -> Iterator[str]:
+    yield "# GPU check\n"
+    yield f"{summary(check)}\n"
+    yield f"Started {check.started} with `{check.command}`. "
+    yield "docs/gpu_check.md explains the page; `gpu_check.json` has all figures for programs.\n"
+    if check.failed:
+        yield "## What failed\n"
+        for part in check.failed:
+            for row in part.rows:
+                if row.verdict is Verdict.failed:
+                    yield f"- **{part.title}, {row.what}**: {row.figure}{_instead(row)}"
+        yield ""
+    yield "## Parts\n"
+    yield from _table(
+        ("part", "rows", "verdict", "seconds"),
+        [
+            (f"[{part.title}](#{_anchor(part.title)})", _counts(part), *_end(part))
+            for part in check.parts
+        ],
+    )
+    yield ""
+
+
+def summary(check: Check) -> str:
+    """Return the verdict in one sentence."""
+    ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
+    passed = ended - len(check.failed)
+    waiting = f"; not run yet: {', '.join(check.waiting)}" if check.waiting else ""
+    return (
+        f"{passed} of {ended} parts have no failed row "
+        f"({int(seconds) // 60}:{int(seconds) % 60:02d} minutes){waiting}."
+    )
+
+
+def _section(part: PartResult) -> Iterator[str]:
+    yield f"## {part.title}\n"
+    yield f"{part.about}\n"
+    yield from _table(
+        ROWS_HEADER, [(row.what, row.figure, row.expected, *_end(row)) for row in part.rows]
+    )
+    yield ""
+
+
+def _end(each: Row | PartResult) -> tuple[str, str]:
+    """Return the last two cells of a line."""
+    return MARKS[each.verdict], f"{each.seconds:.1f}"
+
+
+def _counts(part: PartResult) -> str:
+    counted = Counter(row.verdict for row in part.rows)
+    return ", ".join(f"{counted[each]} {each}" for each in Verdict if counted[each])
+
+
+def _instead(row: Row) -> str:
+    return f" (expected: {row.expected})" if row.expected else ""
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table; seconds, the last column, are right-aligned."""
+    rules = ["---"] * (len(header) - 1) + ["---:"]
+    for line in (header, rules, *rows):
+        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _anchor(title: str) -> str:
+    """Return the name that GitHub and MkDocs give a heading."""
+    words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
+    return words.replace(" ", "-")

@@ -1,0 +1,1 @@
+"""The parts of a check: each module has a function ``tasks``."""

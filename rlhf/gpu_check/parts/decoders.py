@@ -1,0 +1,149 @@
+"""Rollouts beside the model: the tokens and log-probabilities of every fused decoder.
+
+Shapes: S = tokens of one sequence, T = tokens of one response, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.engine.devices import resolve_dtype
+from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
+from rlhf.gpu_check.rows import Finding, Task, judged
+from rlhf.gpu_check.setting import Setting
+from rlhf.models.families import decoder_parts
+from rlhf.models.lora import adapter_of
+from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
+from rlhf.rollout.decoders.fused import FusedDecoder
+from rlhf.rollout.hybrid.agreement import TOLERANCES
+from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.scheduler import Request, Scheduler
+from rlhf.rollout.stopping import StopTexts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS, ROWS, LIMIT = 24, 3, 12
+LENGTHS = (5, 1, 9, 3)  # of prompts: more than rows, so that rows leave and others join
+SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Distance(NamedTuple):
+    """How far responses are from the model's own forward pass over them."""
+
+    tokens: int
+    equal: int
+    """Tokens that the model itself draws from the same numbers."""
+    logprob: float
+    """Largest difference of a log-probability, in standard deviations over the vocabulary."""
+    draw: float
+    """Largest distance of a number from the interval of its token in the model's own CDF."""
+    allowed_draw: float
+
+
+def tasks(_: Setting) -> Iterator[Task]:
+    """Yield a task for every model and precision, with and without CUDA graphs."""
+    half = resolve_dtype(Dtype.auto, Device.cuda)
+    dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
+    for name in fused_models():
+        for dtype in dtypes:
+            yield Task(f"{name}, {NAMES[dtype]}", partial(_compare, name, dtype))
+
+
+@torch.no_grad()
+def _compare(name: str, dtype: torch.dtype) -> Finding:
+    model = tiny_model(name).to("cuda")
+    for parameter in model.parameters():  # not buffers: rotary frequencies stay in fp32
+        parameter.data = parameter.data.to(dtype)
+    ways = {has_graphs: distance(model, dtype, has_graphs) for has_graphs in (False, True)}
+    is_right = all(is_near(each, dtype) for each in ways.values())
+    figures = (
+        f"{'graphs' if has_graphs else 'eager'}: {each.equal} of {each.tokens} tokens, "
+        f"{each.logprob:.1g} std"
+        for has_graphs, each in ways.items()
+    )
+    numbers = {
+        f"{'graphs' if has_graphs else 'eager'}_{field}": float(value)
+        for has_graphs, each in ways.items()
+        for field, value in each._asdict().items()
+    }
+    return Finding(
+        figure="; ".join(figures),
+        expected=f"tokens, log-probs within {TOLERANCES[dtype]} std",
+        verdict=judged(is_right),
+        numbers=numbers,
+    )
+
+
+def is_near(distance: Distance, dtype: torch.dtype) -> bool:
+    """Return True if rounding explains the distance; NaN is no distance that it explains."""
+    return distance.logprob <= TOLERANCES[dtype] and distance.draw <= distance.allowed_draw
+
+
+def distance(model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool) -> Distance:
+    """Generate on the GPU, and compare with the model's own forward pass there."""
+    draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
+    found = [
+        _of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
+        for request in _generated(model, dtype, draws_NT, has_graphs)
+    ]
+    tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
+    return Distance(sum(tokens), sum(equal), _most(logprobs), _most(draws), min(allowed))
+
+
+def _most(values: tuple[float, ...]) -> float:
+    """Return the largest value, or NaN if one is."""
+    return float(torch.tensor(values, dtype=torch.float64).max())
+
+
+def _generated(
+    model: PreTrainedModel, dtype: torch.dtype, draws_NT: Tensor, has_graphs: bool
+) -> list[Request]:
+    parts = decoder_parts(model, tokens=TOKENS)
+    assert parts is not None, "fused_models has models with a fused decoder only"
+    fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=TOKENS, dtype=dtype)
+    decoder = GraphedDecoder(fused, rows=ROWS, tokens=TOKENS) if has_graphs else fused
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        torch.randint(3, VOCABULARY // 2, (length,), generator=generator) for length in LENGTHS
+    ]
+    requests = [
+        Request(index, tuple(prompt.tolist()), LIMIT - index)
+        for index, prompt in enumerate(prompts)
+    ]
+    stop = StopTexts(None, ())
+    Scheduler(decoder, SAMPLING, end_id=-1, stop=stop, max_rows=ROWS, anyone_works=bool).run(
+        requests, draws_NT.to(model.device)
+    )
+    return requests
+
+
+def _of_response(
+    model: PreTrainedModel, request: Request, draws_T: Tensor, allowed: float
+) -> Distance:
+    ids_S = torch.tensor([*request.prompt, *request.ids], device=model.device)
+    logits_SV = model(ids_S[None]).logits[0].float()
+    logprobs_TV = logits_SV[len(request.prompt) - 1 : -1].log_softmax(dim=-1).cpu()
+    ids_T1, std_T = torch.tensor(request.ids)[:, None], logprobs_TV.std(dim=-1)
+    own_T = logprobs_TV.gather(1, ids_T1).squeeze(1)
+    apart_T = (own_T - torch.tensor(request.logprobs)).abs() / std_T
+    cdf_TV = logprobs_TV.double().exp().cumsum(dim=-1)
+    draws_T1 = draws_T[: len(request.ids), None].double()
+    last_T1 = cdf_TV.gather(1, ids_T1)
+    first_T1 = last_T1 - logprobs_TV.double().exp().gather(1, ids_T1)
+    outside_T1 = torch.maximum(first_T1 - draws_T1, draws_T1 - last_T1).clamp(min=0)
+    return Distance(
+        len(request.ids),
+        int((outside_T1 == 0).sum()),
+        float(apart_T.max()),
+        float(outside_T1.max()),
+        # Log-probabilities that differ by d move the CDF by at most exp(d) - 1, about d.
+        allowed * float(std_T.min()),
+    )

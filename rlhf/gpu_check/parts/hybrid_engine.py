@@ -1,0 +1,40 @@
+"""DeepSpeed's Hybrid Engine: whether it runs here, and agrees with the model's own layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from rlhf.gpu_check.rows import Finding, Task, Verdict
+from rlhf.gpu_check.runs import TINY_RUN, run
+from rlhf.gpu_check.setting import Setting
+
+USER_ERROR = 2
+EXPECTED = "yes with parity, or no with the reason"
+# Its kernels take heads of 64 numbers; a run compares them with the model before its first rollout.
+LLAMA = (
+    *("model=llama3.2_1b", "model.init=random", "model.path=null", "model.vocab_size=400"),
+    *("model.architecture.vocab_size=400", "model.architecture.hidden_size=256"),
+    *("model.architecture.intermediate_size=512", "model.architecture.num_hidden_layers=2"),
+    *("model.architecture.num_attention_heads=4", "model.architecture.num_key_value_heads=4"),
+    *("phase.order=[sft,ppo]", "model@reward_model=gold"),
+    *("hardware=auto", "rollout=hybrid_engine", "rollout.max_response_tokens=16"),
+)
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yield a task for each stage with which DeepSpeed-Chat uses the engine."""
+    for stage in (2, 3):
+        yield Task(f"stage {stage}", partial(_try, setting, stage))
+
+
+def _try(setting: Setting, stage: int) -> Finding:
+    ended = run(setting.folder / f"stage{stage}", *TINY_RUN, *LLAMA, f"zero=stage{stage}")
+    if ended.code == USER_ERROR:
+        return Finding(figure=f"no: {ended.complaint}", expected=EXPECTED, verdict=Verdict.skipped)
+    steps = ended.result["phases"]["ppo"]["steps"]
+    return Finding(
+        figure=f"yes: tokens and log-probs agree with the model's, {steps} PPO steps",
+        expected=EXPECTED,
+        verdict=Verdict.passed,
+    )

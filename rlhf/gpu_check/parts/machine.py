@@ -1,0 +1,98 @@
+"""The card, its driver, and the versions: what all other figures depend on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
+from rlhf.gpu_check.rows import Finding, Task, Verdict
+from rlhf.gpu_check.setting import Setting
+from rlhf.planning.hardware import GIB
+from rlhf.runtime.this_machine import this_machine
+
+PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
+LEAST_FREE = 2  # GiB that the other parts need
+CPU = "cpu"
+
+
+def tasks(_: Setting) -> Iterator[Task]:
+    """Yield what describes this machine, and the check that torch computes on its GPU."""
+    yield Task("card", _card)
+    yield Task("free memory", _memory)
+    yield Task("driver", lambda: _measured(read_driver() or "unknown"))
+    yield Task("CUDA of torch", lambda: _measured(f"{torch.version.cuda or torch.version.hip}"))
+    yield Task("kernels of torch", _kernels)
+    yield Task("a product", _product)
+    yield Task("hardware=auto", _profile)
+    yield Task("host", _host)
+    for package in PACKAGES:
+        yield Task(package, lambda package=package: _version(package))  # type: ignore[misc]
+
+
+def _measured(figure: str, **numbers: float) -> Finding:
+    return Finding(figure=figure, verdict=Verdict.measured, numbers=numbers)
+
+
+def _card() -> Finding:
+    major, minor = torch.cuda.get_device_capability()
+    total, count = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
+    figure = f"{torch.cuda.get_device_name()}, sm_{major}{minor}, {total / GIB:.1f} GiB"
+    return _measured(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
+
+
+def _memory() -> Finding:
+    free, total = (each / GIB for each in torch.cuda.mem_get_info())
+    return Finding(
+        figure=f"{free:.1f} of {total:.1f} GiB",
+        expected=f"at least {LEAST_FREE} GiB",
+        verdict=Verdict.passed if free >= LEAST_FREE else Verdict.failed,
+        numbers={"free_gib": free, "total_gib": total},
+    )
+
+
+def _kernels() -> Finding:
+    check_gpus(1)
+    kernels = ", ".join(torch.cuda.get_arch_list())
+    return Finding(figure=kernels, expected="the card's, or older", verdict=Verdict.passed)
+
+
+def _product() -> Finding:
+    """Multiply whole numbers, whose sums bf16 and fp16 round like fp32 does: not at all."""
+    dtypes = [torch.float32, torch.float16]
+    if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:
+        dtypes.append(torch.bfloat16)
+    for dtype in dtypes:
+        ones = torch.ones(64, 64, dtype=dtype, device="cuda")
+        if not bool((ones @ ones == 64).all()):  # noqa: PLR2004
+            return Finding(figure=f"wrong in {dtype}", expected="64", verdict=Verdict.failed)
+    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return Finding(figure=f"right in {names}", expected="64", verdict=Verdict.passed)
+
+
+def _profile() -> Finding:
+    machine = this_machine()
+    verdict = Verdict.failed if machine.profile == CPU else Verdict.passed
+    return Finding(
+        figure=f"{machine.profile}: {machine.reason}", expected="a GPU's profile", verdict=verdict
+    )
+
+
+def _host() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    return _measured(
+        f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}", cores=cores
+    )
+
+
+def _version(package: str) -> Finding:
+    try:
+        return _measured(version(package))
+    except PackageNotFoundError:
+        return _measured("not installed as a package")

@@ -1,0 +1,96 @@
+"""Peak memory of whole phases, beside the planner's figure, for three shapes of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.errors import CheckpointError
+from rlhf.gpu_check.rows import Finding, Task, judged
+from rlhf.gpu_check.runs import Run, run
+from rlhf.gpu_check.setting import Setting, Size
+from rlhf.planning.plan_tables import read_plan
+
+# torch may take less than planned, and what cuBLAS needs for itself and gaps more.
+LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # shares of the plan; GiB
+FEW = (
+    *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto"),
+    *("data.size=2000", "sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8"),
+    *("sft.batch_size=128", "sft.epochs=0.5", "reward.batch_size=64", "reward.epochs=0.3"),
+    *("ppo.steps=2", "ppo.rollout_batch_size=64", "ppo.mini_batch_size=64"),
+)
+RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
+# Adapters need a model that has learned something: the one that the shape before has trained.
+LORA = ("phase=sft", "lora=all", "model=pretrained", "reward_model.init=sft")
+
+
+class Shape(NamedTuple):
+    """A model and what is done with it."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def _few(batch: int) -> tuple[str, ...]:
+    """Return the options of few and small batches, for a GPU that is no GPU."""
+    return (
+        *("sft.epochs=0.1", "reward.epochs=0.1", "ppo.steps=1", "rollout.max_response_tokens=8"),
+        *(f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}"),
+        *(f"ppo.rollout_batch_size={batch // 2}", f"ppo.mini_batch_size={batch // 2}"),
+    )
+
+
+def _tiny(layers: int) -> tuple[str, ...]:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4}
+    sizes |= {"num_hidden_layers": layers}
+    architecture = (f"model.architecture.{name}={size}" for name, size in sizes.items())
+    return ("model.vocab_size=400", *architecture, *_few(32))
+
+
+SHAPES = {
+    Size.tiny: (
+        Shape("13 M weights, all phases", _tiny(4)),
+        Shape("25 M weights, SFT in fp32", (*_tiny(8), "phase=sft", "hardware.dtype=fp32")),
+        Shape("25 M weights, LoRA", (*_few(32), *LORA)),
+    ),
+    Size.full: (
+        Shape("OPT-125M, all phases", ("model=opt_125m", *RANDOM)),
+        Shape("OPT-350M, SFT", ("model=opt_350m", *RANDOM, "phase=sft")),
+        Shape("OPT-350M, LoRA", LORA),
+    ),
+}
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yield a task for each phase of each shape."""
+    for number, shape in enumerate(SHAPES[setting.size], start=1):
+        run_dir = setting.folder / f"shape_{number}"
+        runs: list[Run] = []
+        phases = ["sft"] if "phase=sft" in shape.words else ["sft", "reward", "ppo"]
+        for phase in phases:
+            yield Task(f"{shape.name}: {phase}", partial(_compare, runs, run_dir, shape, phase))
+
+
+def _compare(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Finding:
+    """Compare one phase; the first phase of a shape starts the run, which ``runs`` then holds."""
+    words = [*FEW, *shape.words]
+    if "lora=all" in words:
+        words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")
+    if not runs:
+        runs.append(run(run_dir, *words))
+    ended = runs[0]
+    measured = ended.result["phases"][phase]["measured"]["memory_gib"]
+    plan = read_plan(ended.run_dir)
+    if plan is None:
+        raise CheckpointError(f"{ended.run_dir} has no plan.json")
+    # What CUDA itself takes in a process is no memory of torch.
+    memory = plan["phases"][phase]["memory"]
+    planned = sum(gib for part, gib in memory.items() if part != "process")
+    return Finding(
+        figure=f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
+        expected=f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
+        verdict=judged(LEAST * planned - SPARE <= measured <= MOST * planned + SPARE),
+        numbers={"measured_gib": measured, "planned_gib": planned},
+    )

@@ -1,0 +1,61 @@
+"""Out of memory on purpose: the run is retried with smaller micro-batches, or refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from rlhf.config.freeze import load_frozen
+from rlhf.gpu_check.hooks import LESS_MEMORY
+from rlhf.gpu_check.rows import Finding, Task, judged
+from rlhf.gpu_check.runs import run
+from rlhf.gpu_check.setting import Setting, Size
+
+USER_ERROR = 2
+RETRIED = "continuing with smaller micro-batches"
+WORDS = (
+    *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto", "phase=sft"),
+    *("model.vocab_size=400", "sft.eval_examples=8", "zero=stage1", "checkpoint.every_steps=1"),
+    f"tracking.others=[{LESS_MEMORY}]",
+)
+# Activations outweigh the weights, so that half of the sequences need about half of the memory.
+BATCH = {Size.tiny: 64, Size.full: 1024}
+SIZES = {
+    Size.tiny: ("data.size=400", "model.architecture.hidden_size=64"),
+    Size.full: ("data.size=8000", "model.architecture.hidden_size=512"),
+}
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yield the run that is retried, and the run that is refused."""
+    yield Task("hardware.on_oom=reduce_micro_batch", partial(_retried, setting))
+    yield Task("hardware.on_oom=stop", partial(_refused, setting))
+
+
+def _words(setting: Setting, choice: str) -> list[str]:
+    batch = BATCH[setting.size]
+    sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
+    return [*WORDS, *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
+
+
+def _retried(setting: Setting) -> Finding:
+    ended = run(setting.folder / "retried", *_words(setting, "reduce_micro_batch"))
+    _ = ended.result  # a run that failed raises here
+    before, after = BATCH[setting.size], load_frozen(ended.run_dir).sft.micro_batch_size
+    times = ended.output.count(RETRIED)
+    return Finding(
+        figure=f"retried {times} times; micro-batch {before} became {after}",
+        expected="at least one retry, and an end",
+        verdict=judged(times > 0 and after is not None and after < before),
+        numbers={"retries": times, "micro_batch": after or 0},
+    )
+
+
+def _refused(setting: Setting) -> Finding:
+    ended = run(setting.folder / "refused", *_words(setting, "stop"))
+    begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
+    return Finding(
+        figure=f"exit code {ended.code}: {ended.complaint}",
+        expected=f"exit code {USER_ERROR}: {begin} ...",
+        verdict=judged(ended.code == USER_ERROR and ended.complaint.startswith(begin)),
+    )

@@ -1,0 +1,129 @@
+"""SFT, reward model and PPO on every engine and precision, beside the same run on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.engine.devices import resolve_dtype
+from rlhf.gpu_check.rows import Finding, Task, Verdict, judged
+from rlhf.gpu_check.runs import TINY_RUN, Run, pool, run
+from rlhf.gpu_check.setting import Setting
+
+REFERENCE = "CPU, fp32"
+# Largest share by which the last losses of SFT and of the reward model may lie beside those of the
+# CPU: a hundred times the unit roundoff of fp32's and twice that of bf16's eight bits.
+SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
+ERRORS = 4  # standard errors by which the last score may differ: other tokens may be drawn
+
+
+class Losses(NamedTuple):
+    """The last values of a run; the score is a mean over ``responses``."""
+
+    sft: float
+    reward: float
+    score: float
+    score_std: float
+    responses: int
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yield the run on the CPU, and then a run for every engine, stage and precision."""
+    with pool() as runs:
+        words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **variants()}
+        ended = {
+            name: runs.submit(run, setting.folder / _folder(name), *TINY_RUN, *each)
+            for name, each in words.items()
+        }
+        yield Task(REFERENCE, partial(_reference, ended[REFERENCE]))
+        for name in list(words)[1:]:
+            dtype = Dtype(name.rpartition(" ")[2])
+            yield Task(name, partial(_compare, ended[name], ended[REFERENCE], dtype))
+
+
+def variants() -> dict[str, list[str]]:
+    """Return the options of each run on the GPU by its name, which ends with the precision."""
+    half = resolve_dtype(Dtype.auto, Device.cuda)
+    torch_engine, deepspeed = "zero.engine=torch", "zero.engine=deepspeed"
+    found = [("torch, stage 1", Dtype.fp32, "zero=stage1", torch_engine)]
+    if half is Dtype.bf16:
+        found += [(f"torch, stage {n}", half, f"zero=stage{n}", torch_engine) for n in (0, 1)]
+        found += [("DeepSpeed, stage 0", half, "zero=stage0", deepspeed)]
+    found += [(f"DeepSpeed, stage {n}", half, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)]
+    found += [(f"offload, stage {n}", half, f"zero=stage{n}_offload", deepspeed) for n in (2, 3)]
+    if half is Dtype.bf16:  # fp16 at stage 0 is refused: nothing keeps its masters
+        found += [
+            (f"DeepSpeed, stage {n}", Dtype.fp16, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)
+        ]
+    return {
+        f"{name}, {dtype}": ["hardware=auto", f"hardware.dtype={dtype}", *words]
+        for name, dtype, *words in found
+    }
+
+
+def _folder(name: str) -> str:
+    return name.lower().replace(",", "").replace(" ", "_")
+
+
+def losses_of(ended: Run) -> Losses:
+    """Return the last values of a run.
+
+    Raises:
+        CheckpointError: if the run failed.
+    """
+    _ = ended.result  # a run that failed raises here
+    last: dict[str, float] = {}
+    for line in ended.metrics:
+        last |= line
+    return Losses(
+        last["sft/loss"],
+        last["reward/loss"],
+        last["ppo/score_mean"],
+        last["ppo/score_std"],
+        responses=16,  # ppo.rollout_batch_size of experiment=smoke
+    )
+
+
+def _reference(ended: Future[Run]) -> Finding:
+    losses = losses_of(ended.result())
+    return Finding(figure=_words(losses), verdict=Verdict.measured, numbers=_numbers(losses))
+
+
+def _compare(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
+    there, here = losses_of(ended.result()), losses_of(reference.result())
+    share, apart = SHARES[dtype], allowed_score(there, here)
+    is_right = are_near(there, here, share)
+    return Finding(
+        figure=_words(there),
+        expected=f"losses ± {share:.1%}, score ± {apart:.2f}",
+        verdict=judged(is_right),
+        numbers=_numbers(there) | {"run_seconds": ended.result().seconds},
+    )
+
+
+def allowed_score(there: Losses, here: Losses) -> float:
+    """Return the difference of two mean scores that other draws of all responses explain."""
+    variances = there.score_std**2 / there.responses + here.score_std**2 / here.responses
+    return ERRORS * math.sqrt(variances)
+
+
+def are_near(there: Losses, here: Losses, share: float) -> bool:
+    """Return True if rounding and draws explain the difference; NaN is not explained."""
+    return (
+        abs(there.sft - here.sft) <= share * here.sft
+        and abs(there.reward - here.reward) <= share * here.reward
+        and abs(there.score - here.score) <= allowed_score(there, here)
+    )
+
+
+def _words(losses: Losses) -> str:
+    sft, reward, score = losses.sft, losses.reward, losses.score
+    return f"SFT {sft:.4f}, reward model {reward:.4f}, score {score:.3f}"
+
+
+def _numbers(losses: Losses) -> dict[str, float]:
+    return {name: float(value) for name, value in losses._asdict().items()}

@@ -1,0 +1,60 @@
+"""A run that is killed in a PPO step and resumed, beside the run that nobody killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from rlhf.config.choices import Device, Dtype
+from rlhf.engine.devices import resolve_dtype
+from rlhf.gpu_check.equal_runs import differences
+from rlhf.gpu_check.hooks import KILL_ONCE, killed_file
+from rlhf.gpu_check.rows import Finding, Task, Verdict
+from rlhf.gpu_check.runs import TINY_RUN, resumed, run
+from rlhf.gpu_check.setting import Setting
+
+WORDS = (
+    *("hardware=auto", "phase.order=[sft,ppo]", "model@reward_model=gold"),
+    *("checkpoint.every_steps=1", f"tracking.others=[{KILL_ONCE}]"),
+)
+EXPECTED = "equal bit for bit: weights, metrics, samples"
+
+
+def tasks(setting: Setting) -> Iterator[Task]:
+    """Yield a task for each engine."""
+    places = {"DeepSpeed, stage 2": ("zero=stage2", "zero.engine=deepspeed")}
+    if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:  # fp16 needs DeepSpeed
+        places = {"torch, stage 1": ("zero=stage1", "zero.engine=torch"), **places}
+    for name, words in places.items():
+        folder = setting.folder / words[0].partition("=")[2]
+        yield Task(name, partial(_compare, folder, (*TINY_RUN, *WORDS, *words)))
+
+
+def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
+    folder.mkdir()
+    killed = run(folder / "killed", *words)
+    if not killed.code or not killed_file(killed.run_dir).exists():
+        return Finding(figure="it was not killed", expected=EXPECTED, verdict=Verdict.failed)
+    _ = resumed(killed.run_dir).result  # a run that failed raises here
+    whole = _whole(folder / "whole", words)
+    if not (found := differences(killed.run_dir, whole)):
+        return Finding(figure="equal", expected=EXPECTED, verdict=Verdict.passed)
+    # Kernels that add in any order would make every two runs differ, and say nothing of resuming.
+    if differences(_whole(folder / "again", words), whole):
+        return Finding(
+            figure="two runs that nobody killed differ too: this GPU's kernels add in any order",
+            expected=EXPECTED,
+            verdict=Verdict.skipped,
+        )
+    return Finding(
+        figure=f"different: {', '.join(found)}", expected=EXPECTED, verdict=Verdict.failed
+    )
+
+
+def _whole(run_dir: Path, words: tuple[str, ...]) -> Path:
+    """Run without a kill; return the run directory."""
+    killed_file(run_dir).touch()
+    ended = run(run_dir, *words)
+    _ = ended.result  # a run that failed raises here
+    return run_dir

@@ -1,0 +1,90 @@
+"""Run the parts of a check: a crash, a hang or a lack of memory of one does not end the check."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlhf.gpu_check.part_process import ROWS
+from rlhf.gpu_check.rows import Row, Verdict, read_rows
+from rlhf.gpu_check.setting import Size
+from rlhf.gpu_check.table import Part
+from rlhf.runtime.sweep_jobs import PARENT
+
+LOG = "log.txt"
+MODULE = "rlhf.gpu_check.part_process"
+PAUSE = 0.1  # seconds between two looks at the rows
+
+
+def run_part(
+    part: Part,
+    folder: Path,
+    size: Size,
+    seconds: float,
+    show: Callable[[Row], None],
+    module: str = MODULE,
+) -> Sequence[Row]:
+    """Run ``part`` in a new ``folder``, and ``show`` its rows as they come; return them.
+
+    If its process ends in another way than at its end, or not in time, the last row says so.
+    """
+    if seconds <= 0:
+        row = _failed("no time was left for it; `--only` runs it alone", f"--minutes, {part.name}")
+        show(row)
+        return [row]
+    folder.mkdir()
+    shown: list[Row] = []
+
+    def show_new() -> None:
+        for row in read_rows(folder / ROWS)[len(shown) :]:
+            shown.append(row)
+            show(row)
+
+    with (folder / LOG).open("wb") as log:
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, part.name, str(folder), size],
+            # libgomp's threads would spin for milliseconds, as in launch.py.
+            env=os.environ | {PARENT: str(os.getpid()), "GOMP_SPINCOUNT": "10000"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # to end all that it has started too
+        )
+        try:
+            while process.poll() is None and time.monotonic() < began + seconds:
+                time.sleep(PAUSE)
+                show_new()
+            is_late = process.poll() is None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    show_new()
+    if (why := _complaint(process.returncode, is_late, seconds, shown)) is not None:
+        row = _failed(f"{why}; see {folder / LOG}", "the part's process")
+        row = Row(**(vars(row) | {"seconds": time.monotonic() - began}))
+        shown.append(row)
+        show(row)
+    return shown
+
+
+def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[Row]) -> str | None:
+    """Return why the process of a part did not end as it should; None if it did."""
+    if is_late:
+        return f"no end in {seconds / 60:.1f} minutes, so it was killed"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    if code:
+        return f"exit code {code}"
+    return None if rows else "it measured nothing"
+
+
+def _failed(figure: str, what: str) -> Row:
+    expected = "all tasks of the part"
+    return Row(what=what, figure=figure, expected=expected, verdict=Verdict.failed, seconds=0.0)

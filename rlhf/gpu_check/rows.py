@@ -1,0 +1,94 @@
+"""The rows of a check: what was measured, beside what was expected; one line of JSON each."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.errors import RlhfError
+from rlhf.finite_numbers import finite
+
+
+class Verdict(StrEnum):
+    """What a row says about this machine."""
+
+    passed = "passed"
+    failed = "failed"
+    measured = "measured"
+    """A figure without an expectation."""
+    skipped = "skipped"
+    """This machine or version cannot do it; the figure says why. No failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result of one task: a figure in words, and its ``numbers`` by name for programs."""
+
+    figure: str
+    expected: str = ""
+    verdict: Verdict
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+class Task(NamedTuple):
+    """One thing to measure; ``measure`` may raise, which is a failed row."""
+
+    what: str
+    measure: Callable[[], Finding]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A finding, with the task that it answers and the seconds that this took."""
+
+    what: str
+    figure: str
+    expected: str
+    verdict: Verdict
+    seconds: float
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def judged(is_right: bool) -> Verdict:
+    """Return ``passed`` or ``failed``."""
+    return Verdict.passed if is_right else Verdict.failed
+
+
+def write_rows(path: Path, tasks: Iterable[Task]) -> None:
+    """Measure every task, and append its row to ``path`` at once, so that a crash loses no row."""
+    for task in tasks:
+        row = measured_row(task)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(asdict(row))) + "\n")
+
+
+def measured_row(task: Task) -> Row:
+    """Measure ``task``; an exception becomes a failed row, and its traceback is printed."""
+    began = time.monotonic()
+    try:
+        finding = task.measure()
+    except Exception as error:
+        if not isinstance(error, RlhfError):
+            traceback.print_exception(error)
+        first = (str(error).strip() or "no message").partition("\n")[0]
+        finding = Finding(figure=f"{type(error).__name__}: {first}", verdict=Verdict.failed)
+    return Row(what=task.what, seconds=time.monotonic() - began, **vars(finding))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows that ``write_rows`` has written so far."""
+    if not path.exists():
+        return []
+    # A line without its end is still being written, or was when its process was killed.
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
+    return [_row(**json.loads(line)) for line in lines]
+
+
+def _row(*, verdict: str, **rest: object) -> Row:
+    return Row(verdict=Verdict(verdict), **rest)  # type: ignore[arg-type]

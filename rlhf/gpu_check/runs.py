@@ -1,0 +1,114 @@
+"""Runs of launch.py in processes of their own, started as a user starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf.checkpoint.results import read_object
+from rlhf.errors import CapabilityError, CheckpointError
+from rlhf.runtime.sweep_jobs import PARENT
+from rlhf.stored_files import METRICS, read_lines
+
+LAUNCHER = Path(__file__).parents[2] / "launch.py"
+LIMIT = 240  # seconds of one run: kernels of DeepSpeed may be compiled in the first
+# All three phases in a few steps, on the built-in data, by a model of some ten thousand weights.
+TINY_RUN = (
+    *("experiment=smoke", "tracking=local", "reuse.phases=never", "model.vocab_size=400"),
+    *("data.size=600", "sft.batch_size=16", "sft.epochs=0.4", "sft.eval_examples=8"),
+    *("reward.batch_size=16", "reward.epochs=0.4", "reward.eval_examples=8"),
+    *("ppo.steps=3", "ppo.eval_prompts=8", "rollout.max_response_tokens=8"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that has ended."""
+
+    run_dir: Path
+    code: int
+    output: str
+    """What it printed on stdout and stderr."""
+    seconds: float
+
+    @property
+    def complaint(self) -> str:
+        """Return the last line that it printed, which names the error of a run that failed."""
+        lines = self.output.strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines or ["nothing was printed"])[-1].removeprefix("error: ")
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Return the content of result.json.
+
+        Raises:
+            CheckpointError: if the run failed, with its last line.
+        """
+        if self.code:
+            raise CheckpointError(f"exit code {self.code}: {self.complaint}")
+        return read_object(self.run_dir / "result.json")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl."""
+        return list(read_lines(self.run_dir / "metrics.jsonl", METRICS))
+
+
+def require_launcher() -> None:
+    """Raise CapabilityError if the package is installed without launch.py and conf/."""
+    if not LAUNCHER.is_file():
+        raise CapabilityError(
+            f"python -m rlhf.gpu_check: starts {LAUNCHER}, which is not there; run it in a clone "
+            "of the repository"
+        )
+
+
+def run(run_dir: Path, *words: str) -> Run:
+    """Start a new run in ``run_dir``, and wait for its end; its output goes to a file beside it.
+
+    Raises:
+        TimeoutExpired: if it does not end in LIMIT seconds; it is killed.
+    """
+    return _ended(run_dir, [*words, f"run_dir={run_dir}"])
+
+
+def resumed(run_dir: Path, *words: str) -> Run:
+    """Resume the run in ``run_dir``, and wait for its end.
+
+    Raises:
+        TimeoutExpired: as in ``run``.
+    """
+    return _ended(run_dir, [f"resume={run_dir}", *words])
+
+
+def _ended(run_dir: Path, words: Sequence[str]) -> Run:
+    began, log = time.monotonic(), run_dir.with_suffix(".log")
+    # launch.py ends with this process, even if that is killed.
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", PARENT: str(os.getpid())}
+    start = log.stat().st_size if log.exists() else 0
+    with log.open("ab") as file:
+        ended = subprocess.run(
+            [sys.executable, str(LAUNCHER), *words],
+            cwd=run_dir.parent,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT,
+            check=False,
+        )
+    output = log.read_bytes()[start:].decode(errors="replace")
+    seconds = time.monotonic() - began
+    return Run(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
+
+
+def pool() -> ThreadPoolExecutor:
+    """Return a pool that starts a run for every four cores: libraries load on one core."""
+    return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))

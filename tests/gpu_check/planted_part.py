@@ -1,0 +1,37 @@
+"""A part of gpu_check that ends as its name says: python -m ... NAME FOLDER SIZE."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf.gpu_check.rows import Finding, Task, Verdict, write_rows
+
+FINE = Task("fine", lambda: Finding(figure="1", verdict=Verdict.passed))
+
+
+def tasks(name: str, folder: Path) -> Iterator[Task]:
+    if name == "nothing":
+        return
+    yield FINE
+    if name == "raises":
+        yield Task("broken", lambda: Finding(figure=str(1 / 0), verdict=Verdict.passed))
+        yield FINE
+    if name == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "exits":
+        sys.exit(3)
+    if name == "hangs":
+        child = subprocess.Popen(["sleep", "100"])
+        (folder / "child").write_text(str(child.pid))
+        time.sleep(100)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[2])
+    write_rows(place / "rows.jsonl", tasks(sys.argv[1], place))

@@ -1,0 +1,160 @@
+"""The command gpu_check: parts that end badly, its page, its exit codes, and one part for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.gpu_check import __main__ as command
+from rlhf.gpu_check.page import Check, PartResult, write_results
+from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.rows import Row, Verdict, read_rows
+from rlhf.gpu_check.runs import LAUNCHER, Run
+from rlhf.gpu_check.setting import Size
+from rlhf.gpu_check.table import PARTS
+from tests.pretend_cuda.gpu import Gpu
+from tests.runs import ROOT, python
+from tests.runtime.test_resume import is_there, wait_for
+
+PASSED = Row(what="card", figure="H|100", expected="", verdict=Verdict.passed, seconds=1.25)
+FAILED = Row(
+    what="loss", figure="nan", expected="5.7", verdict=Verdict.failed, seconds=2.0, numbers={"a": 1}
+)
+SKIPPED = replace(PASSED, verdict=Verdict.skipped)
+
+
+def planted(name: str, folder: Path, seconds: float = 30) -> tuple[list[Row], list[Row]]:
+    """The rows of a planted part, and those that it showed."""
+    shown: list[Row] = []
+    part = replace(PARTS[0], name=name)
+    module = "tests.gpu_check.planted_part"
+    rows = run_part(part, folder / name, Size.tiny, seconds, shown.append, module)
+    return list(rows), shown
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("well", ["1"]),
+        ("raises", ["1", "ZeroDivisionError: division by zero", "1"]),
+        ("crashes", ["1", "ended by SIGSEGV; see {log}"]),
+        ("exits", ["1", "exit code 3; see {log}"]),
+        ("nothing", ["it measured nothing; see {log}"]),
+    ],
+)
+def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Path) -> None:
+    rows, shown = planted(name, tmp_path)
+    log = tmp_path / name / "log.txt"
+    assert [row.figure for row in rows] == [figure.format(log=log) for figure in figures]
+    assert shown == rows
+    failed = [row.verdict is Verdict.failed for row in rows]
+    assert failed == [row.figure != "1" for row in rows]
+    assert ("Traceback" in log.read_text()) == (name == "raises")
+
+
+def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    rows, _ = planted("hangs", tmp_path, seconds=1.5)
+    assert [row.verdict for row in rows] == [Verdict.passed, Verdict.failed]
+    assert rows[1].figure.startswith("no end in 0.0 minutes, so it was killed; see ")
+    child = int((tmp_path / "hangs" / "child").read_text())
+    wait_for(lambda: not is_there(child), seconds=5)
+
+
+def test_a_part_without_time_left_fails(tmp_path: Path) -> None:
+    rows, shown = planted("well", tmp_path, seconds=0)
+    assert rows == shown
+    assert "no time was left" in rows[0].figure
+    assert rows[0].verdict is Verdict.failed
+
+
+def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    whole = json.dumps(vars(PASSED)) + "\n"
+    file.write_text(whole + whole[:-10])
+    assert read_rows(file) == [PASSED]
+
+
+def part(name: str, *rows: Row) -> PartResult:
+    return PartResult(name=name, title=name.title(), about=f"About {name}.", rows=rows, seconds=61)
+
+
+def test_the_page_says_what_failed(tmp_path: Path) -> None:
+    parts = [part("one", PASSED), part("two", PASSED, FAILED), part("three", SKIPPED)]
+    check = Check(started="now", command="python", parts=parts, waiting=["four"])
+    write_results(tmp_path, check)
+    page = (tmp_path / "gpu_check.md").read_text()
+    assert "2 of 3 parts have no failed row (3:03 minutes); not run yet: four." in page
+    assert "- **Two, loss**: nan (expected: 5.7)" in page
+    assert "| [Two](#two) | 1 passed, 1 failed | **✗ failed** | 61.0 |" in page
+    assert "| [Three](#three) | 1 skipped | skipped | 61.0 |" in page
+    assert "| card | H\\|100 |  | ✓ passed | 1.2 |" in page
+    stored = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert stored["failed"] == ["two"]
+    assert stored["waiting"] == ["four"]
+    assert stored["parts"][1]["rows"][1] == vars(FAILED)
+
+
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: Sequence[Row]
+) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code, and what was on the drive when each part began."""
+    before = []
+
+    def fake(*_: object) -> Sequence[Row]:
+        file = folder / "gpu_check.json"
+        before.append(json.loads(file.read_text()) if file.exists() else {})
+        return rows
+
+    monkeypatch.setattr(command, "run_part", fake)
+    return command.main([str(folder), "--only", "machine", "resume"]), before
+
+
+def test_exit_codes_and_a_page_after_every_part(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, before = run_main(monkeypatch, tmp_path / "good", [PASSED, SKIPPED])
+    assert code == 0
+    assert before[0] == {}
+    assert before[1]["waiting"] == ["resume"]
+    assert run_main(monkeypatch, tmp_path / "bad", [PASSED, FAILED])[0] == 1
+    assert run_main(monkeypatch, tmp_path / "bad", [PASSED])[0] == 2
+    assert f"OUT_FOLDER={tmp_path / 'bad'}: is not empty; name a new" in capsys.readouterr().err
+
+
+def test_wrong_options_and_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(tmp_path), "--minutes", "nan"]) == 2
+    assert capsys.readouterr().err == "error: --minutes nan: must be above 0\n"
+    assert command.main([str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: python -m rlhf.gpu_check needs a GPU: torch finds no GPU here; ")
+    with pytest.raises(SystemExit) as end:
+        command.main(["--only", "coffee"])
+    assert end.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
+    assert LAUNCHER == ROOT / "launch.py"
+    output = "error: ppo.gamma=2: too large\nbye\n"
+    run = Run(run_dir=tmp_path, code=2, output=output, seconds=1.0)
+    assert run.complaint == "ppo.gamma=2: too large"
+    with pytest.raises(Exception, match=r"exit code 2: ppo\.gamma=2"):
+        _ = run.result
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_the_command_finds_a_gpu_also_in_its_parts(tmp_path: Path) -> None:
+    words = ["-m", "tests.pretend_cuda", "-m", "rlhf.gpu_check", tmp_path / "out"]
+    run = python(*words, "--only", "machine", popen=subprocess.Popen)
+    assert run.returncode == 0, run.stdout + run.stderr
+    page = (tmp_path / "out" / "gpu_check.md").read_text()
+    assert "| card | NVIDIA A100-SXM4-40GB, sm_80, 39.4 GiB; 1 found, one is checked |" in page
+    assert "| hardware=auto | a100_40g: 1 x NVIDIA A100-SXM4-40GB" in page

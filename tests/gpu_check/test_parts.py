@@ -1,0 +1,89 @@
+"""The parts of gpu_check judge: what is right passes, and what is wrong fails."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+
+from rlhf.config.choices import Dtype
+from rlhf.errors import CapabilityError
+from rlhf.gpu_check import models
+from rlhf.gpu_check.parts import decoders, pipelines
+from rlhf.gpu_check.rows import Verdict, measured_row
+from rlhf.gpu_check.table import PARTS
+from rlhf.models.families import FAMILIES
+from rlhf.rollout.decoders.fused import FusedDecoder
+from tests.pretend_cuda.gpu import Gpu
+
+HERE = pipelines.Losses(sft=5.7, reward=0.67, score=-0.4, score_std=0.1, responses=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype) -> None:
+    found = decoders._compare("qwen3", dtype)
+    assert found.verdict is Verdict.passed
+    assert found.numbers["eager_tokens"] == 42
+    if dtype is torch.float32:
+        assert found.figure.startswith("eager: 42 of 42 tokens, ")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda logits_BV: 1.3 * logits_BV,  # other log-probs
+        lambda logits_BV: logits_BV.roll(1, dims=-1),  # other tokens
+        lambda logits_BV: torch.full_like(logits_BV, torch.nan).index_fill_(1, sent_0(), 0.0),
+    ],
+)
+def test_a_decoder_that_is_wrong_fails(
+    gpu: Gpu, wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = FusedDecoder._logits
+    monkeypatch.setattr(FusedDecoder, "_logits", lambda self, x: wrong(logits(self, x)))
+    row = measured_row(decoders.Task("llama", lambda: decoders._compare("llama", torch.bfloat16)))
+    assert row.verdict is Verdict.failed
+
+
+def sent_0() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.long, device="cuda")
+
+
+def test_every_fused_family_has_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(models.fused_models()) > 5
+    monkeypatch.setitem(FAMILIES, "coffee", FAMILIES["llama"])
+    with pytest.raises(CapabilityError, match="no tiny model of coffee"):
+        models.fused_models()
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        HERE._replace(sft=5.7 * 1.01),
+        HERE._replace(reward=0.67 * 0.99),
+        HERE._replace(score=0.0),
+        HERE._replace(sft=math.nan),
+        HERE._replace(score=math.nan),
+    ],
+)
+def test_losses_that_rounding_does_not_explain(there: pipelines.Losses) -> None:
+    assert pipelines.are_near(HERE, HERE, 1e-6)
+    assert pipelines.are_near(HERE._replace(sft=5.703, score=-0.45), HERE, 8e-3)
+    assert not pipelines.are_near(there, HERE, 8e-3)
+
+
+def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
+    names = list(pipelines.variants())
+    assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= set(names)
+    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 1, fp16"} <= set(
+        names
+    )
+    assert all(Dtype(name.rpartition(" ")[2]) for name in names)
+
+
+def test_every_part_has_its_module() -> None:
+    for part in PARTS:
+        assert callable(import_module(f"rlhf.gpu_check.parts.{part.name}").tasks)
