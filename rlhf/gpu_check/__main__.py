@@ -20,19 +20,21 @@ from pathlib import Path
 
 from rlhf.command import exit_code
 from rlhf.errors import CapabilityError, ConfigError
-from rlhf.gpu_check.page import PAGE, Check, PartResult, summary, write_results
+from rlhf.gpu_check.check_page import PAGE, Check, PartResult, summary, write_results
 from rlhf.gpu_check.processes import run_part
-from rlhf.gpu_check.rows import Row
+from rlhf.gpu_check.rows import CheckRow
 from rlhf.gpu_check.runs import require_launcher
 from rlhf.gpu_check.setting import Size
-from rlhf.gpu_check.table import BY_NAME, PARTS, Part
+from rlhf.gpu_check.table import BY_NAME, PARTS, CheckPart
 from rlhf.tracking.console import build_console
 from rlhf.user_paths import user_path
 
 FAILED = 1
 
 
-def check(folder: Path, parts: Sequence[Part], *, seconds: float, size: Size, command: str) -> int:
+def check(
+    folder: Path, parts: Sequence[CheckPart], *, seconds: float, size: Size, command: str
+) -> int:
     """Run ``parts``, print their rows, and write the results after each; return the exit code.
 
     Raises:
@@ -48,7 +50,7 @@ def check(folder: Path, parts: Sequence[Part], *, seconds: float, size: Size, co
     done: list[PartResult] = []
     end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
 
-    def show(row: Row) -> None:
+    def show(row: CheckRow) -> None:
         instead = f" (expected: {row.expected})" if row.expected else ""
         console.say(f"  {row.verdict:8} {row.what}: {row.figure}{instead} [{row.seconds:.1f} s]")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from rlhf.gpu_check.rows import write_rows
-from rlhf.gpu_check.setting import Setting, Size
+from rlhf.gpu_check.setting import CheckSetting, Size
 from rlhf.runtime.sweep_jobs import end_with_parent
 
 ROWS = "rows.jsonl"
@@ -22,7 +22,7 @@ def main(name: str, folder: Path, size: Size) -> None:
     if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
         size = Size.tiny
     module = import_module(f"rlhf.gpu_check.parts.{name}")
-    write_rows(folder / ROWS, module.tasks(Setting(folder=folder, size=size)))
+    write_rows(folder / ROWS, module.tasks(CheckSetting(folder=folder, size=size)))
 
 
 if __name__ == "__main__":

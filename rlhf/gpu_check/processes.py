@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf.gpu_check.part_process import ROWS
-from rlhf.gpu_check.rows import Row, Verdict, read_rows
+from rlhf.gpu_check.rows import CheckRow, RowVerdict, read_rows
 from rlhf.gpu_check.setting import Size
-from rlhf.gpu_check.table import Part
+from rlhf.gpu_check.table import CheckPart
 from rlhf.runtime.sweep_jobs import PARENT
 
 LOG = "log.txt"
@@ -23,13 +23,13 @@ PAUSE = 0.1  # seconds between two looks at the rows
 
 
 def run_part(
-    part: Part,
+    part: CheckPart,
     folder: Path,
     size: Size,
     seconds: float,
-    show: Callable[[Row], None],
+    show: Callable[[CheckRow], None],
     module: str = MODULE,
-) -> Sequence[Row]:
+) -> Sequence[CheckRow]:
     """Run ``part`` in a new ``folder``, and ``show`` its rows as they come; return them.
 
     If its process ends in another way than at its end, or not in time, the last row says so.
@@ -39,7 +39,7 @@ def run_part(
         show(row)
         return [row]
     folder.mkdir()
-    shown: list[Row] = []
+    shown: list[CheckRow] = []
 
     def show_new() -> None:
         for row in read_rows(folder / ROWS)[len(shown) :]:
@@ -68,13 +68,13 @@ def run_part(
     show_new()
     if (why := _complaint(process.returncode, is_late, seconds, shown)) is not None:
         row = _failed(f"{why}; see {folder / LOG}", "the part's process")
-        row = Row(**(vars(row) | {"seconds": time.monotonic() - began}))
+        row = CheckRow(**(vars(row) | {"seconds": time.monotonic() - began}))
         shown.append(row)
         show(row)
     return shown
 
 
-def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[Row]) -> str | None:
+def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow]) -> str | None:
     """Return why the process of a part did not end as it should; None if it did."""
     if is_late:
         return f"no end in {seconds / 60:.1f} minutes, so it was killed"
@@ -85,6 +85,8 @@ def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[Row]) ->
     return None if rows else "it measured nothing"
 
 
-def _failed(figure: str, what: str) -> Row:
+def _failed(figure: str, what: str) -> CheckRow:
     expected = "all tasks of the part"
-    return Row(what=what, figure=figure, expected=expected, verdict=Verdict.failed, seconds=0.0)
+    return CheckRow(
+        what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=0.0
+    )

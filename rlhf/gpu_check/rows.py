@@ -15,7 +15,7 @@ from rlhf.errors import RlhfError
 from rlhf.finite_numbers import finite
 
 
-class Verdict(StrEnum):
+class RowVerdict(StrEnum):
     """What a row says about this machine."""
 
     passed = "passed"
@@ -32,7 +32,7 @@ class Finding:
 
     figure: str
     expected: str = ""
-    verdict: Verdict
+    verdict: RowVerdict
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -44,20 +44,20 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class CheckRow:
     """A finding, with the task that it answers and the seconds that this took."""
 
     what: str
     figure: str
     expected: str
-    verdict: Verdict
+    verdict: RowVerdict
     seconds: float
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-def judged(is_right: bool) -> Verdict:
+def judged(is_right: bool) -> RowVerdict:
     """Return ``passed`` or ``failed``."""
-    return Verdict.passed if is_right else Verdict.failed
+    return RowVerdict.passed if is_right else RowVerdict.failed
 
 
 def write_rows(path: Path, tasks: Iterable[Task]) -> None:
@@ -68,7 +68,7 @@ def write_rows(path: Path, tasks: Iterable[Task]) -> None:
             file.write(json.dumps(finite(asdict(row))) + "\n")
 
 
-def measured_row(task: Task) -> Row:
+def measured_row(task: Task) -> CheckRow:
     """Measure ``task``; an exception becomes a failed row, and its traceback is printed."""
     began = time.monotonic()
     try:
@@ -77,11 +77,11 @@ def measured_row(task: Task) -> Row:
         if not isinstance(error, RlhfError):
             traceback.print_exception(error)
         first = (str(error).strip() or "no message").partition("\n")[0]
-        finding = Finding(figure=f"{type(error).__name__}: {first}", verdict=Verdict.failed)
-    return Row(what=task.what, seconds=time.monotonic() - began, **vars(finding))
+        finding = Finding(figure=f"{type(error).__name__}: {first}", verdict=RowVerdict.failed)
+    return CheckRow(what=task.what, seconds=time.monotonic() - began, **vars(finding))
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[CheckRow]:
     """Return the rows that ``write_rows`` has written so far."""
     if not path.exists():
         return []
@@ -90,5 +90,5 @@ def read_rows(path: Path) -> list[Row]:
     return [_row(**json.loads(line)) for line in lines]
 
 
-def _row(*, verdict: str, **rest: object) -> Row:
-    return Row(verdict=Verdict(verdict), **rest)  # type: ignore[arg-type]
+def _row(*, verdict: str, **rest: object) -> CheckRow:
+    return CheckRow(verdict=RowVerdict(verdict), **rest)  # type: ignore[arg-type]

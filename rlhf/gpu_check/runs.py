@@ -19,6 +19,12 @@ from rlhf.stored_files import METRICS, read_lines
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
 LIMIT = 240  # seconds of one run: kernels of DeepSpeed may be compiled in the first
+# Few steps and evaluations of any model, on the GPU. (experiment=smoke sets the model's sizes.)
+SHORT_RUN = (
+    *("tracking=local", "reuse.phases=never", "hardware=auto", "data.size=2000"),
+    *("sft.warmup_steps=1", "reward.warmup_steps=1", "ppo.warmup_steps=1"),
+    *("sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8"),
+)
 # All three phases in a few steps, on the built-in data, by a model of some ten thousand weights.
 TINY_RUN = (
     *("experiment=smoke", "tracking=local", "reuse.phases=never", "model.vocab_size=400"),

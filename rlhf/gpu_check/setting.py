@@ -15,7 +15,7 @@ class Size(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class CheckSetting:
     """The folder of a part, which exists, and the size of its models."""
 
     folder: Path

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf.gpu_check.rows import Finding, Task, Verdict, write_rows
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task, write_rows
 
-FINE = Task("fine", lambda: Finding(figure="1", verdict=Verdict.passed))
+FINE = Task("fine", lambda: Finding(figure="1", verdict=RowVerdict.passed))
 
 
 def tasks(name: str, folder: Path) -> Iterator[Task]:
@@ -20,7 +20,7 @@ def tasks(name: str, folder: Path) -> Iterator[Task]:
         return
     yield FINE
     if name == "raises":
-        yield Task("broken", lambda: Finding(figure=str(1 / 0), verdict=Verdict.passed))
+        yield Task("broken", lambda: Finding(figure=str(1 / 0), verdict=RowVerdict.passed))
         yield FINE
     if name == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rlhf.gpu_check import __main__ as command
-from rlhf.gpu_check.page import Check, PartResult, write_results
+from rlhf.gpu_check.check_page import Check, PartResult, write_results
 from rlhf.gpu_check.processes import run_part
-from rlhf.gpu_check.rows import Row, Verdict, read_rows
+from rlhf.gpu_check.rows import CheckRow, RowVerdict, read_rows
 from rlhf.gpu_check.runs import LAUNCHER, Run
 from rlhf.gpu_check.setting import Size
 from rlhf.gpu_check.table import PARTS
@@ -23,16 +23,21 @@ from tests.pretend_cuda.gpu import Gpu
 from tests.runs import ROOT, python
 from tests.runtime.test_resume import is_there, wait_for
 
-PASSED = Row(what="card", figure="H|100", expected="", verdict=Verdict.passed, seconds=1.25)
-FAILED = Row(
-    what="loss", figure="nan", expected="5.7", verdict=Verdict.failed, seconds=2.0, numbers={"a": 1}
+PASSED = CheckRow(what="card", figure="H|100", expected="", verdict=RowVerdict.passed, seconds=1.25)
+FAILED = CheckRow(
+    what="loss",
+    figure="nan",
+    expected="5.7",
+    verdict=RowVerdict.failed,
+    seconds=2.0,
+    numbers={"a": 1},
 )
-SKIPPED = replace(PASSED, verdict=Verdict.skipped)
+SKIPPED = replace(PASSED, verdict=RowVerdict.skipped)
 
 
-def planted(name: str, folder: Path, seconds: float = 30) -> tuple[list[Row], list[Row]]:
+def planted(name: str, folder: Path, seconds: float = 30) -> tuple[list[CheckRow], list[CheckRow]]:
     """The rows of a planted part, and those that it showed."""
-    shown: list[Row] = []
+    shown: list[CheckRow] = []
     part = replace(PARTS[0], name=name)
     module = "tests.gpu_check.planted_part"
     rows = run_part(part, folder / name, Size.tiny, seconds, shown.append, module)
@@ -54,14 +59,14 @@ def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Pat
     log = tmp_path / name / "log.txt"
     assert [row.figure for row in rows] == [figure.format(log=log) for figure in figures]
     assert shown == rows
-    failed = [row.verdict is Verdict.failed for row in rows]
+    failed = [row.verdict is RowVerdict.failed for row in rows]
     assert failed == [row.figure != "1" for row in rows]
     assert ("Traceback" in log.read_text()) == (name == "raises")
 
 
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     rows, _ = planted("hangs", tmp_path, seconds=1.5)
-    assert [row.verdict for row in rows] == [Verdict.passed, Verdict.failed]
+    assert [row.verdict for row in rows] == [RowVerdict.passed, RowVerdict.failed]
     assert rows[1].figure.startswith("no end in 0.0 minutes, so it was killed; see ")
     child = int((tmp_path / "hangs" / "child").read_text())
     wait_for(lambda: not is_there(child), seconds=5)
@@ -71,7 +76,7 @@ def test_a_part_without_time_left_fails(tmp_path: Path) -> None:
     rows, shown = planted("well", tmp_path, seconds=0)
     assert rows == shown
     assert "no time was left" in rows[0].figure
-    assert rows[0].verdict is Verdict.failed
+    assert rows[0].verdict is RowVerdict.failed
 
 
 def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
@@ -81,7 +86,7 @@ def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     assert read_rows(file) == [PASSED]
 
 
-def part(name: str, *rows: Row) -> PartResult:
+def part(name: str, *rows: CheckRow) -> PartResult:
     return PartResult(name=name, title=name.title(), about=f"About {name}.", rows=rows, seconds=61)
 
 
@@ -91,6 +96,7 @@ def test_the_page_says_what_failed(tmp_path: Path) -> None:
     write_results(tmp_path, check)
     page = (tmp_path / "gpu_check.md").read_text()
     assert "2 of 3 parts have no failed row (3:03 minutes); not run yet: four." in page
+    assert "Card: **H|100**." in page
     assert "- **Two, loss**: nan (expected: 5.7)" in page
     assert "| [Two](#two) | 1 passed, 1 failed | **✗ failed** | 61.0 |" in page
     assert "| [Three](#three) | 1 skipped | skipped | 61.0 |" in page
@@ -102,12 +108,12 @@ def test_the_page_says_what_failed(tmp_path: Path) -> None:
 
 
 def run_main(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: Sequence[Row]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, rows: Sequence[CheckRow]
 ) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and what was on the drive when each part began."""
     before = []
 
-    def fake(*_: object) -> Sequence[Row]:
+    def fake(*_: object) -> Sequence[CheckRow]:
         file = folder / "gpu_check.json"
         before.append(json.loads(file.read_text()) if file.exists() else {})
         return rows

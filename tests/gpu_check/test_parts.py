@@ -12,7 +12,7 @@ from rlhf.config.choices import Dtype
 from rlhf.errors import CapabilityError
 from rlhf.gpu_check import models
 from rlhf.gpu_check.parts import decoders, pipelines
-from rlhf.gpu_check.rows import Verdict, measured_row
+from rlhf.gpu_check.rows import RowVerdict, measured_row
 from rlhf.gpu_check.table import PARTS
 from rlhf.models.families import FAMILIES
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -25,7 +25,7 @@ HERE = pipelines.Losses(sft=5.7, reward=0.67, score=-0.4, score_std=0.1, respons
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype) -> None:
     found = decoders._compare("qwen3", dtype)
-    assert found.verdict is Verdict.passed
+    assert found.verdict is RowVerdict.passed
     assert found.numbers["eager_tokens"] == 42
     if dtype is torch.float32:
         assert found.figure.startswith("eager: 42 of 42 tokens, ")
@@ -45,7 +45,7 @@ def test_a_decoder_that_is_wrong_fails(
     logits = FusedDecoder._logits
     monkeypatch.setattr(FusedDecoder, "_logits", lambda self, x: wrong(logits(self, x)))
     row = measured_row(decoders.Task("llama", lambda: decoders._compare("llama", torch.bfloat16)))
-    assert row.verdict is Verdict.failed
+    assert row.verdict is RowVerdict.failed
 
 
 def sent_0() -> torch.Tensor:

@@ -16,7 +16,7 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
 from rlhf.gpu_check.rows import Finding, Task, judged
-from rlhf.gpu_check.setting import Setting
+from rlhf.gpu_check.setting import CheckSetting
 from rlhf.models.families import decoder_parts
 from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
@@ -48,7 +48,7 @@ class Distance(NamedTuple):
     allowed_draw: float
 
 
-def tasks(_: Setting) -> Iterator[Task]:
+def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield a task for every model and precision, with and without CUDA graphs."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf.gpu_check.rows import Finding, Task, Verdict
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task
 from rlhf.gpu_check.runs import TINY_RUN, run
-from rlhf.gpu_check.setting import Setting
+from rlhf.gpu_check.setting import CheckSetting
 
 USER_ERROR = 2
 EXPECTED = "yes with parity, or no with the reason"
@@ -22,19 +22,21 @@ LLAMA = (
 )
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
+def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each stage with which DeepSpeed-Chat uses the engine."""
     for stage in (2, 3):
         yield Task(f"stage {stage}", partial(_try, setting, stage))
 
 
-def _try(setting: Setting, stage: int) -> Finding:
+def _try(setting: CheckSetting, stage: int) -> Finding:
     ended = run(setting.folder / f"stage{stage}", *TINY_RUN, *LLAMA, f"zero=stage{stage}")
     if ended.code == USER_ERROR:
-        return Finding(figure=f"no: {ended.complaint}", expected=EXPECTED, verdict=Verdict.skipped)
+        return Finding(
+            figure=f"no: {ended.complaint}", expected=EXPECTED, verdict=RowVerdict.skipped
+        )
     steps = ended.result["phases"]["ppo"]["steps"]
     return Finding(
         figure=f"yes: tokens and log-probs agree with the model's, {steps} PPO steps",
         expected=EXPECTED,
-        verdict=Verdict.passed,
+        verdict=RowVerdict.passed,
     )

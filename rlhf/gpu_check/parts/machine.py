@@ -11,8 +11,9 @@ import torch
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
-from rlhf.gpu_check.rows import Finding, Task, Verdict
-from rlhf.gpu_check.setting import Setting
+from rlhf.gpu_check.check_page import CARD
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task
+from rlhf.gpu_check.setting import CheckSetting
 from rlhf.planning.hardware import GIB
 from rlhf.runtime.this_machine import this_machine
 
@@ -21,9 +22,9 @@ LEAST_FREE = 2  # GiB that the other parts need
 CPU = "cpu"
 
 
-def tasks(_: Setting) -> Iterator[Task]:
+def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield what describes this machine, and the check that torch computes on its GPU."""
-    yield Task("card", _card)
+    yield Task(CARD, _card)
     yield Task("free memory", _memory)
     yield Task("driver", lambda: _measured(read_driver() or "unknown"))
     yield Task("CUDA of torch", lambda: _measured(f"{torch.version.cuda or torch.version.hip}"))
@@ -36,7 +37,7 @@ def tasks(_: Setting) -> Iterator[Task]:
 
 
 def _measured(figure: str, **numbers: float) -> Finding:
-    return Finding(figure=figure, verdict=Verdict.measured, numbers=numbers)
+    return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
 
 
 def _card() -> Finding:
@@ -51,7 +52,7 @@ def _memory() -> Finding:
     return Finding(
         figure=f"{free:.1f} of {total:.1f} GiB",
         expected=f"at least {LEAST_FREE} GiB",
-        verdict=Verdict.passed if free >= LEAST_FREE else Verdict.failed,
+        verdict=RowVerdict.passed if free >= LEAST_FREE else RowVerdict.failed,
         numbers={"free_gib": free, "total_gib": total},
     )
 
@@ -59,7 +60,7 @@ def _memory() -> Finding:
 def _kernels() -> Finding:
     check_gpus(1)
     kernels = ", ".join(torch.cuda.get_arch_list())
-    return Finding(figure=kernels, expected="the card's, or older", verdict=Verdict.passed)
+    return Finding(figure=kernels, expected="the card's, or older", verdict=RowVerdict.passed)
 
 
 def _product() -> Finding:
@@ -70,14 +71,14 @@ def _product() -> Finding:
     for dtype in dtypes:
         ones = torch.ones(64, 64, dtype=dtype, device="cuda")
         if not bool((ones @ ones == 64).all()):  # noqa: PLR2004
-            return Finding(figure=f"wrong in {dtype}", expected="64", verdict=Verdict.failed)
+            return Finding(figure=f"wrong in {dtype}", expected="64", verdict=RowVerdict.failed)
     names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    return Finding(figure=f"right in {names}", expected="64", verdict=Verdict.passed)
+    return Finding(figure=f"right in {names}", expected="64", verdict=RowVerdict.passed)
 
 
 def _profile() -> Finding:
     machine = this_machine()
-    verdict = Verdict.failed if machine.profile == CPU else Verdict.passed
+    verdict = RowVerdict.failed if machine.profile == CPU else RowVerdict.passed
     return Finding(
         figure=f"{machine.profile}: {machine.reason}", expected="a GPU's profile", verdict=verdict
     )

@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from rlhf.errors import CheckpointError
 from rlhf.gpu_check.rows import Finding, Task, judged
-from rlhf.gpu_check.runs import Run, run
-from rlhf.gpu_check.setting import Setting, Size
+from rlhf.gpu_check.runs import SHORT_RUN, Run, run
+from rlhf.gpu_check.setting import CheckSetting, Size
 from rlhf.planning.plan_tables import read_plan
 
 # torch may take less than planned, and what cuBLAS needs for itself and gaps more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # shares of the plan; GiB
 FEW = (
-    *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto"),
-    *("data.size=2000", "sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8"),
+    *SHORT_RUN,
     *("sft.batch_size=128", "sft.epochs=0.5", "reward.batch_size=64", "reward.epochs=0.3"),
     *("ppo.steps=2", "ppo.rollout_batch_size=64", "ppo.mini_batch_size=64"),
 )
@@ -63,7 +62,7 @@ SHAPES = {
 }
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
+def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each phase of each shape."""
     for number, shape in enumerate(SHAPES[setting.size], start=1):
         run_dir = setting.folder / f"shape_{number}"

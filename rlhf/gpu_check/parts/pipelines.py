@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import Finding, Task, Verdict, judged
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task, judged
 from rlhf.gpu_check.runs import TINY_RUN, Run, pool, run
-from rlhf.gpu_check.setting import Setting
+from rlhf.gpu_check.setting import CheckSetting
 
 REFERENCE = "CPU, fp32"
 # Largest share by which the last losses of SFT and of the reward model may lie beside those of the
@@ -31,7 +31,7 @@ class Losses(NamedTuple):
     responses: int
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
+def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield the run on the CPU, and then a run for every engine, stage and precision."""
     with pool() as runs:
         words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **variants()}
@@ -90,7 +90,7 @@ def losses_of(ended: Run) -> Losses:
 
 def _reference(ended: Future[Run]) -> Finding:
     losses = losses_of(ended.result())
-    return Finding(figure=_words(losses), verdict=Verdict.measured, numbers=_numbers(losses))
+    return Finding(figure=_words(losses), verdict=RowVerdict.measured, numbers=_numbers(losses))
 
 
 def _compare(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:

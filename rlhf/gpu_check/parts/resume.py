@@ -10,9 +10,9 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.equal_runs import differences
 from rlhf.gpu_check.hooks import KILL_ONCE, killed_file
-from rlhf.gpu_check.rows import Finding, Task, Verdict
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task
 from rlhf.gpu_check.runs import TINY_RUN, resumed, run
-from rlhf.gpu_check.setting import Setting
+from rlhf.gpu_check.setting import CheckSetting
 
 WORDS = (
     *("hardware=auto", "phase.order=[sft,ppo]", "model@reward_model=gold"),
@@ -21,7 +21,7 @@ WORDS = (
 EXPECTED = "equal bit for bit: weights, metrics, samples"
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
+def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each engine."""
     places = {"DeepSpeed, stage 2": ("zero=stage2", "zero.engine=deepspeed")}
     if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:  # fp16 needs DeepSpeed
@@ -35,20 +35,20 @@ def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
     folder.mkdir()
     killed = run(folder / "killed", *words)
     if not killed.code or not killed_file(killed.run_dir).exists():
-        return Finding(figure="it was not killed", expected=EXPECTED, verdict=Verdict.failed)
+        return Finding(figure="it was not killed", expected=EXPECTED, verdict=RowVerdict.failed)
     _ = resumed(killed.run_dir).result  # a run that failed raises here
     whole = _whole(folder / "whole", words)
     if not (found := differences(killed.run_dir, whole)):
-        return Finding(figure="equal", expected=EXPECTED, verdict=Verdict.passed)
+        return Finding(figure="equal", expected=EXPECTED, verdict=RowVerdict.passed)
     # Kernels that add in any order would make every two runs differ, and say nothing of resuming.
     if differences(_whole(folder / "again", words), whole):
         return Finding(
             figure="two runs that nobody killed differ too: this GPU's kernels add in any order",
             expected=EXPECTED,
-            verdict=Verdict.skipped,
+            verdict=RowVerdict.skipped,
         )
     return Finding(
-        figure=f"different: {', '.join(found)}", expected=EXPECTED, verdict=Verdict.failed
+        figure=f"different: {', '.join(found)}", expected=EXPECTED, verdict=RowVerdict.failed
     )
 
 

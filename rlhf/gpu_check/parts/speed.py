@@ -16,18 +16,18 @@ from typing import Any
 import torch
 
 from rlhf.config.freeze import load_run
-from rlhf.gpu_check.rows import Finding, Task, Verdict
-from rlhf.gpu_check.runs import run
-from rlhf.gpu_check.setting import Setting, Size
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task
+from rlhf.gpu_check.runs import SHORT_RUN, run
+from rlhf.gpu_check.setting import CheckSetting, Size
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import rollout_backend
 from rlhf.rollout.padding import unpadded
 from rlhf.types import PromptBatch
 
 COMMON = (
-    *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto"),
-    *("phase.order=[sft,ppo]", "model@reward_model=gold", "sft.epochs=0.1"),
-    *("model.vocab_size=400", "sft.eval_examples=8", "ppo.eval_prompts=8"),
+    *SHORT_RUN,
+    *("phase.order=[sft,ppo]", "model@reward_model=gold", "sft.epochs=0.1", "sft.batch_size=32"),
+    "model.vocab_size=400",
 )
 SHAPES: dict[Size, tuple[str, int, int, tuple[str, ...]]] = {
     Size.tiny: ("tiny model", 16, 16, ()),
@@ -35,13 +35,13 @@ SHAPES: dict[Size, tuple[str, int, int, tuple[str, ...]]] = {
         "OPT-350M",
         64,
         256,
-        ("model=opt_350m", "model.init=random", "model.path=null", "model.vocab_size=400"),
+        ("model=opt_350m", "model.init=random", "model.path=null"),
     ),
 }
 FORCED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
+def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield PPO steps, then rollouts of the policy that the first run has trained."""
     name, prompts, tokens, model = SHAPES[setting.size]
     words = [*COMMON, *model, "ppo.steps=3"]
@@ -70,7 +70,7 @@ def _ppo_step(run_dir: Path, words: list[str]) -> Finding:
     split = ", ".join(f"{part} {seconds[part]:.2f}" for part in parts[1:])
     return Finding(
         figure=f"{speed:,.0f} tokens/s; {seconds['step']:.2f} s a step ({split})",
-        verdict=Verdict.measured,
+        verdict=RowVerdict.measured,
         numbers={"tokens_per_second": speed} | {f"{k}_seconds": v for k, v in seconds.items()},
     )
 
@@ -171,7 +171,7 @@ def _timed(ways: Ways, generate: Callable[[], int]) -> Finding:
     speed = tokens / seconds[-1]
     return Finding(
         figure=f"{speed:,.0f} tokens/s; {1e3 * seconds[-1] / ways.tokens:.1f} ms a decode step",
-        verdict=Verdict.measured,
+        verdict=RowVerdict.measured,
         numbers={"tokens_per_second": speed, "seconds": seconds[-1], "first_seconds": seconds[0]},
     )
 
@@ -183,5 +183,5 @@ def _timed_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
     except Exception as error:
         first = (str(error).strip() or "no message").partition("\n")[0]
         return Finding(
-            figure=f"does not run here: {type(error).__name__}: {first}", verdict=Verdict.skipped
+            figure=f"does not run here: {type(error).__name__}: {first}", verdict=RowVerdict.skipped
         )

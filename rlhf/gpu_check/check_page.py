@@ -10,14 +10,15 @@ from typing import Any
 
 from rlhf.atomic import replacing
 from rlhf.checkpoint.results import write_json
-from rlhf.gpu_check.rows import Row, Verdict
+from rlhf.gpu_check.rows import CheckRow, RowVerdict
 
+CARD = "card"  # the row of the machine that names the GPU
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 MARKS = {
-    Verdict.passed: "✓ passed",
-    Verdict.failed: "**✗ failed**",
-    Verdict.measured: "measured",
-    Verdict.skipped: "skipped",
+    RowVerdict.passed: "✓ passed",
+    RowVerdict.failed: "**✗ failed**",
+    RowVerdict.measured: "measured",
+    RowVerdict.skipped: "skipped",
 }
 ROWS_HEADER = ("", "figure", "expected", "verdict", "seconds")
 
@@ -30,16 +31,16 @@ class PartResult:
     title: str
     about: str
     """What the part does, in one or two sentences."""
-    rows: Sequence[Row]
+    rows: Sequence[CheckRow]
     seconds: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RowVerdict:
         """Return ``failed`` if one row has failed, ``skipped`` if nothing could be checked."""
         verdicts = {row.verdict for row in self.rows}
-        if Verdict.failed in verdicts:
-            return Verdict.failed
-        kinds = (Verdict.passed, Verdict.measured, Verdict.skipped)
+        if RowVerdict.failed in verdicts:
+            return RowVerdict.failed
+        kinds = (RowVerdict.passed, RowVerdict.measured, RowVerdict.skipped)
         return next(kind for kind in kinds if kind in verdicts)
 
 
@@ -56,7 +57,7 @@ class Check:
     @property
     def failed(self) -> list[PartResult]:
         """Return the parts that failed."""
-        return [part for part in self.parts if part.verdict is Verdict.failed]
+        return [part for part in self.parts if part.verdict is RowVerdict.failed]
 
 
 def write_results(folder: Path, check: Check) -> None:
@@ -90,13 +91,15 @@ def as_page(check: Check) -> str:
 def _head(check: Check) -> Iterator[str]:
     yield "# GPU check\n"
     yield f"{summary(check)}\n"
+    cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
+    yield from (f"Card: **{card}**.\n" for card in cards)
     yield f"Started {check.started} with `{check.command}`. "
     yield "docs/gpu_check.md explains the page; `gpu_check.json` has all figures for programs.\n"
     if check.failed:
         yield "## What failed\n"
         for part in check.failed:
             for row in part.rows:
-                if row.verdict is Verdict.failed:
+                if row.verdict is RowVerdict.failed:
                     yield f"- **{part.title}, {row.what}**: {row.figure}{_instead(row)}"
         yield ""
     yield "## Parts\n"
@@ -130,17 +133,17 @@ def _section(part: PartResult) -> Iterator[str]:
     yield ""
 
 
-def _end(each: Row | PartResult) -> tuple[str, str]:
+def _end(each: CheckRow | PartResult) -> tuple[str, str]:
     """Return the last two cells of a line."""
     return MARKS[each.verdict], f"{each.seconds:.1f}"
 
 
 def _counts(part: PartResult) -> str:
     counted = Counter(row.verdict for row in part.rows)
-    return ", ".join(f"{counted[each]} {each}" for each in Verdict if counted[each])
+    return ", ".join(f"{counted[each]} {each}" for each in RowVerdict if counted[each])
 
 
-def _instead(row: Row) -> str:
+def _instead(row: CheckRow) -> str:
     return f" (expected: {row.expected})" if row.expected else ""
 
 

@@ -9,7 +9,7 @@ from rlhf.config.freeze import load_frozen
 from rlhf.gpu_check.hooks import LESS_MEMORY
 from rlhf.gpu_check.rows import Finding, Task, judged
 from rlhf.gpu_check.runs import run
-from rlhf.gpu_check.setting import Setting, Size
+from rlhf.gpu_check.setting import CheckSetting, Size
 
 USER_ERROR = 2
 RETRIED = "continuing with smaller micro-batches"
@@ -26,19 +26,19 @@ SIZES = {
 }
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
+def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield the run that is retried, and the run that is refused."""
     yield Task("hardware.on_oom=reduce_micro_batch", partial(_retried, setting))
     yield Task("hardware.on_oom=stop", partial(_refused, setting))
 
 
-def _words(setting: Setting, choice: str) -> list[str]:
+def _words(setting: CheckSetting, choice: str) -> list[str]:
     batch = BATCH[setting.size]
     sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
     return [*WORDS, *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
 
 
-def _retried(setting: Setting) -> Finding:
+def _retried(setting: CheckSetting) -> Finding:
     ended = run(setting.folder / "retried", *_words(setting, "reduce_micro_batch"))
     _ = ended.result  # a run that failed raises here
     before, after = BATCH[setting.size], load_frozen(ended.run_dir).sft.micro_batch_size
@@ -51,7 +51,7 @@ def _retried(setting: Setting) -> Finding:
     )
 
 
-def _refused(setting: Setting) -> Finding:
+def _refused(setting: CheckSetting) -> Finding:
     ended = run(setting.folder / "refused", *_words(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return Finding(
