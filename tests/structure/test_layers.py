@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": BASE | {"algorithms", "kernels", "rewards"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
     "evaluate": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases", "runtime", "export"},
-    "gpu_check": BASE | ADAPTERS | {"phases", "runtime"},
+    "gpu_check": BASE | {"kernels"} | ADAPTERS | {"phases", "runtime"},
     "compare": BASE | {"tracking", "data"},
     "chat": BASE | ADAPTERS,
     "export": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases"},

@@ -19,7 +19,7 @@ from rlhf.gpu_check.rows import Finding, Task, judged
 from rlhf.gpu_check.setting import CheckSetting
 from rlhf.models.families import decoder_parts
 from rlhf.models.lora import adapter_of
-from rlhf.rollout.decoders.cuda_graphs import GraphedDecoder
+from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.hybrid.agreement import TOLERANCES
 from rlhf.rollout.sampling import SamplingSettings
@@ -108,8 +108,14 @@ def _generated(
 ) -> list[Request]:
     parts = decoder_parts(model, tokens=TOKENS)
     assert parts is not None, "fused_models has models with a fused decoder only"
-    fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=TOKENS, dtype=dtype)
-    decoder = GraphedDecoder(fused, rows=ROWS, tokens=TOKENS) if has_graphs else fused
+    extent = Extent.of(ROWS, TOKENS, draws_NT)
+    fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
+    weights = [parameter.data_ptr() for parameter in model.parameters()]
+    decoder = (
+        GraphedDecoder(fused, SAMPLING, end_id=-1, extent=extent, weights=weights)
+        if has_graphs
+        else fused
+    )
     generator = torch.Generator().manual_seed(1)
     prompts = [
         torch.randint(3, VOCABULARY // 2, (length,), generator=generator) for length in LENGTHS

@@ -14,6 +14,7 @@ from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
 from rlhf.gpu_check.check_page import CARD
 from rlhf.gpu_check.rows import Finding, RowVerdict, Task
 from rlhf.gpu_check.setting import CheckSetting
+from rlhf.kernels.adamw_gpu import gpu_kernels
 from rlhf.planning.hardware import GIB
 from rlhf.runtime.this_machine import this_machine
 
@@ -30,6 +31,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     yield Task("CUDA of torch", lambda: _measured(f"{torch.version.cuda or torch.version.hip}"))
     yield Task("kernels of torch", _kernels)
     yield Task("a product", _product)
+    yield Task("AdamW by Triton", _triton)
     yield Task("hardware=auto", _profile)
     yield Task("host", _host)
     for package in PACKAGES:
@@ -74,6 +76,14 @@ def _product() -> Finding:
             return Finding(figure=f"wrong in {dtype}", expected="64", verdict=RowVerdict.failed)
     names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     return Finding(figure=f"right in {names}", expected="64", verdict=RowVerdict.passed)
+
+
+def _triton() -> Finding:
+    if gpu_kernels(torch.device("cuda", 0)) is None:
+        return Finding(
+            figure="operations of torch instead: see log.txt", verdict=RowVerdict.skipped
+        )
+    return Finding(figure="compiled and launched", verdict=RowVerdict.passed)
 
 
 def _profile() -> Finding:
