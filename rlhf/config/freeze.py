@@ -40,6 +40,7 @@ SPREAD = (
     "hardware.max_micro_batch_size.",
     "hardware.on_oom.",
     "rollout.max_rows.",
+    "rollout.keep_graphs.",
     "zero.",
     *(f"{key}." for key in MICRO_BATCHES),
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.allocation_errors import is_out_of_memory
-from rlhf.config.batches import phase_plans, rollout_plan
-from rlhf.config.choices import OnOom, Phase
+from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
+from rlhf.config.choices import Device, OnOom, Phase, When
+from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
 from rlhf.planning.plan_tables import read_plan
@@ -34,7 +35,7 @@ def explained(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
             raise
         micro = phase_plans(config)[phase].micro
         keys = [] if micro == 1 else [f"{phase}.micro_batch_size={smaller(config, phase)}"]
-        keys += [] if config.zero.stage == 3 else ["zero=stage3"]  # noqa: PLR2004
+        keys += _remedies(config, phase)
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise OutOfMemoryError(
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
@@ -42,6 +43,18 @@ def explained(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
             f"python launch.py resume={run_dir} {' '.join(keys) or 'hardware.nodes=2'} continues "
             "with less memory; hardware.on_oom=reduce_micro_batch does so by itself"
         ) from error
+
+
+def _remedies(config: RunConfig, phase: Phase) -> list[str]:
+    """Return what frees memory on a rank beside smaller micro-batches."""
+    keys = []
+    if phase is Phase.ppo and config.rollout.keep_graphs is When.always:
+        keys.append("rollout.keep_graphs=never")
+    if num_ranks(config) > 1 and config.zero.stage != SHARDED_WEIGHTS:
+        keys.append("zero=stage3")
+    elif config.hardware.device is Device.cuda and not config.zero.offload_optimizer:
+        keys.append("zero=stage2_offload")
+    return keys
 
 
 def smaller(config: RunConfig, phase: Phase) -> int:
@@ -65,7 +78,7 @@ def with_less_memory(config: RunConfig) -> RunConfig | None:
     }
     rows = config.rollout.max_rows or rollout_plan(config).per_rank
     if Phase.ppo in config.phase.order and rows > 1:
-        groups["rollout"] = replace(config.rollout, max_rows=rows // 2)
+        groups["rollout"] = replace(config.rollout, max_rows=rows // 2, keep_graphs=When.never)
     return replace(config, **groups) if groups else None
 
 

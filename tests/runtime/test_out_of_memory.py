@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 from rlhf.allocation_errors import is_out_of_memory
+from rlhf.config.choices import Phase, When
+from rlhf.config.freeze import to_run_config
+from rlhf.runtime.out_of_memory import OutOfMemoryError, explained, with_less_memory
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
+
+Compose = Callable[[list[str]], DictConfig]
 
 SFT = [*TINY_RUN, "phase=sft", "sft.epochs=0.5", "checkpoint.every_steps=1"]
 SFT += ["tracking.others=[tests.killer:Greedy]"]
@@ -47,7 +54,7 @@ def test_message_has_the_plan_and_the_keys(tmp_path: Path) -> None:
     assert run.stderr.startswith("error: sft: out of memory with sft.micro_batch_size=16 (planned:")
     assert "GiB per rank): " in run.stderr
     assert "can't allocate memory: you tried to allocate" in run.stderr
-    keys = "sft.micro_batch_size=8 zero=stage3"
+    keys = "sft.micro_batch_size=8"
     assert f"python launch.py resume={run_dir} {keys} continues with less memory" in run.stderr
     again = launch(f"resume={run_dir}", "sft.micro_batch_size=4", cwd=tmp_path, PYTHONPATH=ROOT)
     assert again.returncode == 0, again.stderr
@@ -68,3 +75,34 @@ def test_smaller_micro_batches_continue_by_themselves(tmp_path: Path) -> None:
         [m["sft/loss"] for m in metrics(each) if "sft/loss" in m] for each in (run_dir, whole)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5), "the same steps up to rounding"
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["hardware=a100_40g", "zero=stage1"], "ppo.micro_batch_size=1 zero=stage2_offload"),
+        (["hardware=8xa100_40g", "zero=stage1"], "ppo.micro_batch_size=1 zero=stage3"),
+        (["hardware=8xa100_40g", "zero=stage3"], "ppo.micro_batch_size=1 zero=stage2_offload"),
+        (["hardware=8xa100_40g", "zero=stage3_offload"], "ppo.micro_batch_size=1"),
+        (
+            ["hardware=a100_40g", "zero=stage2_offload", "rollout.keep_graphs=always"],
+            "ppo.micro_batch_size=1 rollout.keep_graphs=never",
+        ),
+    ],
+    ids=str,
+)
+def test_the_keys_that_help_are_those_of_the_machine(
+    words: list[str], keys: str, compose: Compose, tmp_path: Path
+) -> None:
+    config = to_run_config(compose(["ppo.micro_batch_size=2", *words]))
+    with pytest.raises(OutOfMemoryError) as told, explained(config, Phase.ppo, tmp_path):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert f"resume={tmp_path} {keys} continues with less memory" in str(told.value)
+
+
+def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
+    words = ["hardware=a100_40g", "rollout.keep_graphs=always"]
+    config = to_run_config(compose([*words, "hardware.on_oom=reduce_micro_batch"]))
+    smaller = with_less_memory(config)
+    assert smaller is not None
+    assert smaller.rollout.keep_graphs is When.never
