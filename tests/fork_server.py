@@ -12,30 +12,28 @@ except that a zygote forks what would otherwise be a new interpreter:
 
 Each process is forked from a zygote that runs nothing, so nothing of another test can reach it.
 What an interpreter decides when it starts cannot be forked: such processes are executed as usual
-(see ``is_warm``). A test of start-up itself must use ``subprocess``.
+(see ``is_warm``). A test of start-up itself must use ``subprocess``. Processes with ``ON_GPU`` are
+forked from a second zygote, which has loaded the pretended GPU before torch.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import inspect
 import json
 import os
 import re
-import runpy
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+from tests.forked_process import NETWORK, Request, become, close, run
 from tests.quick_hydra import compose_quickly
 
 ROOT = Path(__file__).parents[1]
@@ -67,42 +65,29 @@ SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+# The environment of a process that runs on the pretended GPU, as DeepSpeed reads it when imported.
+ON_GPU = {"PRETEND_CUDA": "1", "DS_ACCELERATOR": "cuda"}
 # Variables that an interpreter or a library reads when it starts, unlike those of a run.
 READ_AT_START = re.compile(
-    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PYTHON(?!(SAFE)?PATH)|HOME$"
+    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|PRETEND|TRANSFORMERS|XDG)_|PYTHON(?!(SAFE)?PATH)|HOME$"
 )
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
-# Variables that glibc reads when a process starts, and their numbers for mallopt(3).
-MALLOC_OPTIONS = {
-    "MALLOC_TRIM_THRESHOLD_": -1,
-    "MALLOC_TOP_PAD_": -2,
-    "MALLOC_MMAP_THRESHOLD_": -3,
-    "MALLOC_MMAP_MAX_": -4,
-}
-CLONE_NEWNET = 0x40000000  # from <linux/sched.h>
 MADV_COLLAPSE = 25  # from <linux/mman.h>, since Linux 6.1
 HUGE_PAGE = 2**21  # bytes
-NETWORK = Path("/proc/self/ns/net")
 LONGEST_REQUEST = 200_000  # bytes
 
 
-class Request(NamedTuple):
-    """A process to fork; stdin, stdout, stderr and the network namespace travel beside it."""
+def is_warm(
+    command: Sequence[object], env: Mapping[str, str], imported_with: Container[str]
+) -> bool:
+    """Return whether forking gives the process that executing ``command`` would give.
 
-    words: list[str]
-    """Command line after ``python``."""
-    cwd: str
-    env: dict[str, str]
-    new_session: bool
-    cores: list[int]
-
-
-def is_warm(command: Sequence[object], env: Mapping[str, str], imported_with: str) -> bool:
-    """Return whether forking gives the process that executing ``command`` would give."""
+    ``imported_with`` has what each zygote has read at its start.
+    """
     python, *words = map(str, command)
     words = words[1:] if words[:1] == ["-u"] else words
     is_program = words[:1] == ["-m"] or (bool(words) and words[0].endswith(".py"))
-    return python == sys.executable and is_program and read_at_start(env) == imported_with
+    return python == sys.executable and is_program and read_at_start(env) in imported_with
 
 
 def read_at_start(env: Mapping[str, str]) -> str:
@@ -113,8 +98,7 @@ def read_at_start(env: Mapping[str, str]) -> str:
 class Zygote:
     """A process that forks others, seen from the process whose children they become."""
 
-    def __init__(self, channel: socket.socket, pid: int, imported_with: str) -> None:
-        self.imported_with = imported_with
+    def __init__(self, channel: socket.socket, pid: int) -> None:
         self._channel = channel
         self._pid = pid
         self._lock = threading.Lock()
@@ -122,23 +106,24 @@ class Zygote:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     @classmethod
-    def execute(cls) -> Zygote:
-        """Start a zygote that imports everything itself."""
+    def execute(cls, env: Mapping[str, str]) -> Zygote:
+        """Start a zygote that imports everything itself, for processes with ``env``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = f"from tests.fork_server import be_zygote; be_zygote({theirs.fileno()})"
-        env = SETTINGS | os.environ
+        at_start = {name: value for name, value in env.items() if READ_AT_START.match(name)}
+        own = SETTINGS | os.environ | at_start
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 cwd=ROOT,
-                env=env | {"PYTHONPATH": f"{ROOT}:{env.get('PYTHONPATH', '')}"},
+                env=own | {"PYTHONPATH": f"{ROOT}:{own.get('PYTHONPATH', '')}"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for pytest, which ends the zygote
             )
         process.returncode = 0  # it ends with this process: Popen need not warn that it runs
-        return cls(ours, process.pid, read_at_start(env))
+        return cls(ours, process.pid)
 
     def fork(self, request: Request, descriptors: list[int]) -> int:
         """Fork a process; return its id, which is that of a child of this process."""
@@ -158,22 +143,23 @@ class Zygote:
 class WarmPopen(subprocess.Popen):
     """``subprocess.Popen`` that forks Python programs from a zygote wherever it can."""
 
-    zygote: ClassVar[Zygote | None] = None
+    zygotes: ClassVar[dict[str, Zygote | None]] = {}  # by what they read; None: not yet needed
 
     def _execute_child(self, *args: Any) -> None:
         # The one part of Popen that makes the process; its arguments differ between Pythons.
         given = inspect.signature(super()._execute_child).bind(*args).arguments
         command, env = given["args"], dict(given["env"] or os.environ)
-        zygote = WarmPopen.zygote
-        imported_with = zygote.imported_with if zygote else read_at_start(os.environ)
+        zygotes = WarmPopen.zygotes
+        if not zygotes:
+            zygotes |= {read_at_start(os.environ | more): None for more in ({}, ON_GPU)}
         plain = not (given["shell"] or given["preexec_fn"] or given["pass_fds"])
         if isinstance(command, str | bytes | os.PathLike) or not (
-            plain and is_warm(command, env, imported_with)
+            plain and is_warm(command, env, zygotes)
         ):
             super()._execute_child(*args)
             return
-        if zygote is None:
-            zygote = WarmPopen.zygote = Zygote.execute()
+        if (zygote := zygotes[read_at_start(env)]) is None:
+            zygote = zygotes[read_at_start(env)] = Zygote.execute(env)
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         request = Request(
             words=[os.fspath(word) for word in command[1:]],
@@ -195,6 +181,8 @@ def be_zygote(descriptor: int) -> NoReturn:
     imported_with = read_at_start(os.environ)
     subprocess.Popen = WarmPopen  # type: ignore[misc]  # before others take it from there
     compose_quickly()
+    if "PRETEND_CUDA" in os.environ:
+        import_module("tests.pretend_cuda.gpu").load()
     for module in MODULES:
         import_module(module)
     threads = len(os.listdir("/proc/self/task"))
@@ -206,10 +194,10 @@ def be_zygote(descriptor: int) -> NoReturn:
     gc.freeze()  # what is never collected is not copied either
     use_huge_pages()
     request, descriptors, channel, pid = serve(socket.socket(fileno=descriptor))
-    WarmPopen.zygote = Zygote(channel, pid, imported_with)
+    zygote = WarmPopen.zygotes[imported_with] = Zygote(channel, pid)
     become(request, *descriptors)
     code = run(request.words)
-    WarmPopen.zygote.end()
+    zygote.end()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)  # at once: freeing every object takes seconds, since they are copies by then
@@ -262,82 +250,3 @@ def serve(channel: socket.socket) -> tuple[Request, Sequence[int], socket.socket
             return Request(*json.loads(message)), descriptors, ours, zygote
         close([channel.detach(), ours.detach(), *descriptors])
         channel = theirs
-
-
-def close(descriptors: Sequence[int]) -> None:
-    """Close file descriptors."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def become(request: Request, stdin: int, stdout: int, stderr: int, network: int) -> None:
-    """Give this process what a new one takes from its parent."""
-    if request.new_session:
-        os.setsid()
-    else:
-        os.setpgid(0, 0)  # a signal to this group must not reach the zygotes
-    for number, descriptor in enumerate((stdin, stdout, stderr)):
-        os.dup2(descriptor, number)
-    if not os.path.samestat(os.fstat(network), NETWORK.stat()):
-        enter_network(network)
-    close([stdin, stdout, stderr, network])
-    os.sched_setaffinity(0, request.cores)
-    os.chdir(request.cwd)
-    os.environ.clear()
-    os.environ.update(request.env)
-    for name in request.env.keys() & MALLOC_OPTIONS.keys():
-        value = min(int(request.env[name]), 2**31 - 1)
-        ctypes.CDLL(None).mallopt(MALLOC_OPTIONS[name], value)
-    import numpy
-    import torch
-
-    numpy.random.seed()  # noqa: NPY002  the state that numpy drew when it was imported
-    if "OMP_NUM_THREADS" in request.env:
-        torch.set_num_threads(int(request.env["OMP_NUM_THREADS"]))
-
-
-def enter_network(descriptor: int) -> None:
-    """Move this process into a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
-
-
-def run(words: list[str]) -> int:
-    """Run ``python words`` and what an interpreter does before it ends; return its exit code."""
-    code = 1
-    try:
-        run_program(words)
-        code = 0
-    except SystemExit as error:
-        is_code = error.code is None or isinstance(error.code, int)
-        code = int(error.code or 0) if is_code else 1
-        if not is_code:
-            sys.stderr.write(f"{error.code}\n")
-    except KeyboardInterrupt:
-        sys.excepthook(*sys.exc_info())
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    with suppress(Exception):
-        threading._shutdown()  # waits for threads that are not daemons
-        atexit._run_exitfuncs()
-    return code & 0xFF
-
-
-def run_program(words: list[str]) -> None:
-    """Run ``python [-u] FILE ...`` or ``python [-u] -m MODULE ...``."""
-    if words[0] == "-u":
-        words = words[1:]
-        sys.stdout.reconfigure(write_through=True)
-    place = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
-    more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:1] = [*([] if os.environ.get("PYTHONSAFEPATH") else [place]), *more]
-    if words[0] == "-m":
-        sys.argv = ["-m", *words[2:]]
-        sys.modules.pop(words[1], None)  # a new interpreter has not imported its program either
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.cpu import cache_folder
 from rlhf.gpu_check.equal_runs import untimed_metrics
-from tests.fork_server import WarmPopen
+from tests.fork_server import ON_GPU, WarmPopen
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,6 +72,14 @@ def python(
 def launch(*arguments: str, cwd: Path, **how: Any) -> subprocess.CompletedProcess[str]:
     """Run ``python launch.py`` to its end; ``python`` says how."""
     return python(ROOT / "launch.py", *arguments, cwd=cwd, **how)
+
+
+def launch_on_gpu(
+    *arguments: str, cwd: Path, machine: str = "a100", **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python launch.py`` to its end on a pretended machine; ``python`` says how."""
+    words = ["-m", "tests.pretend_cuda", "--machine", machine, ROOT / "launch.py", *arguments]
+    return python(*words, cwd=cwd, PYTHONPATH=ROOT, **ON_GPU, **how)
 
 
 def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:

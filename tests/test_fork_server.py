@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import ROOT, is_warm, read_at_start
+from tests.fork_server import ON_GPU, ROOT, is_warm, read_at_start
 from tests.runs import python, start
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,17 @@ def test_nothing_of_one_process_reaches_the_next(script: Path) -> None:
     assert len(set(drawn)) == 4, "states that an interpreter draws at its start are drawn anew"
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_zygote_has_loaded_the_pretended_gpu(script: Path) -> None:
+    script.write_text(
+        f"{IS_WARM}import torch\nfrom deepspeed.accelerator import get_accelerator\n"
+        "print(warm, get_accelerator().device_name(), torch.cuda.is_available())\n"
+    )
+    assert python("-m", "tests.pretend_cuda", script, **ON_GPU).stdout == "True cuda True\n"
+    assert python(script, **ON_GPU).stdout == "True cuda False\n", "there is none until it starts"
+    assert python(script).stdout == "True cpu False\n"
+
+
 def test_a_process_is_killed_when_its_time_is_over(script: Path, tmp_path: Path) -> None:
     script.write_text(
         "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\n"
@@ -152,6 +164,7 @@ def test_it_leaves_no_process_behind(script: Path) -> None:
         (["script.py"], {"GOMP_SPINCOUNT": "10000"}, True),  # as in a zygote
         (["script.py"], {"GOMP_SPINCOUNT": "5"}, False),
         (["script.py"], {"HF_HUB_OFFLINE": "0"}, False),
+        (["script.py"], ON_GPU, False),  # of a zygote without the pretended GPU
         (["-X", "importtime", "script.py"], {}, False),
         (["-c", "pass"], {}, False),
         ([], {}, False),
@@ -160,7 +173,7 @@ def test_it_leaves_no_process_behind(script: Path) -> None:
 def test_what_an_interpreter_reads_at_its_start_is_not_forked(
     words: list[str], added: dict[str, str], expected: bool
 ) -> None:
-    imported_with = read_at_start(os.environ)
+    imported_with = {read_at_start(os.environ)}
     env = os.environ | added
     assert is_warm([sys.executable, *words], env, imported_with) is expected
     assert not is_warm(["/bin/sh", *words], env, imported_with)

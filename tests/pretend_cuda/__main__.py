@@ -1,37 +1,51 @@
-"""Run a Python program on a pretended GPU, with the Python processes that it starts.
+"""python -m tests.pretend_cuda [--machine NAME] PROGRAM ARGUMENTS: run a Python program on a GPU.
 
-    python -m tests.pretend_cuda PROGRAM ARGUMENTS
-    python -m tests.pretend_cuda -m MODULE ARGUMENTS
-
-At its end it prints what the program itself asked of the GPU, and at which lines.
+The GPU is pretended, and so is the rest of the machine (machine.py has the names), also for Python
+processes that the program starts. PROGRAM is a file, or -m and a module. At its end it prints what
+the program itself asked of the GPU, and at which lines.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import runpy
 import sys
 from pathlib import Path
 
-from tests.pretend_cuda.gpu import Counts, load
-from tests.pretend_cuda.whole_process import for_children, pretend, pretend_driver
+from tests.pretend_cuda.gpu import ROOT, Counts
+from tests.pretend_cuda.machine import MACHINES, NAME, pretend
+
+HOOK = Path(__file__).with_name("children")
 
 
 def main() -> None:
-    """Run the program or module that the command names on a GPU."""
-    gpu = pretend(load())
-    pretend_driver()
-    for_children()
-    is_module = sys.argv[1] == "-m"
-    sys.argv = sys.argv[1 + is_module :]
+    """Run a program on a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, usage=__doc__.partition(":")[0])
+    parser.add_argument("--machine", choices=MACHINES, default="a100")
+    parser.add_argument("-m", dest="is_module", action="store_true")
+    parser.add_argument("program")
+    parser.add_argument("words", nargs=argparse.REMAINDER)
+    asked = parser.parse_args()
+    gpu = pretend(MACHINES[asked.machine])
+    for_children(asked.machine)
+    sys.argv = [asked.program, *asked.words]
     with gpu.counting() as counts:
         try:
-            if is_module:
-                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+            if asked.is_module:
+                runpy.run_module(asked.program, run_name="__main__", alter_sys=True)
             else:
-                sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
-                runpy.run_path(sys.argv[0], run_name="__main__")
+                sys.path.insert(0, str(Path(asked.program).resolve().parent))
+                runpy.run_path(asked.program, run_name="__main__")
         finally:
             show(counts)
+
+
+def for_children(machine: str) -> None:
+    """Let Python processes that this one starts import sitecustomize.py of the folder HOOK."""
+    paths = [str(HOOK), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    os.environ[NAME] = machine
 
 
 def show(counts: Counts) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -71,8 +72,9 @@ class Counts:
         return {place: n for (kind, place), n in self.places.most_common() if kind is event}
 
 
+@cache
 def load() -> ctypes.CDLL:
-    """Load the library; torch, which looks for CUDA once, must not be imported yet."""
+    """Load the library, once; torch, which looks for CUDA once, must not be imported before."""
     assert "torch" not in sys.modules
     library = ctypes.CDLL(str(_built()))
     for name in ("used", "peak"):

@@ -52,7 +52,7 @@ def _devices(gpu: Gpu) -> dict[str, Any]:
         return before
 
     return {
-        "is_available": lambda: True,
+        "is_available": lambda: gpu.devices > 0,
         "is_initialized": lambda: True,
         "device_count": lambda: gpu.devices,
         "current_device": gpu.current_device,

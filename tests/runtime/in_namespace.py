@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tests.fork_server import enter_network, run_program
+from tests.forked_process import enter_network, run_program
 
 namespace, core, *words = sys.argv[1:]
 enter_network(os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import ROOT, TINY_RUN, finished, metrics, python
+from tests.runs import TINY_RUN, finished, launch_on_gpu, metrics
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,8 +22,7 @@ FEW = ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "d
 def on_gpu(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Run a tiny pipeline on one A100."""
     words = [*TINY_RUN, *FEW, "hardware=a100_40g", *overrides, f"run_dir={run_dir}"]
-    program = ["-m", "tests.pretend_cuda", ROOT / "launch.py"]
-    return python(*program, *words, popen=subprocess.Popen)
+    return launch_on_gpu(*words, cwd=run_dir.parent)
 
 
 def results(run_dir: Path) -> dict[str, Any]:

@@ -16,13 +16,10 @@ from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
 from rlhf.runtime.this_machine import CARDS, EIGHT, NODES, UNKNOWN, this_machine
 from tests.planning.planned import Compose
-from tests.pretend_cuda.gpu import GIB, Card, Gpu
+from tests.pretend_cuda.gpu import Gpu
+from tests.pretend_cuda.machine import PART, UNKNOWN_CARD, V100
 from tests.runs import ROOT, launch
 
-A100 = Card()
-V100 = Card("Tesla V100-SXM2-32GB", int(31.73 * GIB), (7, 0))
-MIG = Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", int(19.62 * GIB))
-OTHER = Card("NVIDIA RTX PRO 6000 Blackwell", int(94.97 * GIB), (12, 0))
 SIGN = (Path("/proc/self/stat"),)  # a file that exists, as that of a driver does
 
 
@@ -106,14 +103,14 @@ def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -
     assert put("hardware=h100_80g", choice="h100_80g") == profile(compose, "h100_80g")
 
 
-@pytest.mark.parametrize("gpu", [MIG], indirect=True)
+@pytest.mark.parametrize("gpu", [PART], indirect=True)
 def test_a_part_of_a_gpu_has_its_own_memory(gpu: Gpu) -> None:
     machine = this_machine(SIGN)
     assert machine.profile == "a100_40g"
     assert machine.found["memory_gib"] == pytest.approx(19.6)
 
 
-@pytest.mark.parametrize("gpu", [OTHER], indirect=True)
+@pytest.mark.parametrize("gpu", [UNKNOWN_CARD], indirect=True)
 def test_a_card_without_a_profile_is_used_all_the_same(gpu: Gpu) -> None:
     machine = this_machine(SIGN)
     assert machine.profile == UNKNOWN

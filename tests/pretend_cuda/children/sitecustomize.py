@@ -5,6 +5,7 @@ A process gets its GPU when it imports torch: one that does not import it starts
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -13,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from tests.pretend_cuda.gpu import load
-from tests.pretend_cuda.whole_process import pretend, pretend_driver
+from tests.pretend_cuda.machine import MACHINES, NAME, pretend, replace_driver
+
+MACHINE = MACHINES[os.environ[NAME]]
 
 
 class _BeforeTorch(MetaPathFinder):
@@ -24,18 +27,19 @@ class _BeforeTorch(MetaPathFinder):
         if name != "torch":
             return None
         sys.meta_path.remove(self)
-        library, spec = load(), find_spec("torch")
+        load()
+        spec = find_spec("torch")
         assert spec is not None
         assert spec.loader is not None
         execute = spec.loader.exec_module
 
         def execute_and_start(module: ModuleType) -> None:
             execute(module)
-            pretend(library)
+            pretend(MACHINE)
 
         spec.loader.exec_module = execute_and_start  # type: ignore[method-assign]
         return spec
 
 
-pretend_driver()
+replace_driver(MACHINE.driver, setattr)
 sys.meta_path.insert(0, _BeforeTorch())
