@@ -24,12 +24,13 @@ from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.command import exit_code
-from rlhf.config.choices import Backend, Device, LoraExport, Phase, RewardKind
+from rlhf.config.choices import Backend, Device, LoraExport, Phase, RewardKind, TrainingEngine
 from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import current_ranks, resolve_dtype
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.models.build import build_actor, build_scorer
@@ -52,6 +53,7 @@ from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
 from rlhf.user_paths import user_path
 
+SPREADS = ("offload_", "quantize_")  # keys of the group zero
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
@@ -180,16 +182,14 @@ def _refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder} exists: choose another folder with --out FOLDER")
 
 
-def context_of(run_dir: Path) -> RunContext:
-    """Return the context of the run on one rank of this CPU, without data and trackers."""
-    config = _anywhere(load_run(run_dir))
+def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
+    """Return the context of the run on one rank of ``device``, without data and trackers."""
+    config = _anywhere(load_run(run_dir), device)
     return RunContext(
         config=config,
         run_dir=run_dir,
-        ranks=current_ranks(Device.cpu),
-        settings=EngineSettings(
-            zero=config.zero, dtype=resolve_dtype(config.hardware.dtype, Device.cpu)
-        ),
+        ranks=current_ranks(device),
+        settings=EngineSettings(zero=config.zero, dtype=config.hardware.dtype),
         tokenizer=load_tokenizer(run_dir / "tokenizer", key=RUN_FOLDER),
         parts={},
         judge=None,
@@ -198,17 +198,38 @@ def context_of(run_dir: Path) -> RunContext:
     )
 
 
-def _anywhere(config: RunConfig) -> RunConfig:
-    """Return the configuration for one CPU, with rollouts that need neither server nor GPU."""
+def _anywhere(config: RunConfig, device: Device) -> RunConfig:
+    """Return the configuration for one ``device``, without what needs a server or several GPUs."""
     rollout = config.rollout
     if rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
         rollout = replace(rollout, backend=Backend.fast)
-    hardware = replace(config.hardware, device=Device.cpu, nodes=1, ranks_per_node=1)
+    dtype = precision_of_weights(config.hardware.dtype, device)
+    hardware = replace(config.hardware, device=device, dtype=dtype, nodes=1, ranks_per_node=1)
     groups: dict[str, Any] = {key.partition(".")[0]: None for key in MICRO_BATCHES}
     for name in groups:
-        groups[name] = replace(getattr(config, name), micro_batch_size=None)
+        micro = getattr(config, name).micro_batch_size if device is Device.cuda else None
+        groups[name] = replace(getattr(config, name), micro_batch_size=micro)
     groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
-    return replace(config, hardware=hardware, rollout=rollout, **groups)
+    zero = _unsharded(config.zero)
+    return replace(config, hardware=hardware, rollout=rollout, zero=zero, **groups)
+
+
+def _unsharded(zero: ZeroConfig) -> ZeroConfig:
+    """Return ``zero`` without sharded, offloaded and quantized weights, which one rank can lack."""
+    critic_stage = None if zero.critic_stage is None else min(zero.critic_stage, 1)
+    off = [key for key, value in vars(zero).items() if value is True and key.startswith(SPREADS)]
+    return replace(
+        zero,
+        engine=TrainingEngine.auto,
+        stage=min(zero.stage, 1),
+        critic_stage=critic_stage,
+        reference_stage=None,
+        reward_stage=None,
+        nvme_path=None,
+        hpz_partition_size=1,
+        extra={},
+        **dict.fromkeys(off, False),
+    )
 
 
 def _without_processes(rewards: Mapping[str, RewardPart]) -> dict[str, RewardPart]:

@@ -79,7 +79,7 @@ def launch_on_gpu(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python launch.py`` to its end on a pretended machine; ``python`` says how."""
     words = ["-m", "tests.pretend_cuda", "--machine", machine, ROOT / "launch.py", *arguments]
-    return python(*words, cwd=cwd, PYTHONPATH=ROOT, **ON_GPU, **how)
+    return python(*words, cwd=cwd, **{"PYTHONPATH": ROOT} | ON_GPU | how)
 
 
 def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:

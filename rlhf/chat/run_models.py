@@ -12,9 +12,9 @@ from torch import nn
 
 from rlhf.chat.talker import Reply, Talker
 from rlhf.checkpoint.finished_phase import verify_model
-from rlhf.config.choices import Device, Dtype
+from rlhf.config.choices import Dtype
 from rlhf.config.freeze import frozen_keys
-from rlhf.engine.devices import resolve_dtype
+from rlhf.engine.devices import best_device, resolve_dtype
 from rlhf.engine.zero3_partition import HALF_DTYPES
 from rlhf.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
@@ -53,12 +53,12 @@ class RunModels:
         self.run_dir = run_dir
         self.folder = self._chosen(choice)
         self._talkers: dict[Path, Talker] = {}
-        is_cuda = torch.cuda.is_available()
-        self._device = torch.device("cuda" if is_cuda else "cpu")
+        device = best_device()
+        self._device = torch.device(device.value)
         # A run in half precision may have used the other half precision than this machine has.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         dtype = Dtype.fp32 if is_fp32 else Dtype.auto
-        resolved = resolve_dtype(dtype, Device.cuda if is_cuda else Device.cpu)
+        resolved = resolve_dtype(dtype, device)
         self._dtype = HALF_DTYPES.get(resolved, torch.float32)
 
     @property

@@ -11,6 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from rlhf.config.choices import Device
+from rlhf.errors import CapabilityError
+
 AUTO = "auto"
 CPU = "cpu"
 
@@ -41,8 +44,19 @@ def on_machine(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> Dict
     """Put what ``this_machine`` has into the composed ``cfg``, if it has hardware=auto.
 
     Keys that the command or an experiment sets keep their values.
+
+    Raises:
+        CapabilityError: if hardware.device=cuda, and ``this_machine`` is a CPU.
     """
-    if not is_auto() or (machine := this_machine()).profile == CPU:
+    if not is_auto():
+        return cfg
+    machine = this_machine()
+    if machine.profile == CPU:
+        if cfg.hardware.device == Device.cuda.value:
+            raise CapabilityError(
+                f"hardware.device=cuda with hardware=auto, which is {machine.reason}; to plan for "
+                "another machine, name its profile, such as hardware=a100_40g"
+            )
         return cfg
     asked = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
     typed = {each.key_or_group.removeprefix("hardware.") for each in asked}

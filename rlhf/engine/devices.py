@@ -84,6 +84,26 @@ def check_gpus(ranks_per_node: int) -> None:
         )
 
 
+def best_device() -> Device:
+    """Return cuda if torch can compute on a GPU of this machine, otherwise cpu."""
+    try:
+        check_gpus(1)
+    except CapabilityError:
+        return Device.cpu
+    return Device.cuda
+
+
+def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
+    """Return the precision in which ``device`` computes with the weights of a run in ``dtype``.
+
+    It is fp32, which holds them exactly, if the device does not support the run's precision.
+    """
+    try:
+        return resolve_dtype(dtype, device)
+    except CapabilityError:
+        return Dtype.fp32
+
+
 def _remedy() -> str:
     """Return what lets torch find the GPU of a machine that has one."""
     if torch.version.cuda is None:

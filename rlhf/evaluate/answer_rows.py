@@ -19,6 +19,7 @@ from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
+from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.export import context_of
@@ -63,7 +64,10 @@ class Decoding(NamedTuple):
 
 
 class Evaluator:
-    """The context, reference and scorers of a run on one rank, which all its policies share."""
+    """The context, reference and scorers of a run on one rank, which all its policies share.
+
+    The rank has a GPU if torch finds one.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         """Load them.
@@ -75,7 +79,7 @@ class Evaluator:
         config = load_run(run_dir)
         if not (run_dir / "result.json").is_file():
             raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
-        context = context_of(run_dir)
+        context = context_of(run_dir, best_device())
         self.config: RunConfig = context.config
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(

@@ -29,6 +29,7 @@ CARDS = {
     r"\bV100\b": "v100_32g",
 }
 UNKNOWN = "template"
+PART = " MIG "  # in the name of a part of a card, as in "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
 EIGHT = 8  # GPUs of a node, for which these profiles have one of their own, such as 8xa100_40g
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
@@ -55,6 +56,8 @@ def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     rates = f"rates of {profile}"
     if profile == UNKNOWN:
         rates += " (this card has no profile: planned times are a guess)"
+    elif PART in card:
+        rates += ", the whole card (this part of it is slower than planned)"
     reason = f"{count} x {card}, {memory:.1f} GiB, {dtype}; {rates}"
     found = {
         "ranks_per_node": count,

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.runs import TINY_RUN, finished, launch_on_gpu, metrics
+from tests.killer import PATH
+from tests.runs import ON_GPU, TINY_RUN, finished, launch_on_gpu, metrics, python
+from tests.soak import differences
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
 ]
 FEW = ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "dpo.eval_prompts=8"]
+KILLER = f"tracking.others=[{PATH}]"
+A100 = [*TINY_RUN, *FEW, "hardware=a100_40g"]
+SHORT = ["experiment=smoke", "hardware=a100_40g", "rollout.max_response_tokens=8"]
+PPO = [*SHORT, "phase=ppo", "ppo.steps=2", "ppo.eval_prompts=8"]
+DPO = [*SHORT, "phase=dpo", "dpo.batch_size=64", "dpo.eval_prompts=8"]
 
 
-def on_gpu(run_dir: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def on_gpu(run_dir: Path, *overrides: str, **how: Any) -> subprocess.CompletedProcess[str]:
     """Run a tiny pipeline on one A100."""
-    words = [*TINY_RUN, *FEW, "hardware=a100_40g", *overrides, f"run_dir={run_dir}"]
-    return launch_on_gpu(*words, cwd=run_dir.parent)
+    words = [*A100, *overrides, f"run_dir={run_dir}"]
+    return launch_on_gpu(*words, cwd=run_dir.parent, **how)
 
 
 def results(run_dir: Path) -> dict[str, Any]:
@@ -30,12 +40,19 @@ def results(run_dir: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_gpu_computes_what_a_cpu_does(tmp_path: Path) -> None:
-    run = on_gpu(tmp_path / "gpu", "hardware.dtype=fp32", "zero=stage1")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run on a GPU and on a CPU, and what they say."""
+    folder = tmp_path_factory.mktemp("trained")
+    run = on_gpu(folder / "gpu", "zero=stage1")
     assert run.returncode == 0, run.stderr
     assert "1 x cuda, fp32" in run.stdout
-    finished(tmp_path / "cpu", *FEW)
-    there, here = (metrics(tmp_path / name) for name in ("gpu", "cpu"))
+    finished(folder / "cpu", *FEW)
+    return folder
+
+
+def test_a_gpu_computes_what_a_cpu_does(trained: Path) -> None:
+    there, here = (metrics(trained / name) for name in ("gpu", "cpu"))
     assert len(there) == len(here)
     for gpu_line, cpu_line in zip(there, here, strict=True):
         assert gpu_line.keys() == cpu_line.keys()
@@ -44,8 +61,87 @@ def test_a_gpu_computes_what_a_cpu_does(tmp_path: Path) -> None:
                 assert gpu_line[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
 
 
+def test_commands_on_finished_runs_use_the_gpu(trained: Path) -> None:
+    answers = []
+    for name, words, env in (
+        ("gpu", ["-m", "tests.pretend_cuda", "-m"], ON_GPU),
+        ("cpu", ["-m"], {}),
+    ):
+        evaluated = python(*words, "rlhf.evaluate", trained / name, **env)
+        assert evaluated.returncode == 0, evaluated.stderr
+        assert ("launch: " in evaluated.stderr) is bool(env)
+        rows = (trained / name / "evaluation" / "answers.jsonl").read_text().splitlines()
+        answers.append([json.loads(row)["response"] for row in rows])
+    assert answers[0] == answers[1]
+
+
+def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -> None:
+    """DeepSpeed with all that PPO keeps, killed in its second step: on the GPU, then on the CPU."""
+    words = [*PPO, f"from_run={trained / 'gpu'}", "hardware.dtype=fp16", "zero=stage2_offload"]
+    words += ["ppo.ema_beta=0.9", "zero.offload_ema=true", "ppo.ptx_coef=0.5"]
+    words += ["checkpoint.every_steps=1", "checkpoint.keep_finished=true", KILLER]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    runs = [
+        launch_on_gpu(*words, f"run_dir={whole}", cwd=tmp_path),
+        launch_on_gpu(*words, f"run_dir={killed}", cwd=tmp_path, KILL_AT="ppo:2"),
+        launch_on_gpu(f"resume={killed}", cwd=tmp_path),
+    ]
+    assert [run.returncode for run in runs] == [0, -9, 0], runs[-1].stderr
+    assert "continues after step 1" in runs[-1].stdout
+    assert differences(whole, killed) == []
+    for command in (
+        ["rlhf.evaluate", whole],
+        ["rlhf.export", whole, "--checkpoint", 2, "--average"],
+    ):
+        run = python("-m", *command)
+        assert run.returncode == 0, run.stderr
+    averaged = [load_file(whole / at / "model.safetensors") for at in ("exported", "ppo/actor_ema")]
+    for name, weights in averaged[0].items():
+        torch.testing.assert_close(weights, averaged[1][name], rtol=1e-3, atol=1e-7, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*DPO, "zero=stage0"],
+        [*PPO, "zero=stage1", "ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1"],
+    ],
+    ids=["dpo", "trunk"],
+)
+def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[str]) -> None:
+    words = [*words, "hardware.dtype=bf16", f"from_run={trained / 'gpu'}"]
+    run = launch_on_gpu(*words, f"run_dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    losses = [v for line in metrics(tmp_path / "run") for name, v in line.items() if "loss" in name]
+    assert losses
+    assert all(map(math.isfinite, losses))
+
+
 def test_deepspeed_trains_on_a_gpu(tmp_path: Path) -> None:
     words = ["zero=stage3", "zero.engine=deepspeed", "lora=default", "ppo.ema_beta=0.9"]
     run = on_gpu(tmp_path / "run", *words, "hardware.dtype=bf16")
     assert run.returncode == 0, run.stderr
     assert results(tmp_path / "run")["phases"].keys() == {"sft", "reward", "ppo"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "words", "code", "line"),
+    [
+        ("a100", [], 0, "1 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"),
+        ("8xa100", [], 0, "8 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"),
+        ("mig", [], 0, "1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb, 19.6 GiB, bf16; rates of a100_40g"),
+        ("unknown", [], 0, "1 x NVIDIA RTX PRO 6000 Blackwell, 95.0 GiB, bf16; rates of template"),
+        ("v100", [], 0, "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70)"),
+        ("none", [], 0, "this machine's CPU, as it has no GPU"),
+        ("old_driver", ["hardware.device=cuda"], 2, "update the NVIDIA driver 535.104.05 to 580"),
+        ("v100", ["hardware=v100_32g", "plan=check"], 2, "install a build of torch for CUDA 12.6"),
+    ],
+)
+def test_launch_on_a_machine(
+    machine: str, words: list[str], code: int, line: str, tmp_path: Path
+) -> None:
+    run = launch_on_gpu(*TINY_RUN, "plan=only", *words, machine=machine, cwd=tmp_path)
+    assert run.returncode == code
+    said = [each for each in (run.stdout, run.stderr)[code // 2].splitlines() if line in each]
+    (found,) = said
+    assert found.startswith("error: " if code else f"hardware=auto: {line}")

@@ -14,6 +14,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.on_machine import on_machine
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
+from rlhf.errors import CapabilityError
 from rlhf.runtime.this_machine import CARDS, EIGHT, NODES, UNKNOWN, this_machine
 from tests.planning.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
@@ -107,7 +108,18 @@ def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -
 def test_a_part_of_a_gpu_has_its_own_memory(gpu: Gpu) -> None:
     machine = this_machine(SIGN)
     assert machine.profile == "a100_40g"
+    assert machine.reason.endswith(
+        "rates of a100_40g, the whole card (this part of it is slower than planned)"
+    )
     assert machine.found["memory_gib"] == pytest.approx(19.6)
+
+
+@pytest.mark.parametrize("gpu", [V100], indirect=True)
+def test_a_gpu_that_cannot_be_used_is_no_gpu(gpu: Gpu, put: Put) -> None:
+    with pytest.raises(
+        CapabilityError, match=r"device=cuda with hardware=auto, .* sm_70\) is none"
+    ):
+        put("hardware.device=cuda")
 
 
 @pytest.mark.parametrize("gpu", [UNKNOWN_CARD], indirect=True)
