@@ -35,13 +35,15 @@ every-test: $(STAMP)
 	$(PYTEST)
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
-# at every file, hundreds of hostile inputs, and all parts of gpu_check on a pretended GPU.
+# at every file, hundreds of hostile inputs, and on a pretended GPU every pair of settings and all
+# parts of gpu_check.
 soak: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
 	$(BIN)/python -m tests.pretend_cuda -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
+	$(BIN)/python -m tests.soak_gpu
 
 # Back to a fresh clone, except for runs/.
 clean:

@@ -35,11 +35,6 @@ def on_gpu(run_dir: Path, *overrides: str, **how: Any) -> subprocess.CompletedPr
     return launch_on_gpu(*words, cwd=run_dir.parent, **how)
 
 
-def results(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    return found
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run on a GPU and on a CPU, and what they say."""
@@ -76,9 +71,9 @@ def test_commands_on_finished_runs_use_the_gpu(trained: Path) -> None:
 
 
 def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -> None:
-    """DeepSpeed with all that PPO keeps, killed in its second step: on the GPU, then on the CPU."""
-    words = [*PPO, f"from_run={trained / 'gpu'}", "hardware.dtype=fp16", "zero=stage2_offload"]
-    words += ["ppo.ema_beta=0.9", "zero.offload_ema=true", "ppo.ptx_coef=0.5"]
+    """The CPU that exports and evaluates need not have fp16; weights of adapters are rounded."""
+    words = [*PPO, f"from_run={trained / 'gpu'}", "hardware.dtype=fp16", "zero=stage3_offload"]
+    words += ["lora=default", "ppo.ema_beta=0.9", "zero.offload_ema=true", "ppo.ptx_coef=0.5"]
     words += ["checkpoint.every_steps=1", "checkpoint.keep_finished=true", KILLER]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     runs = [
@@ -97,7 +92,9 @@ def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -
         assert run.returncode == 0, run.stderr
     averaged = [load_file(whole / at / "model.safetensors") for at in ("exported", "ppo/actor_ema")]
     for name, weights in averaged[0].items():
-        torch.testing.assert_close(weights, averaged[1][name], rtol=1e-3, atol=1e-7, check_dtype=False)
+        torch.testing.assert_close(
+            weights, averaged[1][name], rtol=1e-3, atol=1e-5, check_dtype=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,13 +114,6 @@ def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[
     assert all(map(math.isfinite, losses))
 
 
-def test_deepspeed_trains_on_a_gpu(tmp_path: Path) -> None:
-    words = ["zero=stage3", "zero.engine=deepspeed", "lora=default", "ppo.ema_beta=0.9"]
-    run = on_gpu(tmp_path / "run", *words, "hardware.dtype=bf16")
-    assert run.returncode == 0, run.stderr
-    assert results(tmp_path / "run")["phases"].keys() == {"sft", "reward", "ppo"}
-
-
 @pytest.mark.parametrize(
     ("machine", "words", "code", "line"),
     [
@@ -132,7 +122,6 @@ def test_deepspeed_trains_on_a_gpu(tmp_path: Path) -> None:
         ("mig", [], 0, "1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb, 19.6 GiB, bf16; rates of a100_40g"),
         ("unknown", [], 0, "1 x NVIDIA RTX PRO 6000 Blackwell, 95.0 GiB, bf16; rates of template"),
         ("v100", [], 0, "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70)"),
-        ("none", [], 0, "this machine's CPU, as it has no GPU"),
         ("old_driver", ["hardware.device=cuda"], 2, "update the NVIDIA driver 535.104.05 to 580"),
         ("v100", ["hardware=v100_32g", "plan=check"], 2, "install a build of torch for CUDA 12.6"),
     ],

@@ -1,4 +1,4 @@
-"""Python imports this module at its start, where whole_process.py has put its folder on the path.
+"""Python imports this module at its start, where __main__.py has put its folder on the path.
 
 A process gets its GPU when it imports torch: one that does not import it starts as fast as ever.
 """
