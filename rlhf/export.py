@@ -17,19 +17,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.command import exit_code
-from rlhf.config.choices import Backend, Device, LoraExport, Phase, RewardKind, TrainingEngine
-from rlhf.config.freeze import MICRO_BATCHES, load_run
+from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
+from rlhf.config.freeze import load_run
+from rlhf.config.one_rank import on_one_rank
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.errors import CapabilityError, CheckpointError, ConfigError
@@ -53,7 +51,6 @@ from rlhf.tracking.tracker import NullTracker
 from rlhf.types import Engine
 from rlhf.user_paths import user_path
 
-SPREADS = ("offload_", "quantize_")  # keys of the group zero
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
@@ -184,7 +181,8 @@ def _refuse_existing(folder: Path) -> None:
 
 def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     """Return the context of the run on one rank of ``device``, without data and trackers."""
-    config = _anywhere(load_run(run_dir), device)
+    config = load_run(run_dir)
+    config = on_one_rank(config, device, precision_of_weights(config.hardware.dtype, device))
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -195,40 +193,6 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
         judge=None,
         console=build_console(is_main=True, log_every=1),
         tracker=NullTracker(),
-    )
-
-
-def _anywhere(config: RunConfig, device: Device) -> RunConfig:
-    """Return the configuration for one ``device``, without what needs a server or several GPUs."""
-    rollout = config.rollout
-    if rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
-        rollout = replace(rollout, backend=Backend.fast)
-    dtype = precision_of_weights(config.hardware.dtype, device)
-    hardware = replace(config.hardware, device=device, dtype=dtype, nodes=1, ranks_per_node=1)
-    groups: dict[str, Any] = {key.partition(".")[0]: None for key in MICRO_BATCHES}
-    for name in groups:
-        micro = getattr(config, name).micro_batch_size if device is Device.cuda else None
-        groups[name] = replace(getattr(config, name), micro_batch_size=micro)
-    groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
-    zero = _unsharded(config.zero)
-    return replace(config, hardware=hardware, rollout=rollout, zero=zero, **groups)
-
-
-def _unsharded(zero: ZeroConfig) -> ZeroConfig:
-    """Return ``zero`` without sharded, offloaded and quantized weights, which one rank can lack."""
-    critic_stage = None if zero.critic_stage is None else min(zero.critic_stage, 1)
-    off = [key for key, value in vars(zero).items() if value is True and key.startswith(SPREADS)]
-    return replace(
-        zero,
-        engine=TrainingEngine.auto,
-        stage=min(zero.stage, 1),
-        critic_stage=critic_stage,
-        reference_stage=None,
-        reward_stage=None,
-        nvme_path=None,
-        hpz_partition_size=1,
-        extra={},
-        **dict.fromkeys(off, False),
     )
 
 

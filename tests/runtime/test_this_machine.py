@@ -117,7 +117,7 @@ def test_a_part_of_a_gpu_has_its_own_memory(gpu: Gpu) -> None:
 @pytest.mark.parametrize("gpu", [V100], indirect=True)
 def test_a_gpu_that_cannot_be_used_is_no_gpu(gpu: Gpu, put: Put) -> None:
     with pytest.raises(
-        CapabilityError, match=r"device=cuda with hardware=auto, .* sm_70\) is none"
+        CapabilityError, match=r"device=cuda with hardware=auto, .* \(sm_70\) is none"
     ):
         put("hardware.device=cuda")
 
