@@ -147,7 +147,7 @@ def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
 
             measure_cpu()
         loads = read_loads(asked)
-    config, plan, note = decide(asked, loads, finished=taken_phases(asked))
+    config, plan, notes = decide(asked, loads, finished=taken_phases(asked))
     check_machine(config)
     job = HydraConfig.get()
     job_dir = Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None
@@ -159,7 +159,7 @@ def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
         console.show(config_tree(str(run_dir), asdict(config)))
     if is_auto():
         console.say(this_machine().line)
-    if note is not None:
+    for note in notes:
         console.say(note)
     if plan is not None:
         write_json(run_dir / PLAN, as_json(plan))

@@ -11,17 +11,21 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
+from rlhf.planning.idle_options import idle_options
 from rlhf.planning.model_uses import UnknownModelError
 from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.steps import Loads
 
 
 class Decision(NamedTuple):
-    """The configuration to run and its plan; ``note`` is the reason if planning failed."""
+    """The configuration to run, its plan, and ``notes`` to print.
+
+    Notes name options without effect, and the reason if planning failed.
+    """
 
     config: RunConfig
     plan: Plan | None
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def decide(
@@ -34,7 +38,7 @@ def decide(
             shape, or if the resulting configuration is invalid.
     """
     if config.plan is PlanMode.off:
-        return Decision(config, None)
+        return Decision(config, None, idle_options(config))
     try:
         plan = plan_run(config, loads, finished=finished)
     except UnknownModelError as error:
@@ -43,7 +47,8 @@ def decide(
                 f"plan=only: {error}; name model and reward_model by their sizes, as in "
                 "model=opt_13b, or by a folder with a config.json"
             ) from error
-        return Decision(config, None, f"no plan of memory and time: {error}")
+        reason = f"no plan of memory and time: {error}"
+        return Decision(config, None, (reason, *idle_options(config)))
     if config.plan is PlanMode.check and not plan.fits:
         ways = "; ".join(plan.ways)
         known = f"what fits: {ways}" if ways else "the planner knows no change that fits"
@@ -52,7 +57,7 @@ def decide(
         )
     decided = chosen(plan)
     validate(decided)
-    return Decision(decided, plan)
+    return Decision(decided, plan, idle_options(decided))
 
 
 def chosen(plan: Plan) -> RunConfig:

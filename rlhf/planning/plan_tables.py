@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase
 from rlhf.planning.hardware import GB, GIB
+from rlhf.planning.idle_options import idle_options
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import Plan
 from rlhf.planning.steps import in_words
@@ -161,6 +162,7 @@ def tables(plan: Plan) -> list[RenderableType]:
     notes = [f"the time is for {counts(plan)}"]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
+    notes += idle_options(plan.config)
     if plan.fits:
         disk = f"{plan.disk / GB:.1f} GB, checkpoints up to {plan.checkpoint_disk / GB:.1f} GB"
         answer = f"fits: {_setting(plan)}; models on disk: {disk}"

@@ -198,7 +198,8 @@ def _reduce_seconds(at: CostModel, model: ModelUse) -> float:
     machine, zero = at.machine, at.zero
     if machine.ranks == 1:
         return 0.0
-    moved = model.trained * at.size(model) * (INT8 / 2 if zero.quantize_gradients else 1)
+    is_int4 = zero.quantize_gradients and machine.nodes > 1  # within one node: full precision
+    moved = model.trained * at.size(model) * (INT8 / 2 if is_int4 else 1)
     both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  all-reduce below stage 2
     return both * _spread_seconds(at, moved)
 

@@ -43,7 +43,7 @@ def test_check_passes_what_fits(compose: Compose) -> None:
     config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g")
     decision = decide(config)
     assert decision.plan is not None
-    assert decision.note is None
+    assert decision.notes == ()
     assert decision.config == chosen(decision.plan)
     validate(decision.config)
 
@@ -57,7 +57,7 @@ def test_only_plans_what_does_not_fit(compose: Compose) -> None:
 
 def test_off_changes_nothing(compose: Compose) -> None:
     config = run_of(compose, "model=opt_175b", "model.path=x", "hardware=a6000_48g", "plan=off")
-    assert decide(config) == (config, None, None)
+    assert decide(config) == (config, None, ())
 
 
 def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
@@ -65,9 +65,9 @@ def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
     decision = decide(config)
     assert decision.config == config
     assert decision.plan is None
-    assert decision.note == (
+    assert decision.notes == (
         "no plan of memory and time: model.path=someone/some-model has no readable config.json "
-        "here and model.architecture has no model_type"
+        "here and model.architecture has no model_type",
     )
     with pytest.raises(ConfigError, match=r"^plan=only: model\.path=.*model=opt_13b"):
         decide(run_of(compose, *UNKNOWN, "plan=only"))

@@ -163,6 +163,18 @@ def test_quantised_gradients() -> None:
     assert plain - found == pytest.approx(N / 1e4 * 3 / 4)
 
 
+def test_gradients_are_not_quantised_on_one_node() -> None:
+    seconds = [
+        time_model.training_seconds(
+            setting(of=machine(nodes=1), stage=3, quantize_gradients=quantizes),
+            use(),
+            time_model.Pass(0, 0, 1),
+        )
+        for quantizes in (False, True)
+    ]
+    assert seconds[0] == seconds[1]
+
+
 def test_the_optimizer_of_a_node_is_the_hosts() -> None:
     alone = machine(ranks=2, nodes=1)
     back = 2 * N / 2 / 1e5

@@ -42,7 +42,7 @@ class ZeroConfig:
     quantize_weights: bool
     """All-gather weights as int8 (ZeRO++ qwZ); stage 3 on GPUs."""
     quantize_gradients: bool
-    """Reduce gradients as int4 in a node, int8 between nodes (ZeRO++ qgZ); stage 3 on GPUs."""
+    """Reduce gradients as int4 if there are several nodes (ZeRO++ qgZ); stage 3 on GPUs."""
     quantize_frozen_weights: bool
     """All-gather frozen weights as int8 (MixZ++); stage 3 with LoRA and fp16 on GPUs."""
     hpz_partition_size: int = bounded(ABOVE_0)
