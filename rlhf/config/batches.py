@@ -41,6 +41,11 @@ def num_ranks(config: RunConfig) -> int:
     return config.hardware.nodes * config.hardware.ranks_per_node
 
 
+def num_readers(config: RunConfig) -> int:
+    """Return the number of ranks that read different rows; ranks that share sequences are one."""
+    return num_ranks(config) // config.zero.sequence_parallel_size
+
+
 def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
     """Return ``total / part``, which must be a whole number.
 
@@ -61,14 +66,20 @@ def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
 
 
 def batch_plan(
-    batch_size: int, *, key: str, ranks: int, micro_batch_size: int | None, cap: int
+    batch_size: int,
+    *,
+    key: str,
+    ranks: int,
+    micro_batch_size: int | None,
+    cap: int,
+    ranks_key: str = RANKS,
 ) -> BatchPlan:
-    """Divide ``batch_size``, the value of ``key``, over the ranks.
+    """Divide ``batch_size``, the value of ``key``, over the ranks, the value of ``ranks_key``.
 
     If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's part
     and is at most ``cap``.
     """
-    per_rank = exact_div(batch_size, ranks, total_key=key, part_key=RANKS)
+    per_rank = exact_div(batch_size, ranks, total_key=key, part_key=ranks_key)
     if micro_batch_size is None:
         micro = max(size for size in range(1, min(cap, per_rank) + 1) if per_rank % size == 0)
         return BatchPlan(per_rank=per_rank, micro=micro, accumulation=per_rank // micro)
@@ -92,11 +103,18 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
         Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
         Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
     }
-    ranks = num_ranks(config)
+    shares = config.zero.sequence_parallel_size > 1
     plans = {}
     for phase in config.phase.order:
         key, size, micro, phase_cap = settings[phase]
-        plans[phase] = batch_plan(size, key=key, ranks=ranks, micro_batch_size=micro, cap=phase_cap)
+        plans[phase] = batch_plan(
+            size,
+            key=key,
+            ranks=num_readers(config),
+            micro_batch_size=micro,
+            cap=phase_cap,
+            ranks_key=f"{RANKS}/zero.sequence_parallel_size" if shares else RANKS,
+        )
     return plans
 
 
@@ -145,7 +163,7 @@ def sizes_for(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
 
     PPO keeps its number of mini-batches in a rollout if it can. None: no size is small enough.
     """
-    ranks, ppo = num_ranks(config), config.ppo
+    ranks, ppo = num_readers(config), config.ppo
     if phase is not Phase.ppo:
         size = examples - examples % ranks
         return f"{phase}.batch_size={size}" if size else None

@@ -51,5 +51,6 @@ def _unsharded(zero: ZeroConfig) -> ZeroConfig:
         quantize_gradients=False,
         quantize_frozen_weights=False,
         hpz_partition_size=1,
+        sequence_parallel_size=1,
         extra={},
     )

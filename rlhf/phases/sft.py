@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,10 +13,17 @@ from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
+from rlhf.engine.ulysses import HeadCounts, shared_attention
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.metrics import Metrics, merge_metrics, perplexity
 from rlhf.models.build import build_actor, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
+from rlhf.models.sequence_parts import (
+    PartOfLanguageModel,
+    attention_of,
+    heads_of,
+    use_shared_attention,
+)
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.adapters import adapter_lr, lora_spec
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -29,6 +36,9 @@ from rlhf.phases.shared.context import (
 from rlhf.phases.shared.exporting import exported
 from rlhf.random_streams import Shuffle
 from rlhf.types import SequenceBatch, TokenModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def run_sft(context: RunContext) -> dict[str, Any]:
@@ -80,6 +90,7 @@ class SftTrainer:
         self._context = context
         self.plan = phase_plans(config)[Phase.sft]
         self.source = ModelSource.of(config.model, key="model", dropout=config.model.dropout)
+        self._sharing = config.zero.sequence_parallel_size
         model = build_actor(
             self.source,
             context.tokenizer,
@@ -91,7 +102,7 @@ class SftTrainer:
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
-            LanguageModel(model),
+            self._language_model(model),
             role=Role.sft,
             settings=context.settings,
             plan=self.plan,
@@ -102,6 +113,23 @@ class SftTrainer:
                 adapter_lr=adapter_lr(config.lora, LoraRole.sft),
             ),
         )
+        if self._sharing > 1:
+            attention = shared_attention(
+                attention_of(model),
+                HeadCounts(*heads_of(model)),
+                ranks=context.ranks,
+                size=self._sharing,
+                sequences=self.plan.micro,
+            )
+            use_shared_attention(model, attention)
+
+    def _language_model(self, model: PreTrainedModel) -> LanguageModel:
+        """Return the module to train: of whole sequences, or of this rank's part of them."""
+        if self._sharing == 1:
+            return LanguageModel(model)
+        part = self._context.ranks.rank % self._sharing
+        tokens = self._context.config.sft.max_tokens
+        return PartOfLanguageModel(model, part=part, parts=self._sharing, tokens=tokens)
 
     def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
         """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
@@ -110,8 +138,10 @@ class SftTrainer:
             self._collate(rows, start) for start in range(0, len(rows["ids"]), self.plan.micro)
         ]
         counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
-        num_kept, num_tokens = self._context.ranks.sum(
-            torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0)
+        # Ranks that share sequences count the same tokens.
+        num_kept, num_tokens = (
+            self._context.ranks.sum(torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0))
+            // self._sharing
         )
 
         def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
@@ -148,7 +178,7 @@ def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micr
     lengths = examples["length"][:total]
     with model.evaluating():
         for rows, keep_B in eval_batches(
-            total, batch_size=micro, ranks=context.ranks, lengths=lengths
+            total, batch_size=micro, ranks=context.readers, lengths=lengths
         ):
             batch = _collated(context, examples[rows])
             batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])

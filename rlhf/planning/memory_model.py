@@ -118,12 +118,18 @@ def _offloads_weights(role: Role, zero: ZeroConfig) -> bool:
 
 
 def activations(
-    model: ModelUse, *, sequences: int, tokens: int, size: int, uses_matmul_attention: bool
+    model: ModelUse,
+    *,
+    sequences: int,
+    tokens: int,
+    size: int,
+    uses_matmul_attention: bool,
+    share: int = 1,
 ) -> int:
     """Return the bytes that ``sequences`` of ``tokens`` tokens keep for the backward pass.
 
     ``uses_matmul_attention``: attention uses matrix products instead of the fused kernel. ``size``
-    is in bytes per element.
+    is in bytes per element. ``share`` ranks divide the sequences.
     """
     shape = model.shape
     whole: float = sequences * layer_activations(
@@ -134,7 +140,19 @@ def activations(
     kept = model.layers - model.checkpointed
     inputs = sequences * model.checkpointed * shape.hidden * tokens * size
     # During its own backward pass, a checkpointed layer has all its activations again.
-    return round(kept * whole + inputs + (whole if model.checkpointed else 0))
+    found = kept * whole + inputs + (whole if model.checkpointed else 0)
+    if share > 1:
+        found += exchanged(model, sequences=sequences, tokens=tokens, size=size)
+    return round(found / share)
+
+
+def exchanged(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+    """Return the bytes that sequences shared by ranks keep in addition to ``activations``.
+
+    Each layer keeps the output of attention twice: before and after ranks exchange it.
+    """
+    layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
+    return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
 
 def layer_activations(

@@ -126,27 +126,29 @@ class PhaseMemory:
     def learning(self, model: ModelUse, *, sequences: int, tokens: int, positions: int) -> Parts:
         """Return the bytes by purpose while ``model`` is trained on one micro-batch.
 
-        ``positions`` of the ``tokens`` tokens in each sequence get logits.
+        ``positions`` of the ``tokens`` tokens in each sequence get logits. Ranks that share their
+        sequences divide activations, logits and scores, but not gathered weights and buckets.
         """
-        size = self.at.size(model)
-        uses_matmul_attention = self.uses_matmul_attention(tokens)
+        size, share = self.at.size(model), self.at.zero.sequence_parallel_size
         kept = memory_model.activations(
             model,
             sequences=sequences,
             tokens=tokens,
             size=size,
-            uses_matmul_attention=uses_matmul_attention,
+            uses_matmul_attention=self.uses_matmul_attention(tokens),
+            share=share,
         )
         if self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
+        picked = math.ceil(sequences * positions / share)
         logits = memory_model.logits(
-            model, positions=sequences * positions, size=size, is_gpu=self.at.machine.is_gpu
+            model, positions=picked, size=size, is_gpu=self.at.machine.is_gpu
         )
+        scores = self._scores(model, sequences, tokens, self._matrices) // share
         # The logits are freed before the backward pass of the layers starts.
         return self.resident(learning=True) + Counter(
-            activations=kept
-            + max(0, self._scores(model, sequences, tokens, self._matrices) - logits),
+            activations=kept + max(0, scores - logits),
             logits=logits,
             buffers=self._bucket(model, kept=False) + self.live(model),
         )
@@ -172,7 +174,7 @@ class PhaseMemory:
         """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
 
         Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
-        follow each prompt, and only they get logits.
+        follow each prompt, and only they get logits. Ranks that share their sequences divide it.
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
         lengths = self.load.padded(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
@@ -183,6 +185,7 @@ class PhaseMemory:
             answer=answer,
             size=self.at.size(model),
             is_gpu=self.at.machine.is_gpu,
+            share=self.at.zero.sequence_parallel_size,
         )
 
     @property
@@ -253,8 +256,12 @@ def _work(
     answer: float | None,
     size: int,
     is_gpu: bool,
+    share: int,
 ) -> Pass:
-    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
+    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``.
+
+    ``share`` ranks divide it.
+    """
     operations = touched = 0.0
     for length, count in Counter(lengths).items():
         tokens = length + (answer or 0)
@@ -266,4 +273,5 @@ def _work(
         operations += forward_operations(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
-    return Pass(operations, touched, len(lengths))
+    tokens = sequences * sum(lengths) / len(lengths)
+    return Pass(operations / share, touched / share, len(lengths), tokens / share)

@@ -20,6 +20,7 @@ from rlhf.planning.model_uses import ModelUse
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
 INT8 = 0.5  # ratio to the bytes of half precision
+EXCHANGES = 5  # messages of a layer whose sequences are shared: q, k, v, output and positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,8 @@ class Pass(NamedTuple):
     bytes: float
     """Bytes of activations."""
     passes: int
+    tokens: float = 0.0
+    """Tokens of this rank without responses; read only where ranks share sequences."""
     """Number of micro-batches."""
 
 
@@ -176,7 +179,22 @@ def _spread_seconds(at: CostModel, moved: float, *, within_node: bool = False) -
 def reading_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     """Return the seconds of forward passes, which overlap with gathering weights."""
     gathering = work.passes * whole_weights_seconds(at, model)
-    return max(computing_seconds(at, model, work), gathering)
+    computing = computing_seconds(at, model, work) + exchange_seconds(at, model, work)
+    return max(computing, gathering)
+
+
+def exchange_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of forward passes in which ranks exchange parts of sequences and heads.
+
+    Each layer sends queries, keys and values before attention, and its output after it.
+    """
+    share, shape = at.zero.sequence_parallel_size, model.shape
+    if share == 1:
+        return 0.0
+    per_token = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * at.size(model)
+    moved = work.tokens * per_token * (share - 1) / share
+    latency = EXCHANGES * work.passes * at.efficiency.message_seconds * math.log2(share)
+    return shape.layers * (moved / (at.machine.link * at.efficiency.link) + latency)
 
 
 def training_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
@@ -185,6 +203,7 @@ def training_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     if not model.trained:
         return 0.0
     compute = computing_seconds(at, model, work) * (1 + backward_share(model))
+    compute += exchange_seconds(at, model, work) * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
     forward = whole_weights_seconds(at, model)
     backward = whole_weights_seconds(at, model, within_node=zero.hpz_partition_size > 1)

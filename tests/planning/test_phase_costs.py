@@ -181,7 +181,7 @@ def test_the_moment_that_takes_most_is_told(compose: Compose) -> None:
     config = eight_gpus(compose)
     assert phase(config, Phase.ppo).moment == "training of the actor"
     assert phase(config, Phase.sft).moment == "training"
-    lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024}
+    lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024, "keep_graphs": When.never}
     many = {"rollout_batch_size": 8 * 128, "mini_batch_size": 8, "micro_batch_size": 1}
     generating = eight_gpus(compose, ppo=many, rollout=lengths)
     assert phase(generating, Phase.ppo).moment == "generation"

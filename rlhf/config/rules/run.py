@@ -18,6 +18,7 @@ from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets, texts_of
+from rlhf.config.rules.sequence_parallel import check_sequence_parallel
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.bounds import check_bounds
 from rlhf.config.schema.run import RunConfig
@@ -39,6 +40,7 @@ def validate(config: RunConfig) -> None:
     check_launcher(config)
     check_zero(config)
     check_engine(config)
+    check_sequence_parallel(config)
     check_lora(config)
     check_checkpoint(config)
     phase_plans(config)

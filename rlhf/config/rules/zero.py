@@ -21,6 +21,7 @@ DECIDED = {
     "zero_optimization.stage": "zero.stage",
     "zero_optimization.offload_optimizer.device": "zero.offload_optimizer",
     "zero_optimization.offload_param.device": "zero.offload_parameters",
+    "sequence_parallel_size": "zero.sequence_parallel_size",
     "train_batch_size": "PHASE.batch_size",
     "train_micro_batch_size_per_gpu": "PHASE.micro_batch_size",
     "gradient_accumulation_steps": "PHASE.micro_batch_size",

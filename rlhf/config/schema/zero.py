@@ -47,6 +47,8 @@ class ZeroConfig:
     """All-gather frozen weights as int8 (MixZ++); stage 3 with LoRA and fp16 on GPUs."""
     hpz_partition_size: int = bounded(ABOVE_0)
     """GPUs of a node that share a second copy of the weights (ZeRO++ hpZ); 1: no second copy."""
+    sequence_parallel_size: int = bounded(ABOVE_0)
+    """Ranks of a node that share each sequence (Ulysses), in a run of SFT only; 1: none."""
     overlap_comm: bool
     """Reduce gradients during the backward pass."""
     reduce_bucket_size: int | None = bounded(ABOVE_0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.checkpoint.model_card import made_by
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.phase_state import Checkpoint
+from rlhf.config.batches import num_readers
 from rlhf.config.choices import Phase
 from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.run import RunConfig
@@ -117,15 +118,25 @@ class RunContext:
                 f"{phase}.warmup_steps or {phase}.batch_size"
             )
 
+    @property
+    def readers(self) -> Ranks:
+        """Return this rank's place among the ranks that read different rows.
+
+        Ranks that share their sequences (zero.sequence_parallel_size) have the same place.
+        """
+        size = self.config.zero.sequence_parallel_size
+        return replace(self.ranks, rank=self.ranks.rank // size, size=num_readers(self.config))
+
     def share(self, items: Sequence[T], lengths: Sequence[int], *, micro: int) -> list[T]:
         """Return this rank's equal share of a global batch, ordered for micro-batches of ``micro``.
 
         With data.bucket_by_length the items of a micro-batch have similar ``lengths`` (one per
         item); the optimizer step is the same up to rounding.
         """
+        readers = self.readers
         if not self.config.data.bucket_by_length:
-            return rows_of_rank(items, self.ranks)
-        places = deal(lengths, ranks=self.ranks.size, micro=micro)[self.ranks.rank]
+            return rows_of_rank(items, readers)
+        places = deal(lengths, ranks=readers.size, micro=micro)[readers.rank]
         return [items[place] for place in places]
 
     def save(self, export: Export, folder: Path, *, what: str, answers: bool = True) -> None:

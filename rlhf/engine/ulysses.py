@@ -1,0 +1,78 @@
+"""Attention over sequences that several ranks share: DeepSpeed's Ulysses.
+
+Each rank of a group holds one part of every sequence. Before attention, an all-to-all exchange
+gives every rank the whole sequence for a part of the heads; after attention, another exchange
+returns all heads of the rank's own part (https://arxiv.org/abs/2309.14509).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.errors import CapabilityError
+from rlhf.types import Ranks
+
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+class HeadCounts(NamedTuple):
+    """The attention heads of a model."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+def shared_attention(
+    attention: Attention, heads: HeadCounts, *, ranks: Ranks, size: int, sequences: int
+) -> Attention:
+    """Return ``attention`` for sequences of which each of ``size`` consecutive ranks has one part.
+
+    Every rank must call this, after DeepSpeed has started, and then run all layers on
+    ``sequences`` sequences at once. The returned function has the arguments of transformers'
+    attention interface, and ignores the mask: attention is causal.
+
+    Raises:
+        CapabilityError: if the heads cannot be divided over ``size`` ranks.
+    """
+    if heads.queries % size or (heads.keys % size and size % heads.keys):
+        raise CapabilityError(
+            f"zero.sequence_parallel_size={size}: the model's {heads.queries} attention heads and "
+            f"{heads.keys} key-value heads cannot be divided over {size} ranks; use a size that "
+            "divides both"
+        )
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    # Built directly: register_with_transformers would replace "sdpa" for all models of the process,
+    # and reads num_key_value_heads, which the configs of OPT and GPT-NeoX lack.
+    exchanged = UlyssesSPAttentionHF(
+        attn=attention,
+        batch_size=sequences,
+        attn_head_count=heads.queries,
+        attn_head_size=heads.width,
+        kv_head_count=heads.keys,
+        num_hidden_layers=1,  # read by a debugging mode only
+        process_group=_group_of(ranks, size),
+        seq_length_is_variable=True,
+    )
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Any, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        # DeepSpeed gathers positions for kernels that find packed sequences by them; ours do not.
+        options["position_ids"] = torch.zeros(1, 1, dtype=torch.long, device=query.device)
+        found: tuple[Tensor, Tensor | None] = exchanged(module, query, key, value, None, **options)
+        return found
+
+    return attend
+
+
+def _group_of(ranks: Ranks, size: int) -> Any:
+    """Create the group of every ``size`` consecutive ranks, and return this rank's group."""
+    starts = range(0, ranks.size, size)
+    groups = [torch.distributed.new_group(list(range(s, s + size))) for s in starts]
+    return groups[ranks.rank // size]

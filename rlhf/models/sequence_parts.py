@@ -1,0 +1,90 @@
+"""A language model that runs one part of every sequence; other ranks run the other parts.
+
+Shapes: B = sequences, S = tokens, W = tokens of one part, N = picked tokens of this part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlhf.errors import CapabilityError
+from rlhf.models.families import decoder_parts
+from rlhf.models.language_model import LanguageModel, logprobs_at
+from rlhf.models.output_layer import DEFAULT_OPTIONS
+from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHARED = "shared"  # the name of the exchanging attention among transformers' attention functions
+
+
+class PartOfLanguageModel(LanguageModel):
+    """A ``LanguageModel`` that runs part ``part`` of ``parts`` of every sequence.
+
+    All ranks of a group are given the same whole sequences. Each computes the log-probabilities of
+    the picked tokens that its part predicts, so the losses of the ranks add up to the whole loss.
+
+    Raises:
+        CapabilityError: if a token's hidden state depends on more than its position and causal
+            attention over at most ``tokens`` tokens, or the model's parts are unknown.
+    """
+
+    def __init__(self, pretrained: PreTrainedModel, *, part: int, parts: int, tokens: int) -> None:
+        if decoder_parts(pretrained, tokens=tokens) is None:
+            raise CapabilityError(
+                f"zero.sequence_parallel_size={parts}: a model of model_type="
+                f"{pretrained.config.model_type} with sft.max_tokens={tokens} cannot share "
+                "sequences between ranks, which requires a known family without sliding windows "
+                "and without rotary frequencies that change with the length; remove this key"
+            )
+        super().__init__(pretrained)
+        self._part, self._parts = part, parts
+
+    def forward(
+        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS
+    ) -> TokenLogprobs:
+        """Return log-probabilities (N,) of the picked tokens that this part predicts."""
+        total = ids_BS.shape[1]
+        width = -(-total // self._parts)
+        first = self._part * width
+        ids_BS = functional.pad(ids_BS, (0, self._parts * width - total))
+        # The padding repeats the last position, since learned positions may end there.
+        columns_W = torch.arange(first, first + width, device=ids_BS.device).clamp(max=total - 1)
+        hidden_BWH = self.pretrained.base_model(
+            input_ids=ids_BS[:, first : first + width],
+            position_ids=columns_W.expand(len(ids_BS), -1),
+            use_cache=False,
+        ).last_hidden_state
+        is_here = (positions.columns_N >= first) & (positions.columns_N < first + width)
+        here = TokenPositions(*(part[is_here] for part in positions))
+        here = here._replace(columns_N=here.columns_N - first)
+        return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BWH, here, options)
+
+
+def heads_of(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Return the numbers of query and of key-value heads, and the size of a head."""
+    parts = decoder_parts(model, tokens=0)
+    assert parts is not None, "other models were refused"
+    return parts.num_heads, parts.num_kv_heads, parts.head_dim
+
+
+def attention_of(model: PreTrainedModel) -> Callable[..., Any]:
+    """Return the attention function that ``model`` uses."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
+    return found
+
+
+def use_shared_attention(model: PreTrainedModel, attention: Callable[..., Any]) -> None:
+    """Make ``model`` attend by ``attention``, which is given no mask."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(SHARED, attention)
+    model.set_attn_implementation(SHARED)

@@ -1,0 +1,36 @@
+"""SFT on two ranks that share each sequence takes the steps of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.export import context_of
+from tests.runs import finished, metrics
+
+pytestmark = pytest.mark.slow
+
+SFT = ["phase=sft", "sft.epochs=0.4", "sft.max_tokens=63"]
+SHARED = [
+    "zero=stage3",
+    "zero.param_persistence_threshold=0",
+    "hardware.ranks_per_node=2",
+    "zero.sequence_parallel_size=2",
+    "sft.micro_batch_size=8",
+    "model.gradient_checkpointing=true",
+]
+MEASURED = ("sft/loss", "sft/grad_norm", "sft/eval_loss")
+
+
+def curve(run_dir: Path) -> list[float]:
+    return [line[name] for line in metrics(run_dir) for name in MEASURED if name in line]
+
+
+def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
+    alone = finished(tmp_path / "alone", "zero=stage0", *SFT)
+    shared = finished(tmp_path / "shared", *SHARED, *SFT)
+    expected = curve(alone)
+    assert len(expected) == 2 * 3 + 2, "three steps, and held-out examples before and after"
+    assert curve(shared) == pytest.approx(expected, rel=2e-5, abs=1e-5)
+    assert context_of(shared).readers.size == 1, "one process reads the finished run"
