@@ -35,9 +35,10 @@ every-test: $(STAMP)
 	$(PYTEST)
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
-# at every file, hundreds of hostile inputs, and on a pretended GPU every pair of settings and all
-# parts of gpu_check.
+# at every file, hundreds of hostile inputs, and on a pretended GPU every pair of settings, all parts
+# of gpu_check, and the memory of every model of docs/planner.md.
 soak: $(STAMP)
+	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak

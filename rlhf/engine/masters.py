@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.kernels.adamw_gpu import ParameterTable, gpu_kernels
 
-CHUNK = 2**24  # elements of a host-resident EMA copied to the GPU per chunk
+CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
 
 
 class Split(NamedTuple):
@@ -41,10 +41,18 @@ class Split(NamedTuple):
         self.high.copy_(weights)
 
 
-def rounded(weights: Tensor) -> Tensor:
-    """Round ``weights`` to bf16 as ``Split`` does, so that frozen and trained copies are equal."""
-    bits = weights.detach().to(torch.float32, copy=True).view(torch.int32)
-    return bits.bitwise_or_(1).view(torch.float32).bfloat16()  # ties: see Split.split
+def rounded(weights: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of ``weights`` on ``device``, rounded to bf16 as ``Split`` does.
+
+    So frozen and trained copies are equal. The device holds only a chunk of them in fp32.
+    """
+    copy = torch.empty(weights.shape, dtype=torch.bfloat16, device=device)
+    parts = (torch.split(each, CHUNK) for each in (copy.view(-1), weights.detach().reshape(-1)))
+    for part, source in zip(*parts, strict=True):
+        exact = source.to(device, torch.float32, copy=True)
+        exact.view(torch.int32).bitwise_or_(1)  # ties: see Split.split
+        part.copy_(exact)
+    return copy
 
 
 def write(shard: Tensor | Split, weights: Tensor) -> None:

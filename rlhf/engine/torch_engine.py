@@ -103,9 +103,12 @@ class TorchEngine(BaseEngine):
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
         for parameter in module.parameters():
-            # One by one: a GPU that holds all of them in bf16 may not hold them in fp32.
-            there = parameter.data.to(ranks.device)
-            parameter.data = there if parameter.requires_grad or not has_half else rounded(there)
+            # Frozen ones in parts: a GPU that holds them in bf16 may not hold them in fp32.
+            parameter.data = (
+                parameter.data.to(ranks.device)
+                if parameter.requires_grad or not has_half
+                else rounded(parameter.data, ranks.device)
+            )
         module.to(ranks.device)  # buffers
         if optimizer is None:
             return

@@ -206,9 +206,13 @@ def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
 
 
 def reading(model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool) -> int:
-    """Return the bytes of a pass without gradients: the widest layer and a block of logits."""
+    """Return the bytes of a pass without gradients: a feed-forward layer and a block of logits.
+
+    The layer holds its input, also normed, and the input and output of its activation; if it is
+    gated, that output, the other factor and their product.
+    """
     shape = model.shape
-    wide = sequences * tokens * (4 * shape.hidden + (2 if shape.is_gated else 1) * shape.ffn)
+    wide = sequences * tokens * (2 * shape.hidden + (3 if shape.is_gated else 2) * shape.ffn)
     return wide * size + logits(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
 
 

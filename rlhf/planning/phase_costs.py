@@ -11,6 +11,7 @@ from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_pla
 from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
+from rlhf.planning.building_memory import moments_outside_steps
 from rlhf.planning.hardware import Machine
 from rlhf.planning.memory_model import Parts
 from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
@@ -34,10 +35,8 @@ class PhasePlan:
     """True if sharded weights are gathered once per rollout."""
     keeps_graphs: bool = False
     """True if CUDA graphs and KV cache stay between rollouts."""
-    parts: Parts
-    """Bytes by purpose at the moment of peak memory."""
-    moment: str
-    """Name of the moment of peak memory, such as generation."""
+    moments: dict[str, Parts]
+    """Bytes by purpose at each moment, such as generation."""
     host: int
     """Bytes that one rank keeps in the host's memory or on NVMe."""
     step_seconds: dict[str, float]
@@ -46,6 +45,16 @@ class PhasePlan:
     """Steps of the phase; None if the examples cannot be counted."""
     other_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole phase outside its steps, by purpose."""
+
+    @property
+    def moment(self) -> str:
+        """Return the name of the moment of peak memory."""
+        return max(self.moments, key=lambda name: self.moments[name].total())
+
+    @property
+    def parts(self) -> Parts:
+        """Return the bytes by purpose at the moment of peak memory."""
+        return self.moments[self.moment]
 
     @property
     def bytes(self) -> int:
@@ -124,7 +133,10 @@ def _supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
     longest = scene.load.longest
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}
-    moments = {"training": scene.learning(learner, **shape, positions=longest)}
+    passes = plan.per_rank // micro
+    moments = moments_outside_steps(scene) | {
+        "training": scene.learning(learner, **shape, positions=longest, passes=passes),
+    }
     if others:
         moments["reference"] = scene.reading(others, **shape)
     seconds = {"train": 0.0, "score": 0.0}
@@ -135,13 +147,11 @@ def _supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
         # With no reference model, DPO's policy without its adapters is the reference.
         if not model.trained or (scene.phase is Phase.dpo and not others):
             seconds["score"] += time_model.reading_seconds(at, model, work)
-    moment, parts = max(moments.items(), key=lambda item: item[1].total())
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
         rows=None,
-        parts=parts,
-        moment=moment,
+        moments=moments,
         host=scene.host,
         step_seconds={part: value for part, value in seconds.items() if value},
         steps=scene.load.steps,
@@ -165,16 +175,15 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     choice = config.rollout.keep_graphs
     keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
     if keeps:
-        training = replace(training, parts=training.parts + kept)
-    larger = max(generation, training, key=lambda plan: plan.bytes)
+        beside = {name: parts + kept for name, parts in training.moments.items()}
+        training = replace(training, moments=beside)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=training.micro_batch,
         rows=generation.rows,
         gathers=generation.gathers,
         keeps_graphs=keeps,
-        parts=larger.parts,
-        moment=larger.moment,
+        moments=generation.moments | training.moments,
         host=scene.host,
         step_seconds=generation.step_seconds | training.step_seconds,
         steps=scene.load.steps,
@@ -198,7 +207,7 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     settings, size = config.rollout, scene.at.size(scene.models[0])
     # The fast loop allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + settings.max_response_tokens
-    parts = scene.resident(learning=False)
+    parts = scene.resident()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # Every rank of a tensor-parallel group holds all rows of the group, for its part of the heads.
     parts["kv_cache"] = memory_model.kv_cache(actor.shape, rows=rows, tokens=tokens, size=size)
@@ -219,8 +228,7 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
         micro_batch=0,
         rows=rows,
         gathers=gathers,
-        parts=parts,
-        moment="generation",
+        moments={"generation": parts},
         host=scene.host,
         step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
         steps=scene.load.steps,
@@ -234,7 +242,9 @@ def _learning(
     config, at = scene.config, scene.at
     response = config.rollout.max_response_tokens
     longest = scene.load.longest + response
-    moments = {"scoring": scene.reading(scene.models, sequences=micro, tokens=longest)}
+    moments = moments_outside_steps(scene) | {
+        "scoring": scene.reading(scene.models, sequences=micro, tokens=longest),
+    }
     score, train = 0.0, 0.0
     reuses = config.rollout.backend is Backend.fast and (
         config.rollout.reuse_logprobs is not When.never
@@ -247,17 +257,19 @@ def _learning(
         if not model.trained:
             continue
         moments[f"training of the {model.role}"] = scene.learning(
-            model, sequences=micro, tokens=longest, positions=response
+            model,
+            sequences=micro,
+            tokens=longest,
+            positions=response,
+            passes=learning.per_rank // micro + bool(config.ppo.ptx_coef),
         )
         batch = scene.work(model, sequences=learning.per_rank, micro=micro, answer=scene.answer)
         train += updates * time_model.training_seconds(at, model, batch)
-    moment, parts = max(moments.items(), key=lambda item: item[1].total())
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=micro,
         rows=None,
-        parts=parts,
-        moment=moment,
+        moments=moments,
         host=scene.host,
         step_seconds={"score": score, "train": train},
         steps=scene.load.steps,

@@ -8,25 +8,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from rlhf.config.batches import rollout_plan
-from rlhf.config.choices import Backend, Phase
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.config.choices import Backend, Dtype, Phase
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning import memory_model
-from rlhf.planning.hardware import GIB
 from rlhf.planning.memory_model import Parts, States
 from rlhf.planning.model_uses import ModelUse
+from rlhf.planning.process_memory import cpu_process, gpu_process
 from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes, forward_operations
+from rlhf.planning.training_memory import pass_moments
 
-CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
-NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
-CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 KEPT_FREED = 1.4  # ratio to the memory in use, if the process keeps freed blocks of other lengths
-PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
-STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps: products of other sizes
-MANY_STEPS = 300
-RECORD = 2000  # bytes per example in memory
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
 FRAGMENTED = 0.03  # share of the memory that is lost between blocks,
@@ -78,18 +71,22 @@ class PhaseMemory:
         """Return the bytes that one rank keeps in the host's memory or on NVMe."""
         return sum(states.host.total() for states in self.states.values())
 
-    def resident(self, *, learning: bool) -> Parts:
-        """Return the bytes by purpose that stay allocated, with gradients if ``learning``.
+    def resident(self, learner: ModelUse | None = None) -> Parts:
+        """Return the bytes by purpose that stay allocated, also those while ``learner`` is trained.
 
-        DeepSpeed's stage 3 never frees its gradients and the buckets that it reduces them in.
+        These have gradients of the models that take their steps together with ``learner``, without
+        its own. DeepSpeed's stage 3 never frees gradients and the buckets that it reduces them in.
         """
-        return self._residents[learning].copy()  # for the caller to add to
+        role = None if learner is None else learner.role
+        if role not in self._residents:
+            self._residents[role] = self._resident(role)
+        return self._residents[role].copy()  # for the caller to add to
 
     @cached_property
-    def _residents(self) -> dict[bool, Parts]:
-        return {learning: self._resident(learning=learning) for learning in (False, True)}
+    def _residents(self) -> dict[Role | None, Parts]:
+        return {}
 
-    def _resident(self, *, learning: bool) -> Parts:
+    def _resident(self, learner: Role | None) -> Parts:
         parts: Parts = Counter()
         for model in self.models:
             states = self.states[model.role]
@@ -98,38 +95,41 @@ class PhaseMemory:
                 held += states.host
             if bucket := self._bucket(model, kept=True):
                 held["buffers"] = bucket
-            elif not learning:
+            elif not self._steps_with(model, learner):
                 del held["gradients"]
             parts += held
-        parts["process"] = int(self._gpu_process if self.at.machine.is_gpu else self._cpu_process)
+        parts["process"] = int(self._process)
         return parts
 
     @property
-    def _gpu_process(self) -> float:
-        """Return the bytes that a rank takes on a GPU without models."""
-        return CUDA_CONTEXT + (NCCL if self.at.machine.ranks > 1 else 0.0)
+    def _process(self) -> float:
+        machine = self.at.machine
+        if machine.is_gpu:
+            return gpu_process(ranks=machine.ranks)
+        return cpu_process(self.config, self.phase, self.load)
 
-    @property
-    def _cpu_process(self) -> float:
-        """Return the bytes of a CPU process without models: libraries, records, kept buffers.
+    def _steps_with(self, model: ModelUse, learner: Role | None) -> bool:
+        """Return True if ``model`` has gradients in all passes of ``learner``, another model.
 
-        oneDNN and torch keep code and buffers for every size of matrix product so far.
+        Critic and actor step one after another, unless an overflow of one skips both steps. The
+        process of a CPU keeps what the gradients of the first one took.
         """
-        order = self.config.phase.order
-        earlier = order.index(self.phase) if self.phase in order else 0
-        steps = self.load.steps or 0
-        if self.phase is Phase.ppo:
-            steps *= self.config.ppo.ppo_epochs * rollout_plan(self.config).mini_batches
-        sizes = (earlier + 1) * STEP_GROWTH * min(1.0, steps / MANY_STEPS)
-        return CPU_PROCESS + RECORD * self.load.records + earlier * PHASE_GROWTH + sizes
+        if learner is None or learner is model.role:
+            return False
+        is_fp16 = self.at.machine.dtype is Dtype.fp16 and self.config.ppo.align_overflow
+        return not self.at.machine.is_gpu or (is_fp16 and learner is Role.actor)
 
-    def learning(self, model: ModelUse, *, sequences: int, tokens: int, positions: int) -> Parts:
-        """Return the bytes by purpose while ``model`` is trained on one micro-batch.
+    def learning(
+        self, model: ModelUse, *, sequences: int, tokens: int, positions: int, passes: int
+    ) -> Parts:
+        """Return the peak bytes by purpose while ``model`` is trained on micro-batches.
 
-        ``positions`` of the ``tokens`` tokens in each sequence get logits. Ranks that share their
-        sequences divide activations, logits and scores, but not gathered weights and buckets.
+        ``positions`` of the ``tokens`` tokens in each sequence get logits. A step of the optimizer
+        takes ``passes`` micro-batches. Ranks that share their sequences divide activations, logits
+        and scores, but not gathered weights and buckets.
         """
-        size, share = self.at.size(model), self.at.zero.sequence_parallel_size
+        size, is_gpu = self.at.size(model), self.at.machine.is_gpu
+        share = self.at.zero.sequence_parallel_size
         kept = memory_model.activations(
             model,
             sequences=sequences,
@@ -141,17 +141,21 @@ class PhaseMemory:
         if self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
-        picked = math.ceil(sequences * positions / share)
-        logits = memory_model.logits(
-            model, positions=picked, size=size, is_gpu=self.at.machine.is_gpu
+        is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
+        moments = pass_moments(
+            model,
+            tokens=math.ceil(sequences * tokens / share),
+            positions=math.ceil(sequences * positions / share),
+            size=size,
+            activations=kept,
+            gradients=0 if is_sharded else self.states[model.role].device["gradients"],
+            is_first=passes == 1 and is_gpu and not is_sharded,
+            is_gpu=is_gpu,
         )
         scores = self._scores(model, sequences, tokens, self._matrices) // share
-        # The logits are freed before the backward pass of the layers starts.
-        return self.resident(learning=True) + Counter(
-            activations=kept + max(0, scores - logits),
-            logits=logits,
-            buffers=self._bucket(model, kept=False) + self.live(model),
-        )
+        moments.layers["activations"] += scores
+        buffers = Counter(buffers=self._bucket(model, kept=False) + self.live(model))
+        return self.resident(model) + buffers + max(moments, key=Counter.total)
 
     def reading(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
         """Return the peak bytes by purpose while the models score a micro-batch in turn."""
@@ -166,7 +170,7 @@ class PhaseMemory:
             )
             activations += self._scores(model, sequences, tokens, 2)
             each.append(Counter(activations=activations, buffers=self.live(model)))
-        return self.resident(learning=False) + max(each, key=Counter.total)
+        return self.resident() + max(each, key=Counter.total)
 
     def work(
         self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
@@ -204,6 +208,14 @@ class PhaseMemory:
         """Return the bytes of weights that a pass over a sharded model has gathered."""
         zero, machine = self.at.zero, self.at.machine
         return memory_model.live_weights(model, zero=zero, ranks=machine.ranks, dtype=machine.dtype)
+
+    def runs_on_torch(self, model: ModelUse) -> bool:
+        """Return True if plain torch runs ``model``, and not DeepSpeed."""
+        machine = self.at.machine
+        is_hybrid = _is_hybrid(self.config, self.phase, model)
+        return runs_on_torch(
+            self.at.zero, ranks=machine.ranks, dtype=machine.dtype, is_hybrid=is_hybrid
+        )
 
     def _bucket(self, model: ModelUse, *, kept: bool) -> int:
         """Return the bytes of gradient buckets: at stage 3 if ``kept``, at other stages if not."""

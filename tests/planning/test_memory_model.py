@@ -268,8 +268,8 @@ def test_logits_are_there_in_blocks() -> None:
 
 
 def test_reading_keeps_one_layer() -> None:
-    # 15 tokens of 4 * 8 + 32 numbers, and their logits.
-    wide = 15 * (32 + 32) * 2
+    # 15 tokens of 2 * 8 + 2 * 32 numbers, and their logits.
+    wide = 15 * (16 + 64) * 2
     reading = partial(memory_model.reading, sequences=3, tokens=5, size=2, is_gpu=False)
     assert reading(use()) == wide + 15 * 100 * 6
     assert reading(use(Role.reward)) == wide

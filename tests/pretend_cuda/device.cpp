@@ -1,14 +1,17 @@
 // A CUDA device without a GPU, for a CPU build of torch: tensors that say cuda:0 and whose memory is
 // the host's. Every operation on them runs as on a GPU up to the dispatcher (autograd, autocast,
-// decompositions), and then on the CPU; or, with shapes_only, not at all. It refuses what a GPU
-// refuses, and tells gpu.py of each launch, copy and host sync. Load it before torch is imported:
-// torch looks for the hooks of CUDA once. Until pretend_start there is no GPU.
+// decompositions), and then on the CPU; or, with shapes_only, not at all, unless it only takes few
+// integers: ids, masks and positions decide shapes. It refuses what a GPU refuses, and tells gpu.py
+// of each launch, copy and host sync. Load it before torch is imported: torch looks for the hooks of
+// CUDA once. Until pretend_start there is no GPU.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -42,6 +45,7 @@ Listener listener = nullptr;
 bool is_on = false;
 bool shapes_only = false;
 DeviceIndex num_devices = 0;
+constexpr int64_t FEW = 1 << 20;  // integers that are computed with shapes_only
 constexpr DeviceIndex MOST_DEVICES = 2;  // autograd starts a thread for each, once
 
 void tell(Kind kind, const char* operation) {
@@ -99,8 +103,10 @@ struct DeviceAllocator final : c10::Allocator {
     for (int64_t seen = memory.peak; seen < used && !memory.peak.compare_exchange_weak(seen, used);) {
     }
     // Fresh memory is not zero, as a GPU's is not: it begins with NaN. The rest is not touched, so
-    // that large buffers, and all of a shapes-only run, take no memory of the host.
-    void* data = std::malloc(bytes);
+    // that large buffers take no memory of the host. With shapes_only few integers are 0 until they
+    // are computed.
+    bool is_small = bytes <= FEW * sizeof(int64_t);
+    void* data = shapes_only && is_small ? std::calloc(bytes, 1) : std::malloc(bytes);
     TORCH_CHECK(data != nullptr, "the host has no memory left for its pretended GPU");
     if (!shapes_only) std::memset(data, 0xff, std::min(bytes, FILLED));
     return {data, new Block{data, bytes}, &free_block, device};
@@ -281,13 +287,18 @@ void visit(const IValue& value, const std::function<void(const at::Tensor&)>& se
     for (const IValue& each : value.toListRef()) visit(each, see);
 }
 
-// A tensor on the device with the memory that a CPU kernel allocated.
+// True for a tensor whose values matter even if only shapes are computed.
+bool is_exact(const at::Tensor& tensor) {
+  return c10::isIntegralType(tensor.scalar_type(), true) && tensor.numel() <= FEW;
+}
+
+// A tensor on the device with what a CPU kernel computed, if one did.
 at::Tensor adopted(const at::Tensor& made, DeviceIndex index) {
   OnDevice there(index);
   auto result = at::detail::empty_strided_generic(made.sizes(), made.strides(), &allocator,
                                                   c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                                   made.scalar_type());
-  if (made.device().type() == DeviceType::CPU && made.numel() > 0 && !shapes_only) {
+  if (made.device().type() == DeviceType::CPU && made.numel() > 0) {
     size_t extent = at::detail::computeStorageNbytes(made.sizes(), made.strides(), made.itemsize());
     std::memcpy(result.storage().mutable_data(), made.data_ptr(), extent);
   }
@@ -356,6 +367,17 @@ bool takes_host_indices(const std::string& name) {
 void compute(const c10::OperatorHandle& operation, Stack& arguments, DeviceType type) {
   auto key = type == DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::Meta;
   operation.redispatchBoxed(c10::DispatchKeySet(key), &arguments);
+}
+
+bool takes_exact_values(const Stack& arguments) {
+  bool has_any = false, are_exact = true;
+  for (const IValue& value : arguments)
+    visit(value, [&](const at::Tensor& each) {
+      if (!each.defined()) return;
+      has_any = true;
+      are_exact &= is_exact(each);
+    });
+  return has_any && are_exact;
 }
 
 bool has_meta_kernel(const c10::OperatorHandle& operation) {
@@ -440,8 +462,9 @@ void run(const c10::OperatorHandle& operation, Stack* stack) {
       tell(TO_DEVICE, name.c_str());
     });
   tell(LAUNCH, name.c_str());
-  if (captured == nullptr) {
-    bool computes = !shapes_only || !has_meta_kernel(operation) || is_collective;
+  if (captured == nullptr || shapes_only) {
+    bool computes = !shapes_only || takes_exact_values(given) || !has_meta_kernel(operation) ||
+                    is_collective;
     auto type = computes ? DeviceType::CPU : DeviceType::Meta;
     return push(stack, num_arguments, on_stand_ins(operation, given, type, place));
   }
@@ -492,13 +515,12 @@ void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack
   tell(to_device ? (pinned_memory ? TO_DEVICE_PINNED : TO_DEVICE)
                  : (pinned_memory ? TO_HOST_PINNED : TO_HOST),
        pinned_memory && is_async ? "async" : "waits");
-  if (captured) {
+  if (captured && !shapes_only) {
     captured->operations.push_back({operation, given, {}});
     return push(stack, 3, {target});
   }
-  if (shapes_only && to_device) return push(stack, 3, {target});
-  if (shapes_only) {
-    if (target.numel()) target.zero_();
+  if (shapes_only && !is_exact(source)) {
+    if (!to_device && target.numel()) target.zero_();
     return push(stack, 3, {target});
   }
   push(stack, 3, on_stand_ins(operation, given, DeviceType::CPU, current()));
@@ -507,7 +529,7 @@ void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack
 at::Scalar local_scalar(const at::Tensor& tensor) {
   refuse_in_capture("a wait", "aten::_local_scalar_dense");
   tell(SYNC, "aten::_local_scalar_dense");
-  if (shapes_only) return at::Scalar(1);
+  if (shapes_only && !is_exact(tensor)) return at::Scalar(0);
   return stand_in(tensor, DeviceType::CPU).item();
 }
 
@@ -560,6 +582,16 @@ at::Tensor& set_nothing(at::Tensor& tensor) {
 
 void record_stream(at::Tensor&, at::Stream) {}
 
+// The attention that a GPU would choose, if only shapes are computed; the CPU has no such kernels.
+int64_t attention_of(const at::Tensor& query, const at::Tensor&, const at::Tensor&,
+                     const std::optional<at::Tensor>& mask, double, bool, std::optional<double>,
+                     bool) {
+  if (!shapes_only) return int64_t(at::SDPBackend::math);
+  bool is_flash = !mask && query.scalar_type() != at::kFloat && query.size(-1) <= 256;
+  return int64_t(is_flash ? at::SDPBackend::flash_attention
+                          : at::SDPBackend::efficient_attention);
+}
+
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
@@ -573,6 +605,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_nothing);
   m.impl("record_stream", &record_stream);
+  // A GPU has a kernel for it; torch's fallback takes five operations.
+  m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 // Torch warns that the kernels of NCCL, which a CPU build lacks, are replaced.
@@ -602,6 +636,7 @@ void pretend_load() {
   static Guard guard;
   c10::SetAllocator(DeviceType::CUDA, &allocator, 255);
   c10::impl::registerDeviceGuard(DeviceType::CUDA, &guard);
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&attention_of);
 }
 void pretend_start(int devices, int64_t limit, Listener told) {
   num_devices = devices;

@@ -177,6 +177,40 @@ def test_a_step_of_any_size_is_one_launch_where_torch_fuses_it(gpu: Gpu) -> None
     assert weights[0][0].item() == pytest.approx(0.998, abs=1e-3)
 
 
+def test_integers_are_exact_where_only_shapes_are_computed(gpu: Gpu) -> None:
+    with gpu.shapes_only():
+        keep = torch.tensor([True, False, True], device="cuda")
+        x = torch.tensor([1.5, 2.5, 3.5], device="cuda")
+        assert keep.nonzero().tolist() == [[0], [2]]
+        assert (keep.cumsum(0) + 1).tolist() == [2, 2, 3]
+        assert int(keep.sum()) == 2
+        assert (x.argmax().item(), (x > 2).tolist(), x.sum().item()) == (0, [False] * 3, 0)
+
+
+@pytest.mark.parametrize("mask", [None, (1, 1, 1, 1024)])
+def test_attention_takes_no_scores_where_only_shapes_are_computed(
+    gpu: Gpu, mask: tuple[int, ...] | None
+) -> None:
+    with gpu.shapes_only():
+        q = torch.zeros(2, 8, 1024, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        bias = None if mask is None else torch.zeros(mask, dtype=q.dtype, device="cuda")
+        before = gpu.used
+        gpu.reset_peak()
+        mixed = functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)
+        assert gpu.used - before == pytest.approx(q.nbytes + 4 * 2 * 8 * 1024, abs=4096)
+        mixed.sum().backward()
+        assert gpu.peak - before < 8 * q.nbytes  # scores would be 16 times as large as q
+
+
+def test_the_gradient_of_silu_is_one_launch(gpu: Gpu) -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    y = functional.silu(x)
+    with gpu.counting() as counts:
+        y.backward(torch.ones_like(y))
+    assert counts.operations["aten::silu_backward"] == 1
+    assert counts.operations["aten::sigmoid"] == 0
+
+
 def test_shapes_alone_take_memory_of_the_card_only(gpu: Gpu) -> None:
     with gpu.shapes_only():
         before = gpu.used

@@ -16,6 +16,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning.hardware import GIB
 from rlhf.planning.plan import EFFICIENCY, Plan, plan_run
+from tools.docs.memory_table import memory_rows
 from tools.docs.pages import composed, write_below
 
 TABLE_MARK = "<!-- Made by `python -m tools.docs.planner_page` from here to the end. -->\n"
@@ -185,6 +186,8 @@ def page(conf: Path) -> str:
         (
             "## What the machines reach\n",
             *_efficiencies(),
+            "\n## Planned and traced memory\n",
+            *_table(*memory_rows(conf)),
             "\n## Tables 1 and 2: step 3, and its price\n",
             *_runs(conf, tables=(1, 2)),
             "\n## Tables 4 to 6: all three steps\n",

@@ -1,0 +1,77 @@
+"""Compute the bytes that a training pass takes beside model states and stored activations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from rlhf.planning.memory_model import SINGLE, Parts, logits
+from rlhf.planning.model_uses import ModelUse
+
+
+class PassMoments(NamedTuple):
+    """The bytes by purpose at three moments of a backward pass."""
+
+    head: Parts
+    layers: Parts
+    """In the last layer, while all other layers still have their activations."""
+    embedding: Parts
+
+
+def pass_moments(
+    model: ModelUse,
+    *,
+    tokens: int,
+    positions: int,
+    size: int,
+    activations: int,
+    gradients: int,
+    is_first: bool,
+    is_gpu: bool,
+) -> PassMoments:
+    """Return the bytes by purpose at the moments that can be the peak of a backward pass.
+
+    ``tokens`` and ``positions``, which get logits, are those of all sequences. ``activations`` are
+    the bytes stored for the pass, and ``gradients`` those of all trained weights: in the first pass
+    of a step they are allocated while the activations are freed. The memory that a CPU's process
+    keeps (KEPT_FREED) has room for the slopes.
+    """
+    head, hidden, layer = (
+        slope(model, tokens=tokens, positions=positions, size=size) if is_gpu else 0
+        for slope in (head_slope, hidden_slope, layer_slopes)
+    )
+    before = 0 if is_first else gradients
+    # Autograd holds the slope of a tied head until it is added to that of the embedding.
+    tied = 0 if model.shape.head else head
+    return PassMoments(
+        head=Counter(
+            gradients=before + head,
+            activations=activations + hidden,
+            logits=logits(model, positions=positions, size=size, is_gpu=is_gpu),
+        ),
+        layers=Counter(
+            gradients=before + (head if is_first else tied), activations=activations + layer
+        ),
+        embedding=Counter(gradients=gradients + (tied if is_first else 2 * tied)),
+    )
+
+
+def head_slope(model: ModelUse, *, size: int, **_: int) -> int:
+    """Return the bytes of the output layer's weight gradient; 0 if it is not trained."""
+    shape = model.shape
+    weights = shape.vocab * shape.embedding
+    is_trained = not model.is_scorer and model.trained - model.extra_weights >= weights
+    return weights * size * is_trained
+
+
+def hidden_slope(model: ModelUse, *, positions: int, **_: int) -> int:
+    """Return the bytes of the gradient of the output layer's inputs, which is summed in fp32."""
+    return 0 if model.is_scorer else positions * model.shape.embedding * SINGLE
+
+
+def layer_slopes(model: ModelUse, *, tokens: int, size: int, **_: int) -> int:
+    """Return the bytes of gradients that the backward pass of one layer holds at once.
+
+    They are those before and after the feed-forward layer's activation, and of the layer's output.
+    """
+    return tokens * (2 * model.shape.ffn + model.shape.hidden) * size
