@@ -9,13 +9,15 @@ from rlhf.planning.memory_model import HALF, Parts
 from rlhf.planning.model_uses import ModelUse
 from rlhf.planning.phase_memory import PhaseMemory
 
+BUILDING = "building"  # the moment before the first step
+
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
 ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
 
 
 def moments_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
     """Return the bytes by purpose while the models of a phase are built, and between its steps."""
-    return {"building": _building(scene), "between steps": scene.resident()}
+    return {BUILDING: _building(scene), "between steps": scene.resident()}
 
 
 def _building(scene: PhaseMemory) -> Parts:

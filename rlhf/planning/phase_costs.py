@@ -11,7 +11,7 @@ from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_pla
 from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.building_memory import moments_outside_steps
+from rlhf.planning.building_memory import BUILDING, moments_outside_steps
 from rlhf.planning.hardware import Machine
 from rlhf.planning.memory_model import Parts
 from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
@@ -175,8 +175,8 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     choice = config.rollout.keep_graphs
     keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
     if keeps:
-        beside = {name: parts + kept for name, parts in training.moments.items()}
-        training = replace(training, moments=beside)
+        later = {name: parts + kept for name, parts in training.moments.items() if name != BUILDING}
+        training = replace(training, moments=training.moments | later)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=training.micro_batch,

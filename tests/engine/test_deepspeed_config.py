@@ -56,6 +56,7 @@ def zero(**changes: Any) -> ZeroConfig:
         "quantize_gradients": False,
         "quantize_frozen_weights": False,
         "hpz_partition_size": 1,
+        "sequence_parallel_size": 1,
         "overlap_comm": True,
         "reduce_bucket_size": None,
         "prefetch_bucket_size": None,

@@ -52,10 +52,17 @@ def test_shared_sequences_divide_the_activations(long: RunConfig) -> None:
     assert {part: two.parts[part] for part in same} == {part: one.parts[part] for part in same}
 
 
+def test_shared_sequences_divide_the_logits_of_less_than_a_block(long: RunConfig) -> None:
+    short = changed(long, sft={"max_tokens": 400})
+    one, two, four = (sft_of(short, size).parts["logits"] for size in SIZES)
+    assert one == 2 * two == 4 * four > 0
+
+
 def test_a_step_takes_as_long_but_for_the_exchange(long: RunConfig) -> None:
     """The same ranks compute the same step in twice as many micro-batches of half the tokens."""
     seconds = [sft_of(long, size).step_seconds["train"] for size in SIZES]
     assert seconds[0] < seconds[1] < seconds[2]
+    assert seconds[2] < 1.5 * seconds[0], seconds
 
 
 def test_seconds_of_the_exchange() -> None:

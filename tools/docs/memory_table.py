@@ -32,6 +32,7 @@ MOMENTS = {
 COMMON = (
     "data=rm_static",
     "zero=stage1",
+    "rollout.keep_graphs=never",  # what a rollout takes is freed, and so seen
     "ppo.rollout_batch_size=64",
     "ppo.mini_batch_size=64",
     "ppo.ppo_epochs=1",
