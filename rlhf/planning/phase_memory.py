@@ -95,29 +95,15 @@ class PhaseMemory:
                 held += states.host
             if bucket := self._bucket(model, kept=True):
                 held["buffers"] = bucket
-            elif not self._steps_with(model, learner):
+            elif not _steps_together(self, model, learner):
                 del held["gradients"]
             parts += held
-        parts["process"] = int(self._process)
-        return parts
-
-    @property
-    def _process(self) -> float:
-        machine = self.at.machine
+        machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            return gpu_process(ranks=machine.ranks)
-        return cpu_process(self.config, self.phase, self.load)
-
-    def _steps_with(self, model: ModelUse, learner: Role | None) -> bool:
-        """Return True if ``model`` has gradients in all passes of ``learner``, another model.
-
-        Critic and actor step one after another, unless an overflow of one skips both steps. The
-        process of a CPU keeps what the gradients of the first one took.
-        """
-        if learner is None or learner is model.role:
-            return False
-        is_fp16 = self.at.machine.dtype is Dtype.fp16 and self.config.ppo.align_overflow
-        return not self.at.machine.is_gpu or (is_fp16 and learner is Role.actor)
+            parts["process"] = int(gpu_process(ranks=machine.ranks))
+        else:
+            parts["process"] = int(cpu_process(config, self.phase, self.load))
+        return parts
 
     def learning(
         self, model: ModelUse, *, sequences: int, tokens: int, positions: int, passes: int
@@ -152,8 +138,8 @@ class PhaseMemory:
             is_first=passes == 1 and is_gpu and not is_sharded,
             is_gpu=is_gpu,
         )
-        scores = self._scores(model, sequences, tokens, self._matrices) // share
-        moments.layers["activations"] += scores
+        matrices = 3 * (6 if self.config.hardware.keep_freed_memory else 1)  # freed ones may stay
+        moments.layers["activations"] += self._scores(model, sequences, tokens, matrices) // share
         buffers = Counter(buffers=self._bucket(model, kept=False) + self.live(model))
         return self.resident(model) + buffers + max(moments, key=Counter.total)
 
@@ -234,11 +220,6 @@ class PhaseMemory:
         """Return True if attention uses matrix products instead of the fused kernel."""
         return uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
 
-    @property
-    def _matrices(self) -> int:
-        """Return the matrices of scores in a backward pass, with freed ones that stay allocated."""
-        return 3 * (6 if self.config.hardware.keep_freed_memory else 1)
-
     def _scores(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""
         if not (self.uses_matmul_attention(tokens) or model.shape.keeps_scores):
@@ -246,6 +227,18 @@ class PhaseMemory:
         return matrices * memory_model.scores(
             model.shape, sequences=sequences, tokens=tokens, size=self.at.size(model)
         )
+
+
+def _steps_together(scene: PhaseMemory, model: ModelUse, learner: Role | None) -> bool:
+    """Return True if ``model`` has gradients in all passes of ``learner``, another model.
+
+    Critic and actor step one after another, unless an overflow of one skips both steps. The process
+    of a CPU keeps what the gradients of the first one took.
+    """
+    if learner is None or learner is model.role:
+        return False
+    is_fp16 = scene.at.machine.dtype is Dtype.fp16 and scene.config.ppo.align_overflow
+    return not scene.at.machine.is_gpu or (is_fp16 and learner is Role.actor)
 
 
 def _is_hybrid(config: RunConfig, phase: Phase, model: ModelUse) -> bool:
@@ -274,8 +267,9 @@ def _work(
 
     ``share`` ranks divide it.
     """
-    operations = touched = 0.0
+    operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
+        padded += count * sequences / len(lengths) * length
         tokens = length + (answer or 0)
         each = {
             "sequences": count * sequences / len(lengths),
@@ -285,5 +279,4 @@ def _work(
         operations += forward_operations(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
-    tokens = sequences * sum(lengths) / len(lengths)
-    return Pass(operations / share, touched / share, len(lengths), tokens / share)
+    return Pass(operations / share, touched / share, len(lengths), padded / share)

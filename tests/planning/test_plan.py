@@ -210,7 +210,7 @@ def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
             phase,
             step_seconds={"train": seconds},
             steps=1,
-            parts=type(phase.parts)(weights=parts),
+            moments={"training": type(phase.parts)(weights=parts)},
             host=0,
         )
         return replace(plan, phases=(faked,), limit=100)

