@@ -13,7 +13,7 @@ from tools.docs.memory_table import CONFIGURATIONS, TRACED, moments
 
 CONF = Path(__file__).parents[2] / "conf"
 STORED = json.loads(TRACED.read_text())
-CHEAP = list(CONFIGURATIONS)[:2]
+CHEAPEST = next(iter(CONFIGURATIONS))  # make soak traces all of them again
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -25,4 +25,4 @@ def test_the_plan_is_within_a_tenth_of_the_trace(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_the_stored_figures_are_those_of_this_code() -> None:
-    assert not differences(traced_elsewhere(*CHEAP), STORED)
+    assert not differences(traced_elsewhere(CHEAPEST), STORED)
