@@ -13,6 +13,7 @@ from torch import Tensor
 from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.ulysses import HeadCounts, shared_attention
+from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel, kept_logprobs
 from rlhf.models.sequence_parts import (
@@ -43,6 +44,7 @@ def step(model: Any, batch: SequenceBatch) -> tuple[Tensor, list[Tensor]]:
 
 
 def main(folder: Path) -> None:
+    leave_uncompiled_kernels_alone()
     deepspeed.init_distributed("gloo", verbose=False)
     ranks, found = current_ranks(Device.cpu), {}
     ids_BS = some_ids(2, TOKENS)
