@@ -156,3 +156,11 @@ def test_what_differs_is_left_to_the_general_decoder(name: str, fields: dict[str
 
 def test_a_window_as_long_as_a_row_hides_nothing() -> None:
     assert decoder_parts(tiny_model("mistral", sliding_window=24), tokens=24) is not None
+
+
+def test_a_cpu_keeps_no_casts_beside_its_packed_weights() -> None:
+    model = tiny_model("opt")  # in fp32
+    parts = decoder_parts(model, tokens=16)
+    assert parts is not None
+    decoder = FusedDecoder(parts, adapter_of, rows=1, tokens=16, dtype=torch.bfloat16)
+    assert not decoder._casts

@@ -87,8 +87,8 @@ class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
     On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
-    adapters are merged. On a GPU neither is: the model's own weights are used. ``casts`` has each
-    of those that are not in this precision, with its copy that is.
+    adapters are merged. On a GPU neither is: the model's own weights are used. There ``casts`` has
+    the copies of weights that are not in this precision, each with its weight.
     """
 
     def __init__(self, parts: DecoderParts, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
@@ -144,7 +144,7 @@ class LayerBuilder:
     def _cast(self, weight: Tensor) -> Tensor:
         """Return ``weight`` in this precision, without a copy if it is."""
         cast = weight.to(self._dtype)
-        if cast is not weight:
+        if cast is not weight and not self._merges:  # a CPU packs its casts, and frees them
             self.casts.append((cast, weight))
         return cast
 
