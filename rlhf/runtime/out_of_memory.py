@@ -53,7 +53,7 @@ def _remedies(config: RunConfig, phase: Phase) -> list[str]:
     if num_ranks(config) > 1 and config.zero.stage != SHARDED_WEIGHTS:
         keys.append("zero=stage3")
     elif config.hardware.device is Device.cuda and not config.zero.offload_optimizer:
-        keys.append("zero=stage2_offload")
+        keys.append(f"zero=stage{max(2, config.zero.stage)}_offload")
     return keys
 
 

@@ -82,7 +82,7 @@ def test_smaller_micro_batches_continue_by_themselves(tmp_path: Path) -> None:
     [
         (["hardware=a100_40g", "zero=stage1"], "ppo.micro_batch_size=1 zero=stage2_offload"),
         (["hardware=8xa100_40g", "zero=stage1"], "ppo.micro_batch_size=1 zero=stage3"),
-        (["hardware=8xa100_40g", "zero=stage3"], "ppo.micro_batch_size=1 zero=stage2_offload"),
+        (["hardware=8xa100_40g", "zero=stage3"], "ppo.micro_batch_size=1 zero=stage3_offload"),
         (["hardware=8xa100_40g", "zero=stage3_offload"], "ppo.micro_batch_size=1"),
         (
             ["hardware=a100_40g", "zero=stage2_offload", "rollout.keep_graphs=always"],
