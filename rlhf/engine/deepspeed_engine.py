@@ -17,6 +17,7 @@ from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.base import BaseEngine
 from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.engine.deepspeed_kernels import require_quantizer
 from rlhf.engine.deepspeed_state import DeepSpeedState
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
@@ -46,6 +47,7 @@ class DeepSpeedEngine(BaseEngine):
         ranks: Ranks,
         optimizer: OptimizerSettings | None = None,
     ) -> None:
+        require_quantizer(settings.zero)
         stage = stage_of(role, settings.zero)
         has_half = has_half_weights(role, settings.zero, settings.dtype)
         is_bf16 = settings.dtype is Dtype.bf16
@@ -189,7 +191,7 @@ class DeepSpeedEngine(BaseEngine):
 
         leave_uncompiled_kernels_alone()
         section = config["zero_optimization"]
-        _require_ops(section)
+        _require_drives(section)
         for buffer in module.buffers():  # DeepSpeed does not move them if weights are sharded
             buffer.data = buffer.data.to(self._device)
         if optimizer is None:
@@ -235,25 +237,18 @@ def _passing_for_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad = False
 
 
-def _require_ops(section: dict[str, Any]) -> None:
-    """Check that the parts of DeepSpeed that ``section`` needs can be built here.
+def _require_drives(section: dict[str, Any]) -> None:
+    """Check that weights and moments can be kept on NVMe drives, if ``section`` wants that.
 
     Raises:
-        CapabilityError: a part cannot be built (the message names what to install), or the NVMe
-            folder cannot be created.
+        CapabilityError: DeepSpeed's async_io cannot be built (the message names what to install),
+            or the folder cannot be created.
     """
-    quantizes = any(value for key, value in section.items() if key.startswith("zero_quantized"))
-    if quantizes and not _can_build("quantizer"):
-        raise CapabilityError(
-            "zero.quantize_weights, quantize_gradients or quantize_frozen_weights=true: DeepSpeed "
-            "cannot build its quantizer here; install the CUDA toolkit with nvcc, or set these "
-            "keys to false"
-        )
     for place in (section.get("offload_param", {}), section.get("offload_optimizer", {})):
         if place.get("device") != "nvme":
             continue
         folder = Path(place["nvme_path"])
-        if not _can_build("async_io"):
+        if not _has_async_io():
             raise CapabilityError(
                 f"zero.nvme_path={folder.parent}: DeepSpeed cannot build its async_io here; "
                 "install libaio (apt install libaio-dev), or use zero=stage3_offload"
@@ -267,12 +262,12 @@ def _require_ops(section: dict[str, Any]) -> None:
             ) from error
 
 
-def _can_build(part: str) -> bool:
-    """Return whether DeepSpeed finds the compilers and libraries that its ``part`` needs."""
+def _has_async_io() -> bool:
+    """Return whether DeepSpeed finds the compiler and the library that its async_io needs."""
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
     from deepspeed.ops.op_builder.builder import probe_is_compatible
 
-    return part in ALL_OPS and bool(probe_is_compatible(ALL_OPS[part]))
+    return "async_io" in ALL_OPS and bool(probe_is_compatible(ALL_OPS["async_io"]))
 
 
 def require_aligned(optimizer: Any) -> None:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from rlhf.config.choices import Backend
-from rlhf.config.schema.run import RunConfig
+import torch
+
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.errors import CapabilityError
 
 
-def kernel_obstacle(config: RunConfig) -> str | None:
-    """Return which option of ``config`` needs kernels that cannot be had here, and why; or None.
+def require_quantizer(zero: ZeroConfig) -> None:
+    """Check that this machine has, or can compile, the quantizer if an option of ``zero`` uses it.
 
-    A run would otherwise end where it uses them first: in PPO, after the phases before it.
+    Raises:
+        CapabilityError: if it cannot; the message names the options and the reason.
     """
-    zero = config.zero
-    users = {
-        "rollout.backend=hybrid_engine": (
-            config.rollout.backend is Backend.hybrid_engine,
-            "InferenceBuilder",
-        ),
-        "zero.quantize_weights=true": (zero.quantize_weights, "QuantizerBuilder"),
-        "zero.quantize_gradients=true": (zero.quantize_gradients, "QuantizerBuilder"),
-        "zero.quantize_frozen_weights=true": (zero.quantize_frozen_weights, "QuantizerBuilder"),
-    }
-    for option, (is_used, builder) in users.items():
-        if is_used and (reason := compile_obstacle(builder)) is not None:
-            return f"{option}: {reason}"
-    return None
+    keys = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
+    used = [f"zero.{key}=true" for key in keys if getattr(zero, key)]
+    if used and (obstacle := compile_obstacle("QuantizerBuilder")) is not None:
+        raise CapabilityError(f"{', '.join(used)}: {obstacle}; or run without this option")
 
 
 def compile_obstacle(builder: str) -> str | None:
@@ -37,6 +30,8 @@ def compile_obstacle(builder: str) -> str | None:
         assert_no_cuda_mismatch,
     )
 
+    if not torch.cuda.is_available():
+        return "DeepSpeed has these kernels for GPUs only; use one, and install the CUDA toolkit"
     op = getattr(op_builder, builder)()
     if installed_ops.get(op.name):
         return None
@@ -47,6 +42,6 @@ def compile_obstacle(builder: str) -> str | None:
     except (MissingCUDAException, CUDAMismatchException, OSError) as error:
         return (
             f"DeepSpeed's kernels ({op.name}) cannot be compiled here: {str(error).lstrip('>- ')}; "
-            "they need the CUDA toolkit of the version that torch was built with (nvcc, CUDA_HOME)"
+            "install the CUDA toolkit of the version that torch was built with (nvcc, CUDA_HOME)"
         )
     return None

@@ -44,7 +44,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_data, require_kernels, require_rollouts
+from rlhf.phases.shared.preflight import require_data, require_support
 from rlhf.planning.plan_tables import read_plan
 from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.malloc import keep_freed_memory
@@ -177,8 +177,7 @@ def build_context(
     Phases that were stopped continue from their last checkpoints. What a stopped attempt wrote
     after them is dropped, because these steps are taken again.
     """
-    require_rollouts(config)
-    require_kernels(config)
+    require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
         check_parts(config)
     command_words(run_dir)  # model cards show it: a damaged file is refused before training

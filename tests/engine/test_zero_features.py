@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.config.choices import Dtype
-from rlhf.engine import deepspeed_engine, masters
+from rlhf.engine import deepspeed_engine, deepspeed_kernels, masters
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.engine.torch_engine import TorchEngine
@@ -111,17 +111,12 @@ class Adapted(nn.Module):
         return result
 
 
-def allow(monkeypatch: pytest.MonkeyPatch, **parts: bool) -> None:
-    """Say which parts of DeepSpeed can be built here."""
-    monkeypatch.setattr(deepspeed_engine, "_can_build", parts.__getitem__)
-
-
 @pytest.mark.slow
 def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero import partition_parameters, stage3
 
-    allow(monkeypatch, quantizer=True)
+    monkeypatch.setattr(deepspeed_kernels, "compile_obstacle", lambda _: None)
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # torch emulates it
     monkeypatch.setattr(partition_parameters, "CUDAQuantizer", Int8)
     monkeypatch.setattr(stage3, "CUDAQuantizer", Int8)
@@ -152,14 +147,14 @@ def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.Mo
 def test_nvme_without_async_io_is_refused(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    allow(monkeypatch, async_io=False)
+    monkeypatch.setattr(deepspeed_engine, "_has_async_io", lambda: False)
     with pytest.raises(CapabilityError, match=r"zero.nvme_path=.*install libaio") as caught:
         engine_of(DeepSpeedEngine, stage=3, nvme_path=str(tmp_path), **{key: True})
     assert str(tmp_path) in str(caught.value)
 
 
 def test_nvme_needs_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allow(monkeypatch, async_io=True)
+    monkeypatch.setattr(deepspeed_engine, "_has_async_io", lambda: True)
     (tmp_path / "file").write_text("")
     path = str(tmp_path / "file")
     with pytest.raises(CapabilityError, match=r"Not a directory; use a writable folder") as caught:
@@ -187,9 +182,6 @@ def test_gradients_on_nvme_start_at_whole_blocks(
 @pytest.mark.parametrize(
     "key", ["quantize_weights", "quantize_gradients", "quantize_frozen_weights"]
 )
-def test_quantising_without_its_kernels_is_refused(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allow(monkeypatch, quantizer=False)
+def test_quantising_without_its_kernels_is_refused(key: str) -> None:
     with pytest.raises(CapabilityError, match=rf"{key}.*install the CUDA toolkit"):
         engine_of(DeepSpeedEngine, stage=3, **{key: True})

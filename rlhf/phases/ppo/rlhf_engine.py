@@ -38,7 +38,7 @@ from rlhf.phases.shared.policies import (
     rollout_backend,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
-from rlhf.phases.shared.preflight import require_rollouts
+from rlhf.phases.shared.preflight import require_support
 from rlhf.phases.shared.reward_mix import build_mix
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
 from rlhf.random_streams import seed_for
@@ -68,7 +68,7 @@ class RLHFEngine:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
         _require_ppo(config)
-        require_rollouts(config)
+        require_support(config)
         self.settings = EngineSettings(
             zero=config.zero,
             dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.config.batches import examples_per_step, phase_steps, sizes_for
-from rlhf.config.choices import Backend, Device, LoraRole, ModelInit, Phase
+from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.corpus import ptx_texts, reads_corpus
-from rlhf.engine.deepspeed_kernels import kernel_obstacle
+from rlhf.engine.deepspeed_kernels import compile_obstacle, require_quantizer
 from rlhf.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
@@ -28,25 +28,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def require_kernels(config: RunConfig) -> None:
-    """Check that this machine has, or can compile, the kernels of DeepSpeed that the run uses.
+def require_support(config: RunConfig) -> None:
+    """Check that this machine, the packages and the model support rollouts and quantization.
 
     Raises:
-        CapabilityError: if it cannot; the message names the option and the reason.
-    """
-    obstacle = kernel_obstacle(config) if config.hardware.device is Device.cuda else None
-    if obstacle is not None:
-        raise CapabilityError(f"{obstacle}; or run without this option")
-
-
-def require_rollouts(config: RunConfig) -> None:
-    """Check that this machine, the installed packages and the model support the rollout backend.
-
-    Raises:
-        CapabilityError: if they do not; the message names the reason and a backend that works.
+        CapabilityError: if they do not; the message names the reason and what works.
         ConfigError: if rollout.backend=hybrid_engine is combined with the DPO phase.
         RolloutError: if the server of rollout.backend=vllm_server cannot be used.
     """
+    require_quantizer(config.zero)
     if not {Phase.ppo, Phase.dpo} & set(config.phase.order):
         return
     model = _config_of(config.model)
@@ -66,6 +56,7 @@ def require_rollouts(config: RunConfig) -> None:
             )
         tensor_parallel = config.rollout.hybrid_engine.inference_tp_size
         obstacle = machine_obstacle(tensor_parallel=tensor_parallel)
+        obstacle = obstacle or compile_obstacle("InferenceBuilder")
         if obstacle is None and model is not None:
             obstacle = _of_model(model, model_obstacle(model))
         if obstacle is not None:

@@ -19,7 +19,7 @@ from rlhf.data.tokens import TokenData
 from rlhf.errors import CapabilityError, ConfigError, DataError
 from rlhf.models.families import FAMILIES
 from rlhf.phases.shared import preflight as rollout_checks
-from rlhf.phases.shared.preflight import require_data, require_rollouts
+from rlhf.phases.shared.preflight import require_data, require_support
 from tests.rollout.decoder_checks import FAMILIES as DECODED
 from tests.rollout.decoder_checks import tiny_model
 
@@ -41,17 +41,18 @@ def hybrid(compose: Compose, model_type: str, **fields: Any) -> RunConfig:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that can run the Hybrid Engine."""
     monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
+    monkeypatch.setattr(rollout_checks, "compile_obstacle", lambda _: None)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_the_hybrid_engine_needs_a_model_that_it_knows(compose: Compose) -> None:
-    require_rollouts(hybrid(compose, "llama"))
+    require_support(hybrid(compose, "llama"))
     for model_type, words in {"opt": "is skipped by DeepSpeed", "qwen2": "has no layers"}.items():
         with pytest.raises(CapabilityError, match=f"{model_type} {words}.*use rollout=fast"):
-            require_rollouts(hybrid(compose, model_type))
+            require_support(hybrid(compose, model_type))
     with pytest.raises(CapabilityError, match="num_key_value_heads=4"):
-        require_rollouts(hybrid(compose, "llama", num_key_value_heads=4))
+        require_support(hybrid(compose, "llama", num_key_value_heads=4))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -60,10 +61,10 @@ def test_the_hybrid_engine_does_not_see_adapters(compose: Compose) -> None:
     for roles, is_refused in (([LoraRole.critic], False), ([LoraRole.actor], True)):
         adapted = replace(config, lora=replace(config.lora, rank=4, roles=roles))
         if not is_refused:
-            require_rollouts(adapted)
+            require_support(adapted)
             continue
         with pytest.raises(CapabilityError, match=r"lora.rank=4 on the actor.*lora=none"):
-            require_rollouts(adapted)
+            require_support(adapted)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -74,15 +75,15 @@ def test_the_config_of_a_folder_is_read(compose: Compose, tmp_path: Path) -> Non
     for family, words in {"opt": "model_type=opt", "llama": "num_key_value_heads=2"}.items():
         config = to_run_config(compose([*overrides, f"model.path={tmp_path / family}"]))
         with pytest.raises(CapabilityError, match=words):
-            require_rollouts(config)
+            require_support(config)
     # What cannot be read is left to whoever builds the model.
-    require_rollouts(to_run_config(compose([*overrides, f"model.path={tmp_path / 'none'}"])))
+    require_support(to_run_config(compose([*overrides, f"model.path={tmp_path / 'none'}"])))
 
 
 def test_the_machine_is_asked_first(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(CapabilityError, match=r"torch finds no GPU here.*use rollout=fast"):
-        require_rollouts(hybrid(compose, "llama"))
+        require_support(hybrid(compose, "llama"))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -90,10 +91,10 @@ def test_only_ppo_has_the_hybrid_engine(compose: Compose) -> None:
     config = hybrid(compose, "llama")
     phases = replace(config.phase, order=[Phase.sft, Phase.dpo])
     with pytest.raises(ConfigError, match="with the dpo phase"):
-        require_rollouts(replace(config, phase=phases))
+        require_support(replace(config, phase=phases))
     # Where nothing is sampled, nothing is asked.
     sft = replace(config.phase, order=[Phase.sft])
-    require_rollouts(replace(hybrid(compose, "opt"), phase=sft))
+    require_support(replace(hybrid(compose, "opt"), phase=sft))
 
 
 CONVOLUTION = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
@@ -110,20 +111,20 @@ def test_fast_needs_a_model_that_it_can_decode(
     model_type: str, fields: dict[str, Any], words: str, compose: Compose
 ) -> None:
     with pytest.raises(CapabilityError, match=f"model_type={model_type} {words}; use rollout=hf"):
-        require_rollouts(config_of(compose, model_type=model_type, **fields))
-    require_rollouts(config_of(compose, Backend.hf, model_type=model_type, **fields))
+        require_support(config_of(compose, model_type=model_type, **fields))
+    require_support(config_of(compose, Backend.hf, model_type=model_type, **fields))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*DECODED, *FAMILIES])
 def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
     fields = DECODED.get(family, {})
-    require_rollouts(config_of(compose, model_type=family.partition("-")[0], **fields))
+    require_support(config_of(compose, model_type=family.partition("-")[0], **fields))
 
 
 def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> None:
-    require_rollouts(config_of(compose, model_type="bart"))  # its decoder may be taken alone
-    require_rollouts(config_of(compose, model_type="gemma3_text", sliding_window=8))
+    require_support(config_of(compose, model_type="bart"))  # its decoder may be taken alone
+    require_support(config_of(compose, model_type="gemma3_text", sliding_window=8))
 
 
 def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) -> Any:
