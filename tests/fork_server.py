@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from tests.forked_process import NETWORK, Request, become, close, run
-from tests.quick_hydra import compose_quickly
+from tests.quick_hydra import compose_once, compose_quickly
 
 ROOT = Path(__file__).parents[1]
 
@@ -185,6 +185,7 @@ def be_zygote(descriptor: int) -> NoReturn:
         import_module("tests.pretend_cuda.gpu").load()
     for module in MODULES:
         import_module(module)
+    compose_once()
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a zygote has {threads} threads, of which a fork keeps one"
     # For the name of a method in its log, torchrun has inspect look at every module, for a second.

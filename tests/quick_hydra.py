@@ -2,15 +2,71 @@
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
 import yaml
+from hydra import compose, initialize_config_dir
 from hydra._internal import defaults_list
+from hydra._internal.config_repository import ConfigRepository
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import open_dict
+from omegaconf.base import Metadata
+
+from rlhf.config.freeze import to_run_config
+
+CONF = Path(__file__).parents[1] / "conf"
+Load = Callable[[ConfigRepository, str], ConfigResult | None]
 
 
 def compose_quickly() -> None:
-    """Let Hydra read YAML with libyaml, and look for no interpolations in defaults lists.
+    """Let Hydra read each file once, by libyaml, and look for no interpolations in defaults lists.
 
-    Those of this project have none; one would fail with an AttributeError. A quarter of the time of
-    a composition went into the names that it could refer to.
+    Those of this project have none; one would fail with an AttributeError. Half of the time of a
+    composition went into files, and a quarter into names that interpolations could refer to.
     """
     yaml.SafeLoader = yaml.CSafeLoader
     defaults_list._create_interpolation_map = lambda *_: None
+    Metadata.__deepcopy__ = _copied  # type: ignore[attr-defined]
+    ConfigRepository.load_config = _load_once(ConfigRepository.load_config)  # type: ignore[method-assign]
+
+
+def compose_once() -> None:
+    """Compose the defaults: what is composed after it, also in forks, has their files in memory."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["experiment=smoke"], return_hydra_config=True)
+    with open_dict(config):
+        del config["hydra"]
+    to_run_config(config)
+
+
+def _load_once(load: Load) -> Load:
+    """Return ``load`` with a memory of files that have not changed; its results are copies."""
+    loaded = dict[tuple[tuple[str, int], ...], ConfigResult | None]()
+
+    def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+        name = config_path.removesuffix(".yaml")
+        paths = [f"{source.path}/{name}.yaml" for source in repository.sources]
+        key = tuple(
+            (path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0) for path in paths
+        )
+        if key not in loaded:
+            loaded[key] = load(repository, config_path)
+        return deepcopy(loaded[key])
+
+    return load_config
+
+
+def _copied(metadata: Metadata, memo: dict[int, Any]) -> Metadata:
+    """Return what deepcopy returns: types and keys are constants, flags and caches are not."""
+    copied: Metadata = object.__new__(type(metadata))
+    copied.__dict__.update(metadata.__dict__)
+    copied.flags = dict(metadata.flags or {})
+    copied.resolver_cache = defaultdict(dict)
+    for name, cache in metadata.resolver_cache.items():
+        copied.resolver_cache[name] = dict(cache)
+    return copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,8 +28,9 @@ from rlhf.errors import ConfigError
 
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
-    check_secrets(config)
-    check_texts(config)
+    texts = list(texts_of(asdict(config), ""))
+    check_secrets(texts)
+    check_texts(texts)
     check_bounds(config)
     check_name(config.name)
     check_order(config.phase.order)
@@ -51,14 +53,16 @@ def validate(config: RunConfig) -> None:
         ptx_plan(config)
 
 
-def check_texts(config: RunConfig) -> None:
+def check_texts(texts: Iterable[tuple[str, str]]) -> None:
     """Check for control characters, which could command a terminal or break a line of a file.
 
     Texts that are searched in responses may have line breaks and tabs.
     """
-    for key, text in texts_of(asdict(config), ""):
+    for key, text in texts:
         allowed = "\n\t" if key == "rollout.stop" or key.endswith(".pattern") else ""
-        if any(unicodedata.category(c) == "Cc" and c not in allowed for c in text):
+        if not text.isprintable() and any(
+            unicodedata.category(c) == "Cc" and c not in allowed for c in text
+        ):
             raise ConfigError(f"{key}={text!r}: must have no control characters; remove them")
 
 

@@ -23,13 +23,14 @@ WAYS_OUT = {
 READ_VARIABLE = r"""\$\{\s*oc\.env\s*:\s*["'\\]*(\w+)"""
 
 
-def check_secrets(config: RunConfig) -> None:
-    """Check that no text of the configuration looks like a secret; the error does not repeat it."""
-    for key, text in texts_of(asdict(config), ""):
+def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
+    """Check that no text of a key looks like a secret; the error does not repeat it."""
+    forms = {name: re.compile(form) for name, form in FORMS.items()}
+    for key, text in texts:
         if key.endswith(".revision"):  # a commit has the form of a W&B key
             continue
-        for name, form in FORMS.items():
-            if re.search(form, text):
+        for name, form in forms.items():
+            if form.search(text):
                 raise ConfigError(
                     f"{key}: the value looks like {name}. A configuration is stored in the run "
                     "directory and shown in reports, so it must not hold secrets; "
