@@ -417,6 +417,7 @@ def test_ppo_learns_from_its_rollouts(
 ) -> None:
     """A step of PPO on the CPU: its rules and the look at the machine are passed over."""
     monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
+    monkeypatch.setattr(rollout_checks, "compile_obstacle", lambda _: None)
     save_models(tmp_path, policy="some words", reward="some words")
     paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
     paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]
