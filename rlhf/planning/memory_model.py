@@ -24,7 +24,8 @@ from rlhf.planning.shapes import ModelShape
 
 HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # positions and vocabulary entries whose logits exist at the same time
-GPU_BLOCK = (512, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
+GPU_BLOCK = (1024, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
+TORCH_TOKENS = 256  # positions whose logits exist in fp32, twice, where no kernel computes
 LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/attention.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities up to this many tokens per head dimension
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
@@ -197,12 +198,12 @@ def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
 
 
 def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
-    """Return the bytes of one block's logits and their gradient; 0 for a scorer."""
+    """Return the bytes of one block's logits, with torch's copies in fp32; 0 for a scorer."""
     if model.is_scorer:
         return 0
     most, entries = GPU_BLOCK if is_gpu else CPU_BLOCK
-    vocabulary = model.shape.vocab
-    return min(most, positions) * min(entries or vocabulary, vocabulary) * (SINGLE + size)
+    width = min(entries or model.shape.vocab, model.shape.vocab)
+    return width * (min(most, positions) * size + min(TORCH_TOKENS, positions) * 2 * SINGLE)
 
 
 def reading(model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool) -> int:

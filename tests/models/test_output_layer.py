@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.models.output_layer import Block, _FusedLogprobs, fused_logprobs, token_logprobs
+from rlhf.models.output_layer import (
+    TORCH_TOKENS,
+    Block,
+    _FusedLogprobs,
+    fused_logprobs,
+    token_logprobs,
+)
 from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import (
@@ -284,6 +290,20 @@ def test_a_layer_agrees_with_the_plain_formula(
         loss, ours = loss + 0.3 * entropy_N.sum(), ours + 0.3 * found.entropy_N.sum()
     for got, expected in zip(slopes(given, ours), slopes(given, loss), strict=True):
         assert_close(got, expected, atol=1e-5)
+
+
+def test_torch_computes_a_long_block_in_parts() -> None:
+    given, pull_N = layer(count=2 * TORCH_TOKENS + 1), normal(2 * TORCH_TOKENS + 1, seed=3)
+    options = LogprobOptions(0.6, entropy_gradient=True)
+    found = fused_logprobs(*given, options, block=Block(1024, None))  # fp64, which has no kernel
+    expected = plainly(given, 0.6)
+    for ours_N, theirs_N in zip(found, expected, strict=True):
+        assert_close(ours_N.detach(), theirs_N.detach(), atol=2e-6)
+    ours, theirs = (
+        (pull_N * logprobs_N + entropy_N).sum() for logprobs_N, entropy_N in (found, expected)
+    )
+    for got, slope in zip(slopes(given, ours), slopes(given, theirs), strict=True):
+        assert_close(got, slope, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -256,14 +256,14 @@ def test_layers_below_all_that_learns_keep_nothing() -> None:
 
 
 def test_logits_are_there_in_blocks() -> None:
-    # Logits in the model's precision, their softmax in fp32.
+    # Logits in the model's precision; the softmax of at most 256 positions, twice in fp32.
     gpu, cpu = (partial(memory_model.logits, size=2, is_gpu=is_gpu) for is_gpu in (True, False))
-    assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * 6
-    assert gpu(use(), positions=10_000) == 512 * 100 * 6
-    assert cpu(use(), positions=10_000) == 1024 * 100 * 6
+    assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * (2 + 8)
+    assert gpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
+    assert cpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
     wide = use(shape=shape(vocab_size=5_000))
-    assert gpu(wide, positions=10_000) == 512 * 5_000 * 6
-    assert cpu(wide, positions=10_000) == 1024 * 2048 * 6
+    assert gpu(wide, positions=10_000) == 5_000 * (1024 * 2 + 256 * 8)
+    assert cpu(wide, positions=10_000) == 2048 * (1024 * 2 + 256 * 8)
     assert gpu(use(Role.critic), positions=10) == 0
 
 
@@ -271,7 +271,7 @@ def test_reading_keeps_one_layer() -> None:
     # 15 tokens of 2 * 8 + 2 * 32 numbers, and their logits.
     wide = 15 * (16 + 64) * 2
     reading = partial(memory_model.reading, sequences=3, tokens=5, size=2, is_gpu=False)
-    assert reading(use()) == wide + 15 * 100 * 6
+    assert reading(use()) == wide + 15 * 100 * (2 + 8)
     assert reading(use(Role.reward)) == wide
 
 
@@ -408,6 +408,7 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
 
     assert memory_model.CPU_BLOCK == logprobs.CPU_BLOCK
     assert memory_model.GPU_BLOCK == logprobs.GPU_BLOCK
+    assert memory_model.TORCH_TOKENS == logprobs.TORCH_TOKENS
     assert memory_model.KEPT_TOKENS == attention.KEPT_TOKENS
     assert memory_model.LONGEST == attention.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS
