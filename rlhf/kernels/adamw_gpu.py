@@ -5,9 +5,8 @@ Triton compiles the kernels. It comes with torch's CUDA wheels and is imported o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from rlhf.host_copies import sent
 from rlhf.kernels.adamw import AdamwScalars, SplitState
+from rlhf.kernels.triton_trial import tried
 
 PART = 2**16  # weights per program: few rows in the table, many programs for a GPU to balance
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
@@ -22,8 +22,6 @@ EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
 WIDE = 16  # bytes of the widest read
 
 STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # a step that changes no weight
-
-logger = logging.getLogger(__name__)
 
 
 class ParameterTable:
@@ -98,31 +96,21 @@ def parts(sizes: Sequence[int], part: int) -> Tensor:
 @cache
 def gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the kernels for a GPU; None, and a line in the log, if they do not run there."""
-    try:
-        from rlhf.kernels import adamw_triton
-
-        _try(adamw_triton, device)
-    # Triton needs a C compiler, Python's headers, a folder for its cache and a driver, and has a
-    # different error for each. Torch's operations need none of them.
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        logger.warning(
-            "No Triton for this GPU (%s): AdamW takes 20 launches for each parameter instead of "
-            "one for all, which is slower",
-            reason,
-        )
-        return None
-    return adamw_triton
+    otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
+    return tried(partial(_load, device), otherwise=otherwise)
 
 
-def _try(kernels: ModuleType, device: torch.device) -> None:
-    """Compile and launch each kernel, on one weight."""
-    table = ParameterTable(kernels, [1], device)
+def _load(device: torch.device) -> ModuleType:
+    """Import the kernels; compile and launch each, on one weight."""
+    from rlhf.kernels import adamw_triton
+
+    table = ParameterTable(adamw_triton, [1], device)
     half = torch.zeros(1, dtype=torch.bfloat16, device=device)
     low, mean = half.to(torch.int16), half.float()
     table.step([SplitState(half, low, mean, mean.clone())], [half.clone()], [STILL])
     table.average([mean], [(half, low)], 0.5)
     float(table.squares([half]))  # waits: a launch that fails is noticed here
+    return adamw_triton
 
 
 def _contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

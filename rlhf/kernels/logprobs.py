@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 
 from rlhf.kernels.compiling import compiled
+from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_logprob_kernel
 
 
-def logprob_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the kernel for logits like these, or None if it cannot run here."""
+def logprob_kernel(logits: Tensor) -> LogprobKernel | GpuLogprobKernel | None:
+    """Return the kernel for logits like these, or None if it cannot run on their device."""
+    return gpu_logprob_kernel(logits) if logits.is_cuda else cpu_logprob_kernel(logits)
+
+
+def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
+    """Return the kernel for logits like these on a CPU, which also draws, or None."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
     library = compiled("logprobs", half=logits.dtype is torch.bfloat16)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.kernels.logprobs import LogprobKernel, logprob_kernel
+from rlhf.kernels.logprobs import LogprobKernel, cpu_logprob_kernel
 
 CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
 NUCLEUS = 256  # likeliest tokens that top-p tries first: nearly always enough, so no full sort
@@ -153,4 +153,4 @@ def _slice_of(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
 def _kernel_for(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
     """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
-    return logprob_kernel(logits_BV) if is_plain else None
+    return cpu_logprob_kernel(logits_BV) if is_plain else None

@@ -1,4 +1,4 @@
-"""Compile the Triton kernels for NVIDIA GPUs, which needs none; test_adamw_gpu.py starts this."""
+"""Compile the Triton kernels for NVIDIA GPUs, which needs none; test_triton.py starts this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton kernels by Triton's interpreter, on a CPU; test_adamw_gpu.py starts this file.
+"""The Triton kernels by Triton's interpreter, on a CPU; test_triton.py starts this file.
 
 They pass the tests of the C kernel and of SplitAdamW. The tensors that they work on are longer than
 a part, which is here one block or two.

@@ -1,12 +1,7 @@
-"""AdamW on a GPU: parts of parameters, the number of launches, and a GPU without Triton."""
+"""AdamW on a GPU: parts of parameters, and the number of launches."""
 
 from __future__ import annotations
 
-import logging
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +20,7 @@ from tests.engine.test_torch_engine import engine_of
 from tests.kernels.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import assert_near
-from tests.runs import python
 
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton comes with torch's CUDA wheels"
-)
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
 
@@ -85,33 +76,6 @@ def test_a_step_is_few_launches_whatever_the_size(
         assert counts.events[Event.sync] == 1
         counted.append(counts.events[Event.launch])
     assert counted[0] == counted[1] <= 30
-
-
-def test_without_triton_a_line_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "rlhf.kernels.adamw_triton", raising=False)
-    with caplog.at_level(logging.WARNING):
-        assert gpu_kernels.__wrapped__(torch.device("cpu")) is None
-    assert len(caplog.messages) == 1
-    assert "No Triton for this GPU (" in caplog.text
-    assert "\n" not in caplog.messages[0]
-
-
-@needs_triton
-def test_the_kernels_compute_what_they_should() -> None:
-    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
-    tests = Path(__file__).with_name("interpreted_adamw.py")
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
-    run = python("-m", "pytest", *options, tests, popen=subprocess.Popen, TRITON_INTERPRET=1)
-    assert run.returncode == 0, run.stdout
-
-
-@needs_triton
-def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
-    run = python("-m", "tests.kernels.compile_adamw", TRITON_CACHE_DIR=tmp_path)
-    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -107,7 +107,7 @@ ONLY_IN = {
         "rlhf/rollout/hybrid/hybrid_rollout.py",
         "rlhf/runtime/rendezvous.py",
     ),
-    "triton": ("rlhf/kernels/adamw_triton.py",),
+    "triton": ("rlhf/kernels/adamw_triton.py", "rlhf/kernels/logprobs_triton.py"),
     "wandb": ("rlhf/tracking/",),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
@@ -116,7 +116,7 @@ NEVER_IN = {
     "transformers": ("rlhf/algorithms/",),
 }
 INSIDE_FUNCTIONS = {"deepspeed", "wandb", "transformers"}
-NEEDS_GPU = {"rlhf/kernels/adamw_triton.py"}  # needs Triton, which torch brings for GPUs only
+NEEDS_GPU = set(ONLY_IN["triton"])  # Triton comes with torch for GPUs only
 HEAVY = {"torch", "datasets", *INSIDE_FUNCTIONS}
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 

@@ -1,0 +1,92 @@
+"""Log-probabilities from logits on a GPU: one pass where torch takes ten; the kernels are Triton's.
+
+Shapes: N = tokens, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from rlhf.kernels.triton_trial import tried
+
+DTYPES = {torch.bfloat16, torch.float16, torch.float32}
+BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
+WARPS = 8
+FUSED = {"enable_fp_fusion": True}  # Triton warns unless told: its default changes in 3.10
+
+
+def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
+    """Return the kernel for logits like these on a GPU, or None if it cannot run there."""
+    if logits.dtype not in DTYPES:
+        return None
+    kernels = gpu_kernels(logits.device)
+    return None if kernels is None else GpuLogprobKernel(kernels)
+
+
+class GpuLogprobKernel:
+    """The kernels of logprobs_triton.py; ``read`` and ``slope_`` are those of LogprobKernel."""
+
+    def __init__(self, kernels: ModuleType, *, block: int = BLOCK) -> None:
+        self._kernels = kernels
+        self._block = block
+
+    def read(
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Write to ``outs`` of scale * logits: log-sum-exp, entropy, and the logit of the id.
+
+        All three are fp32 vectors (N,). The logits may be a block of the vocabulary; ids are
+        counted from its first entry, and the third vector keeps its value where the id is outside.
+        """
+        assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
+        self._launch("read", logits_NV, ids_N, *outs, scale=scale)
+
+    def slope_(
+        self,
+        logits_NV: Tensor,
+        ids_N: Tensor,
+        *,
+        scale: float,
+        log_sums_N: Tensor,
+        slopes_N: Tensor,
+    ) -> None:
+        """Overwrite the logits with d sum(slopes * log-probs) / d logits.
+
+        ``log_sums_N`` are those of scale * logits over the whole vocabulary, in fp32.
+        """
+        vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
+        self._launch("slope", logits_NV, ids_N, *vectors, scale=scale)
+
+    def _launch(
+        self, name: str, logits_NV: Tensor, ids_N: Tensor, *vectors: Tensor, scale: float
+    ) -> None:
+        assert logits_NV.is_contiguous()
+        assert ids_N.is_contiguous()
+        rows, size = logits_NV.shape
+        kernel = getattr(self._kernels, name)[rows,]
+        kernel(logits_NV, ids_N, *vectors, scale, size, BLOCK=self._block, num_warps=WARPS, **FUSED)
+
+
+@cache
+def gpu_kernels(device: torch.device) -> ModuleType | None:
+    """Return the kernels for a GPU; None, and a line in the log, if they do not run there."""
+    otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
+    return tried(partial(_load, device), otherwise=otherwise)
+
+
+def _load(device: torch.device) -> ModuleType:
+    """Import the kernels; compile and launch each, on two logits."""
+    from rlhf.kernels import logprobs_triton
+
+    kernel = GpuLogprobKernel(logprobs_triton)
+    logits_NV = torch.zeros(1, 2, dtype=torch.bfloat16, device=device)
+    ids_N = torch.zeros(1, dtype=torch.int64, device=device)
+    sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
+    kernel.read(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
+    kernel.slope_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
+    float(sum_N)  # waits: a launch that fails is noticed here
+    return logprobs_triton

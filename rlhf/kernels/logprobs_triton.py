@@ -1,0 +1,59 @@
+"""The Triton kernels of logprobs_gpu.py: one program for each row of logits, one pass over it.
+
+Functions compute in fp32. A row holds ``size`` logits, any number; 16 bytes are read at a time if
+``size`` is a multiple of 16.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)  # the largest finite fp32 number
+LEAST: tl.constexpr = tl.constexpr(-1e4)  # replaces log 0, so that 0 log 0 = 0; its exp is 0
+
+
+@triton.jit
+def read(logits, ids, log_sums, entropies, picked, scale, size, BLOCK: tl.constexpr):
+    """Write log-sum-exp and entropy of each row of scale * logits, and the logit of its id.
+
+    The sums of p and of p log p are relative to the largest logit so far; both are rescaled when a
+    block has a larger one (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867, algorithm 3).
+    The largest logit is kept finite, so that infinities do what they do in torch.logsumexp.
+    """
+    row = tl.program_id(0).to(tl.int64)  # row * size passes 2^31
+    logits += row * size
+    largest = -LARGEST
+    total, weighted = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(logits + at, at < size, float("-inf")).to(tl.float32) * scale
+        before, largest = largest, tl.maximum(largest, tl.minimum(tl.max(x), LARGEST))
+        change = tl.maximum(before - largest, LEAST)
+        weighted = tl.exp(change) * (weighted + change * total)
+        total = tl.exp(change) * total
+        p = tl.exp(x - largest)
+        total += p
+        weighted += p * tl.maximum(x - largest, LEAST)
+    sum_p = tl.sum(total)
+    tl.store(log_sums + row, largest + tl.log(sum_p))
+    entropy = tl.where(sum_p == 0, 0.0, tl.log(sum_p) - tl.sum(weighted) / sum_p)
+    tl.store(entropies + row, entropy)
+    token = tl.load(ids + row)
+    is_here = (token >= 0) & (token < size)
+    logit = tl.load(logits + token, is_here, 0.0).to(tl.float32)
+    tl.store(picked + row, logit * scale, is_here)
+
+
+@triton.jit
+def slope(logits, ids, log_sums, slopes, scale, size, BLOCK: tl.constexpr):
+    """Overwrite each row of logits with slope * scale * (1[id] - p)."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * size
+    token, log_sum = tl.load(ids + row), tl.load(log_sums + row)
+    factor = tl.load(slopes + row) * scale
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        x = tl.load(logits + at, at < size).to(tl.float32) * scale
+        slopes_of_block = factor * (tl.where(at == token, 1.0, 0.0) - tl.exp(x - log_sum))
+        tl.store(logits + at, slopes_of_block.to(logits.dtype.element_ty), at < size)

@@ -1,0 +1,46 @@
+"""Compile the kernels of logprobs_triton.py for NVIDIA GPUs; test_triton.py starts this file."""
+
+from __future__ import annotations
+
+import re
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+
+from rlhf.kernels import logprobs_triton
+from rlhf.kernels.logprobs_gpu import BLOCK, FUSED, WARPS
+
+VECTORS = {"log_sums": "*fp32", "entropies": "*fp32", "picked": "*fp32", "slopes": "*fp32"}
+
+
+def main() -> None:
+    """Compile each kernel for an H100; check widths of reads and writes, and the work per logit."""
+    for name in ("read", "slope"):
+        for dtype in ("bf16", "fp16", "fp32"):
+            kernel = compiled(name, dtype)
+            ptx = str(kernel.asm["ptx"])
+            assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrower than 16 bytes"
+            assert name == "read" or "st.global.v4.b32" in ptx, f"{name}: so are its writes"
+            exps, own = ptx.count("ex2.approx"), BLOCK // (32 * WARPS)
+            assert exps <= own + 1, f"{name}: {exps} exponentials for {own} logits of a thread"
+            products = re.findall(r"arith\.muli .*: (\S+)", str(kernel.asm["ttir"]))
+            assert products == ["i64"], f"{name}: row * size needs 64 bits, not {products}"
+
+
+def compiled(name: str, dtype: str) -> CompiledKernel:
+    """The kernel for rows whose length is a multiple of 16, which ptxas has accepted."""
+    function = getattr(logprobs_triton, name)
+    known = {"logits": f"*{dtype}", "ids": "*i64", "scale": "fp32", "size": "i32"} | VECTORS
+    signature = {key: known.get(key, "constexpr") for key in function.arg_names}
+    multiples = [key for key in signature if key not in {"scale", "BLOCK"}]
+    divisible = {(function.arg_names.index(key),): [["tt.divisibility", 16]] for key in multiples}
+    source = ASTSource(function, signature, constexprs={"BLOCK": BLOCK}, attrs=divisible)
+    options = {"num_warps": WARPS, **FUSED}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert kernel.asm["cubin"]
+    return kernel
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The Triton kernels without a GPU, as far as Triton is installed, and a GPU without Triton."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from rlhf.kernels import adamw_gpu, logprobs_gpu
+from tests.runs import python
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton comes with torch's CUDA wheels"
+)
+all_of_them = pytest.mark.parametrize("kernels", ["adamw", "logprobs"])
+
+
+@pytest.mark.parametrize("module", [adamw_gpu, logprobs_gpu])
+def test_without_triton_a_line_says_so(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("adamw_triton", "logprobs_triton"):
+        monkeypatch.delitem(sys.modules, f"rlhf.kernels.{name}", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert module.gpu_kernels.__wrapped__(torch.device("cpu")) is None
+    assert len(caplog.messages) == 1
+    assert "No Triton for this GPU (" in caplog.text
+    assert "\n" not in caplog.messages[0]
+
+
+@needs_triton
+@all_of_them
+def test_the_kernels_compute_what_they_should(kernels: str) -> None:
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    tests = Path(__file__).with_name(f"interpreted_{kernels}.py")
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    run = python("-m", "pytest", *options, tests, popen=subprocess.Popen, TRITON_INTERPRET=1)
+    assert run.returncode == 0, run.stdout
+
+
+@needs_triton
+@all_of_them
+def test_the_kernels_compile_for_gpus(kernels: str, tmp_path: Path) -> None:
+    run = python("-m", f"tests.kernels.compile_{kernels}", TRITON_CACHE_DIR=tmp_path)
+    assert run.returncode == 0, run.stderr
