@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from rlhf.planning.memory_model import SINGLE, Parts, logits
+from rlhf.planning.memory_model import SINGLE, Parts, layer_activations, logits
 from rlhf.planning.model_uses import ModelUse
 
 
@@ -40,13 +40,15 @@ def pass_moments(
         slope(model, tokens=tokens, positions=positions, size=size) if is_gpu else 0
         for slope in (head_slope, hidden_slope, layer_slopes)
     )
+    # No layer is computed again while there are logits.
+    again = _layer(model, tokens, size) if is_gpu and model.checkpointed else 0
     before = 0 if is_first else gradients
     # Autograd holds the slope of a tied head until it is added to that of the embedding.
     tied = 0 if model.shape.head else head
     return PassMoments(
         head=Counter(
             gradients=before + head,
-            activations=activations + hidden,
+            activations=activations - again + hidden,
             logits=logits(model, positions=positions, size=size, is_gpu=is_gpu),
         ),
         layers=Counter(
@@ -54,6 +56,11 @@ def pass_moments(
         ),
         embedding=Counter(gradients=gradients + (tied if is_first else 2 * tied)),
     )
+
+
+def _layer(model: ModelUse, tokens: int, size: int) -> int:
+    """Return the bytes that one layer keeps for its backward pass on a GPU."""
+    return round(layer_activations(model.shape, tokens, size=size, uses_matmul_attention=False))
 
 
 def head_slope(model: ModelUse, *, size: int, **_: int) -> int:
