@@ -12,7 +12,6 @@ import re
 import secrets
 import sys
 from collections.abc import Sequence
-from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -23,6 +22,7 @@ from urllib.parse import parse_qs
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.errors import ConfigError, RlhfError
+from rlhf.tracking.report.page import rendered
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
@@ -45,15 +45,6 @@ BUTTONS = {
     "Both bad": Verdict.both_bad,
     "Skip": None,
 }
-STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 75rem; margin: 1rem auto; padding: 0 1rem; }
-h2 { font-size: 1rem; margin: 1rem 0 .3rem; }
-pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; padding: .6rem;
-  border: 1px solid GrayText; border-radius: .3rem; min-height: 3rem; }
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 1rem; }
-button { font: inherit; padding: .4rem 1rem; margin: 1rem .5rem 0 0; }
-"""
 
 
 class Comparison:
@@ -104,22 +95,9 @@ class Comparison:
 
 def page_of(comparison: Comparison) -> str:
     """Return the HTML of the next pair, or of the result after the last."""
-    if (pair := comparison.pair) is None:
-        return _document(f"<h2>Result</h2><pre>{escape(str(comparison.result))}</pre>")
-    texts = [
-        f"<section><h2>{title}</h2><pre>\n{escape(text)}</pre></section>"
-        for title, text in (
-            ("Prompt", pair.prompt.strip()),
-            ("Answer A", pair.a.text),
-            ("Answer B", pair.b.text),
-        )
-    ]
-    buttons = "".join(f'<button name="verdict" value="{b}">{b}</button>' for b in BUTTONS)
-    return _document(
-        f'<p>Pair {comparison.progress}</p>{texts[0]}<div class="answers">{"".join(texts[1:])}'
-        f'</div><form method="post"><input type="hidden" name="place" value="{comparison.place}">'
-        f"{buttons}</form>"
-    )
+    if comparison.pair is None:
+        return _page(result=str(comparison.result))
+    return _page(pair=comparison.pair, progress=comparison.progress, place=comparison.place)
 
 
 class ComparisonServer(ThreadingTCPServer):
@@ -179,7 +157,7 @@ class _Request(BaseHTTPRequestHandler):
         try:
             self.server.comparison.judge(BUTTONS[verdict], place=int(place))
         except RlhfError as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, _document(escape(str(error)))
+            return HTTPStatus.INTERNAL_SERVER_ERROR, _page(message=str(error))
         return HTTPStatus.SEE_OTHER, ""  # to the page, so that reloading it sends no choice again
 
     def _is_ours(self) -> bool:
@@ -213,13 +191,9 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def _refusal(status: HTTPStatus) -> tuple[HTTPStatus, str]:
-    return status, _document(f"{status.value} {status.phrase}")
+    return status, _page(message=f"{status.value} {status.phrase}")
 
 
-def _document(body: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Compare answers</title>'
-        '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><main><h1>Compare answers</h1>{body}</main></body>"
-        "</html>"
-    )
+def _page(**shown: object) -> str:
+    """Return the page with a ``pair``, the ``result`` or a ``message``."""
+    return rendered("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)

@@ -1,30 +1,28 @@
-"""Line charts as SVG text, without a library: small, and readable in black and white."""
+"""Charts as data: ``charts.js`` draws them with uPlot, templates write what they say in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
 
-from rlhf.tracking.report.markup import Markup, tag
-
-WIDTH, HEIGHT = 520, 240
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34  # margins around the plot area
-INNER = WIDTH - RIGHT - LEFT
-MOST_DOTS = 40  # points that are also drawn as dots
 MOST_POINTS = 600  # per line; longer lines keep the extremes of each bucket
-MOST_TICKS = 6
+DIGITS = 6  # of a value, more than a screen can show
 
 Point = tuple[float, float]
 
 
 class Line(NamedTuple):
-    """A line with its label; ``half`` are half-widths of intervals, one per point, or empty."""
+    """A line with its label; ``half`` and ``x_half`` are half-widths of intervals, or empty."""
 
     label: str
     points: Sequence[Point]
     half: Sequence[float] = ()
     is_joined: bool = True  # False: only dots
+    x_half: Sequence[float] = ()
+    names: Sequence[str] = ()  # of the points, shown instead of their x values
+    settings: Sequence[int] = ()  # of a sweep: numbers from 0, drawn beside the points
 
 
 class Flag(NamedTuple):
@@ -42,18 +40,16 @@ class Tick(NamedTuple):
     label: str
 
 
-class Scale(NamedTuple):
-    """A linear map from values to pixels."""
+class Chart(NamedTuple):
+    """A chart: its words, and the data that the page's script draws."""
 
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """Return the pixel of ``value``."""
-        share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+    title: str
+    said: str
+    unit: str
+    labels: Sequence[str]
+    flags: Sequence[Flag]
+    note: str
+    data: dict[str, Any]
 
 
 def line_chart(
@@ -65,46 +61,40 @@ def line_chart(
     unit: str = "",
     healthy: tuple[float, float] | None = None,
     flags: Sequence[Flag] = (),
-) -> Markup:
-    """Return a figure with up to four lines; ``healthy`` shades a range of y values.
+) -> Chart | None:
+    """Return a chart of up to four lines, or None if no point is finite.
 
-    Points that are not finite are left out. ``x_ticks`` replaces the round values below the x axis.
-    The text for screen readers gives the first and last value of every line.
+    Points that are not finite are dropped. ``healthy`` shades a range of y values. ``x_ticks``
+    replaces the round values below the x axis. ``said`` has the first and last value of every line.
     """
-    lines = [_finite(line) for line in lines]
-    points = [point for line in lines for point in line.points]
-    if not points:
-        return Markup()
-    ends = [v + s * half for line in lines for (_, v), half in _halves(line) for s in (-1, 1)]
-    x, y = plot_area([at for at, _ in points], [value for _, value in points] + ends)
-    shown = [line for line in lines if line.points]
+    shown = [finite for line in lines if (finite := _finite(line)).points]
+    if not shown:
+        return None
     said = "; ".join(
         f"{line.label} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
         for line in shown
     )
-    keys = [tag("span", line.label, class_=f"key s{i}") for i, line in enumerate(shown)]
-    legend = keys if len(keys) > 1 else []
-    drawing = drawn(
-        f"{title}: {said}",
-        *_band(healthy, y),
-        *axes(x, y, x_label, x_ticks),
-        *(part for index, line in enumerate(shown) for part in _line(line, index, x, y)),
-        *(_flag(flag, x) for flag in flags),
-        role="group" if flags else "img",  # an image has nothing to click on
+    longest = max(len(line.points) for line in shown)
+    note = (
+        f"Of {longest:,} points the lowest and the highest of each bucket are drawn."
+        if longest > MOST_POINTS
+        else ""
     )
-    caption = tag("figcaption", title, " ", tag("span", unit, class_="unit"), *legend)
-    return tag("figure", caption, drawing)
-
-
-def plot_area(xs: Sequence[float], ys: Sequence[float]) -> tuple[Scale, Scale]:
-    """Return the scales of a chart that shows the values ``xs`` and ``ys`` with a margin."""
-    x = Scale(*_range(xs), LEFT, WIDTH - RIGHT)
-    return x, Scale(*_range(ys), HEIGHT - BOTTOM, TOP)
-
-
-def drawn(said: str, *parts: Markup, width: int = WIDTH, role: str = "img") -> Markup:
-    """Return a drawing with its text for screen readers."""
-    return tag("svg", *parts, viewBox=f"0 0 {width} {HEIGHT}", role=role, aria_label=said)
+    return Chart(
+        title,
+        f"{title}: {said}",
+        unit,
+        [line.label for line in shown],
+        flags,
+        note,
+        {
+            "xLabel": x_label,
+            "ticks": x_ticks,
+            "healthy": _band(healthy, [y for line in shown for _, y in line.points]),
+            "flags": [flag.x for flag in flags],
+            "lines": [_drawn(line) for line in shown],
+        },
+    )
 
 
 def number(value: float) -> str:
@@ -126,67 +116,42 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return three to six round values between ``low`` and ``high``."""
-    raw = (high - low) / MOST_TICKS
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    first = math.ceil(low / step)
-    return [step * n for n in range(first, math.floor(high / step) + 1)]
-
-
 def _finite(line: Line) -> Line:
-    pairs = list(zip(line.points, line.half or [0.0] * len(line.points), strict=True))
-    kept = [(point, half) for point, half in pairs if math.isfinite(point[1])]
-    halves = [half for _, half in kept] if line.half else ()
-    return line._replace(points=[point for point, _ in kept], half=halves)
+    kept = [math.isfinite(y) for _, y in line.points]
+    return Line(
+        line.label,
+        list(compress(line.points, kept)),
+        list(compress(line.half, kept)),
+        line.is_joined,
+        list(compress(line.x_half, kept)),
+        list(compress(line.names, kept)),
+        list(compress(line.settings, kept)),
+    )
 
 
-def _halves(line: Line) -> Iterator[tuple[Point, float]]:
-    return zip(line.points, line.half, strict=False)
+def _drawn(line: Line) -> dict[str, Any]:
+    """Return the data of a line; columns that it does not have are left out."""
+    points = line.points if line.half or line.names else thinned(line.points)
+    columns = {
+        "x": _rounded(x for x, _ in points),
+        "y": _rounded(y for _, y in points),
+        "half": _rounded(line.half),
+        "xHalf": _rounded(line.x_half),
+        "names": line.names,
+        "settings": line.settings,
+    }
+    return {"label": line.label, "joined": line.is_joined} | {k: v for k, v in columns.items() if v}
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
-    return low - margin, high + margin
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
 
 
-def _band(healthy: tuple[float, float] | None, y: Scale) -> Iterator[Markup]:
+def _band(healthy: tuple[float, float] | None, ys: Sequence[float]) -> Point | None:
+    """Return the part of the healthy range that the chart shows, or None."""
     if healthy is None:
-        return
-    low, high = max(healthy[0], y.low), min(healthy[1], y.high)
-    if low < high:
-        height = y(low) - y(high)
-        yield tag("rect", class_="healthy", x=LEFT, y=y(high), width=INNER, height=height)
-
-
-def axes(
-    x: Scale, y: Scale, x_label: str, x_ticks: Sequence[Tick] | None = None
-) -> Iterator[Markup]:
-    """Yield grid lines and labels; ``x_ticks`` replaces the round values below the x axis."""
-    for value in ticks(y.low, y.high):
-        yield tag("path", class_="grid", d=f"M{LEFT} {y(value):.1f}h{INNER}")
-        yield tag("text", number(value), x=LEFT - 6, y=y(value) + 4, text_anchor="end")
-    if x_ticks is None:
-        x_ticks = [Tick(value, number(value)) for value in ticks(x.low, x.high)]
-    for at, label in x_ticks:
-        yield tag("text", label, x=x(at), y=HEIGHT - 16, text_anchor="middle")
-    yield tag("text", x_label, x=LEFT + INNER / 2, y=HEIGHT - 2, text_anchor="middle")
-
-
-def _line(line: Line, index: int, x: Scale, y: Scale) -> Iterator[Markup]:
-    for (at, value), half in _halves(line):
-        ends = f"M{x(at):.1f} {y(value - half):.1f}V{y(value + half):.1f}"
-        yield tag("path", class_=f"half s{index}", d=ends)
-    if line.is_joined:
-        points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in thinned(line.points))
-        yield tag("polyline", class_=f"line s{index}", points=points)
-    for at, value in line.points if len(line.points) <= MOST_DOTS or not line.is_joined else ():
-        yield tag("circle", class_=f"dot s{index}", cx=x(at), cy=y(value), r=2.5)
-
-
-def _flag(flag: Flag, x: Scale) -> Markup:
-    bottom, height = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
-    mark = tag("path", class_="flag", d=f"M{x(flag.x):.1f} {bottom}v{-height}l9 5l-9 5")
-    return tag("a", tag("title", flag.text), mark, href=f"#{flag.target}", aria_label=flag.text)
+        return None
+    least, most = min(ys), max(ys)
+    margin = 0.05 * (most - least) or 0.1 * abs(most) or 1.0  # as in charts.js
+    low, high = max(healthy[0], least - margin), min(healthy[1], most + margin)
+    return (low, high) if low < high else None

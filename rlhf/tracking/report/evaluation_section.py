@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf.stored_files import ANSWER, EVALUATED, read_json, read_lines
-from rlhf.tracking.report.charts import Line, line_chart
-from rlhf.tracking.report.markup import Markup, joined, tag
-from rlhf.tracking.report.page import scrolled, section
+from rlhf.tracking.report.charts import Chart, Line, line_chart
 
 EVALUATION = Path("evaluation") / "evaluation.json"
 MOST_PROMPTS = 12  # whose answers are shown side by side
@@ -61,27 +59,28 @@ def win_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
     ]
 
 
-def evaluation_section(run_dir: Path) -> Markup:
-    """Return the section; empty without an evaluation."""
+class Evaluation(NamedTuple):
+    """The tables and charts of an evaluation."""
+
+    models: list[dict[str, object]]
+    wins: list[dict[str, object]]
+    charts: list[Chart | None]
+    side_by_side: list[dict[str, object]]
+
+
+def read_evaluation(run_dir: Path) -> Evaluation | None:
+    """Return what the section shows, or None without an evaluation."""
     path = run_dir / EVALUATION
     if (found := read_json(path, EVALUATED)) is None:
-        return Markup()
+        return None
     answers = list(read_lines(path.with_name("answers.jsonl"), ANSWER))
     charts = [_distribution(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
         charts.append(_calibration(found["reward_model"]))
-    return section(
-        "Evaluation",
-        joined(
-            _table("Models", table_rows(found)),
-            _table("Win rates by score", win_rows(found)),
-            tag("div", *charts, class_="charts"),
-            _table("The same prompts, answered by each model and decoder", _side_by_side(answers)),
-        ),
-    )
+    return Evaluation(table_rows(found), win_rows(found), charts, _side_by_side(answers))
 
 
-def _distribution(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Markup:
+def _distribution(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:
     """Return the sorted scores of each model's sampled answers."""
     lines = []
     for name in models:
@@ -107,7 +106,7 @@ def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object
     return list(rows.values())
 
 
-def _calibration(figures: Mapping[str, Any]) -> Markup:
+def _calibration(figures: Mapping[str, Any]) -> Chart | None:
     points = [(each["certainty"], each["right"]) for each in figures["calibration"]]
     return line_chart(
         f"Calibration of the reward model: right {figures['accuracy']:.3f} of "
@@ -118,11 +117,3 @@ def _calibration(figures: Mapping[str, Any]) -> Markup:
         ],
         x_label="certainty",
     )
-
-
-def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Markup:
-    if not rows:
-        return Markup()
-    head = tag("thead", tag("tr", *(tag("th", key, scope="col") for key in rows[0])))
-    body = tag("tbody", *(tag("tr", *(tag("td", str(v)) for v in row.values())) for row in rows))
-    return scrolled(title, tag("table", tag("caption", title), head, body))

@@ -1,39 +1,55 @@
-"""The frame of a report: one HTML page that holds its style and scripts, and loads nothing."""
+"""Render pages from templates: text is escaped, and each page is one file that loads nothing."""
 
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
 
-from rlhf.tracking.report.markup import Markup, joined, tag
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
-# The page's own style and scripts may run; everything else is blocked, so nothing is ever loaded.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+class Headline(NamedTuple):
+    """The line at the top of a page; a doubtful one is marked."""
+
+    text: str
+    is_doubtful: bool
+
+    @property
+    def style(self) -> str:
+        """Return its classes in the style sheet."""
+        return "verdict doubtful" if self.is_doubtful else "verdict"
 
 
-def document(title: str, body: Markup, *, script: str) -> str:
-    """Return the whole page; ``script`` names the file beside this module that it runs."""
-    head = joined(
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
-        tag("title", title),
-        tag("style", _asset("report.css")),
+def rendered(template: str, *, package: str = __package__, **values: object) -> str:
+    """Return the page that a file of the folder ``templates`` of ``package`` makes of ``values``.
+
+    Raises:
+        jinja2.UndefinedError: if the template uses a value that is missing.
+    """
+    return environment(package).get_template(template).render(values)
+
+
+def environment(package: str = __package__) -> Environment:
+    """Return what reads the templates of ``package``; it escapes every value that they insert."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    page = tag(
-        "html", tag("head", head), tag("body", body, tag("script", _asset(script))), lang="en"
-    )
-    return f"<!DOCTYPE html>\n{page}\n"
-
-
-def section(title: str, *content: Markup) -> Markup:
-    """Return a part of the page with its heading."""
-    return tag("section", tag("h2", title), *content)
-
-
-def scrolled(name: str, table: Markup) -> Markup:
-    """Return a table in a region that scrolls on narrow screens, with the keyboard too."""
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=name)
+    # The filter tojson escapes <, >, & and ', so no text of a model can end its element.
+    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    made.globals["asset"] = _asset
+    return made
 
 
 def _asset(name: str) -> Markup:
+    """Return a style or script of this package as it is."""
+    from markupsafe import Markup
+
     return Markup((files(__package__) / name).read_text(encoding="utf-8"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlhf.tracking.metric_table import METRICS, entry_of
-from rlhf.tracking.report.charts import Flag, Line, Point, line_chart
-from rlhf.tracking.report.markup import Markup, tag
-from rlhf.tracking.report.page import section
+from rlhf.tracking.report.charts import Chart, Flag, Line, Point, line_chart
 from rlhf.tracking.report.panels import PANELS, Panel, panels_of
 from rlhf.tracking.report.run_files import RunFiles, Series
 from rlhf.tracking.step_alarms import Alarm
@@ -17,7 +16,15 @@ MOST_BARS = 100  # intervals in one chart
 MOST_TOKENS = 500  # dots in the chart of the critic
 
 
-def optimisation(run: RunFiles) -> Markup:
+class ChartSection(NamedTuple):
+    """Charts under a title, with a sentence about them; charts without a point are None."""
+
+    title: str
+    charts: Sequence[Chart | None]
+    note: str = ""
+
+
+def optimisation(run: RunFiles) -> ChartSection:
     """Return score and gold score over the square root of KL (Gao et al. 2023, section 3)."""
     per_step = run.config["ppo.rollout_batch_size"]
     rollouts = _over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
@@ -26,7 +33,7 @@ def optimisation(run: RunFiles) -> Markup:
     gold = _over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
     halves = spread if len(spread) == len(rollouts) <= MOST_BARS else ()
     label = "square root of KL to the reference"
-    charts = [
+    found = [
         line_chart(
             "Score that PPO maximises",
             [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
@@ -34,16 +41,13 @@ def optimisation(run: RunFiles) -> Markup:
         ),
         line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
     ]
-    if not any(charts):
-        return Markup()
-    text = (
+    note = (
         "A score that rises while the gold score (the judge's, which PPO does not see) falls is "
         "over-optimisation."
         if gold
         else "This run has no gold score, so only its samples can show over-optimisation."
     )
-    note = tag("p", f"{text} Bars are 95 % intervals.", class_="note")
-    return section("Over-optimisation", note, tag("div", *charts, class_="charts"))
+    return ChartSection("Over-optimisation", [chart for chart in found if chart], note)
 
 
 def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
@@ -53,7 +57,7 @@ def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
     return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
 
 
-def critic(run: RunFiles) -> Markup:
+def critic(run: RunFiles) -> Chart | None:
     """Return returns over values at the tokens of the last answers; an exact critic is on the line.
 
     The return is that of GAE: advantage plus value.
@@ -68,25 +72,25 @@ def critic(run: RunFiles) -> Markup:
         if value is not None and advantage is not None  # were not finite
     ]
     if not any(value for value, _ in points):
-        return Markup()  # there is no critic
+        return None  # there is no critic
     exact = [(at, at) for at, _ in (min(points), max(points))]
-    chart = line_chart(
+    return line_chart(
         f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
         [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
         x_label="value before the token",
     )
-    return section("Critic", tag("div", chart, class_="charts"))
 
 
-def curves(run: RunFiles) -> Iterator[Markup]:
-    """Yield the sections of the curves that the run has."""
-    for title, panels in panels_of(run.series).items():
-        charts = [_chart(run, panel) for panel in panels]
-        if any(charts):
-            yield section(title, tag("div", *charts, class_="charts"))
+def curves(run: RunFiles) -> list[ChartSection]:
+    """Return the sections of the curves that the run has."""
+    sections = [
+        ChartSection(title, [_chart(run, panel) for panel in panels])
+        for title, panels in panels_of(run.series).items()
+    ]
+    return [section for section in sections if any(section.charts)]
 
 
-def _chart(run: RunFiles, panel: Panel) -> Markup:
+def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     labels = panel.labels or (panel.title,)
     lines = [
         Line(label, run.series[name])
@@ -103,15 +107,11 @@ def _chart(run: RunFiles, panel: Panel) -> Markup:
     return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
 
 
-def rest(run: RunFiles) -> Markup:
-    """Return the metrics that no panel shows, folded."""
+def rest(run: RunFiles) -> list[Chart]:
+    """Return the charts of the metrics that no panel shows."""
     shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
     others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
-    charts = [_chart(run, panel) for panel in others]
-    if not charts:
-        return Markup()
-    summary = tag("summary", f"All other metrics ({len(others)})")
-    return tag("details", summary, tag("div", *charts, class_="charts"))
+    return [chart for panel in others if (chart := _chart(run, panel))]
 
 
 def target_of(alarm: Alarm) -> str:

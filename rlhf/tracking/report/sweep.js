@@ -8,6 +8,8 @@
     for (const part of document.querySelectorAll("[data-setting]")) {
       part.classList.toggle("picked", !was && part.dataset.setting === button.dataset.pick);
     }
+    const detail = was ? null : Number(button.dataset.pick);
+    document.dispatchEvent(new CustomEvent("pick", {detail})); // charts.js listens
   };
   for (const button of buttons) button.addEventListener("click", () => pick(button));
 })();

@@ -7,15 +7,15 @@ sweep that was stopped has one too.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.atomic import replacing
 from rlhf.intervals import Estimate, estimate
 from rlhf.tracking.comparison import ComparedRun, Setting, cell, difference, shown
-from rlhf.tracking.report.markup import Markup, joined, tag
-from rlhf.tracking.report.page import document, scrolled, section
+from rlhf.tracking.report.charts import Chart
+from rlhf.tracking.report.page import Headline, rendered
 from rlhf.tracking.report.sweep_charts import (
     Axis,
     Place,
@@ -54,11 +54,15 @@ def sweep_page(name: str, settings: Sequence[Setting]) -> str:
         (setting for setting in settings if setting.finished()),
         key=lambda setting: -setting.estimates()["objective"].mean,
     )
-    body = joined(
-        tag("header", tag("h1", f"Sweep {name}"), _verdict(done), _count(runs)),
-        tag("main", *(_parts(done) if done else ())),
+    finished = sum(bool(run.measures) for run in runs)
+    return rendered(
+        "sweep.html",
+        script="sweep.js",
+        title=f"Sweep {name}",
+        verdict=_verdict(done),
+        count=f"{finished} of {len(runs)} runs have finished",
+        **(_parts(done) if done else {"table": None}),
     )
-    return document(f"Sweep {name}", body, script="sweep.js")
 
 
 def importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) -> Shares:
@@ -93,13 +97,13 @@ def _groups(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[floa
     return list(groups.values())
 
 
-def _verdict(done: Sequence[Setting]) -> Markup:
+def _verdict(done: Sequence[Setting]) -> Headline:
     """Return one line: the best setting, and whether it differs from the second."""
     if not done:
-        return tag("p", "No run has finished.", class_="verdict doubtful")
+        return Headline("No run has finished.", is_doubtful=True)
     best = f"best objective {cell(done[0].estimates()['objective'])}: {done[0].label}"
     if len(done) == 1:
-        return tag("p", best, class_="verdict")
+        return Headline(best, is_doubtful=False)
     told = difference(done[1], done[0], "objective").verdict
     differs = {
         "-": "no difference from the second best can be told",
@@ -107,36 +111,33 @@ def _verdict(done: Sequence[Setting]) -> Markup:
         "no spread": "no spread between seeds",
     }
     ending = differs.get(told, "higher than the second best")
-    return tag(
-        "p", f"{best}; {ending}", class_="verdict" if told == "higher" else "verdict doubtful"
-    )
+    return Headline(f"{best}; {ending}", is_doubtful=told != "higher")
 
 
-def _count(runs: Sequence[ComparedRun]) -> Markup:
-    finished = sum(bool(run.measures) for run in runs)
-    return tag("p", f"{finished} of {len(runs)} runs have finished", class_="path")
-
-
-def _parts(done: Sequence[Setting]) -> Iterator[Markup]:
+def _parts(done: Sequence[Setting]) -> dict[str, Any]:
+    """Return the tables and charts of the settings that have finished runs."""
     runs = [run for setting in done for run in setting.finished()]
     titles = [title for title in done[0].estimates() if all(title in s.estimates() for s in done)]
     drawn = [title for title in titles if _is_drawn(title, titles, done)]
-    keys = [key for key in done[0].values]
-    of_table = [title for title in titles if not _repeats(title, titles)]
-    yield section("Settings", _explanation(), _table(done, of_table))
-    if KL in titles and len(done) > 1:
-        charts = [_frontier(done, goal) for goal in GOALS if goal in titles]
-        note = tag("p", "The line joins settings that no other beats in both.", class_="note")
-        yield section("Frontier", note, tag("div", *charts, class_="charts"))
+    keys = list(done[0].values)
+    frontiers = [_frontier(done, goal) for goal in GOALS if goal in titles]
+    parts: dict[str, Any] = {
+        "table": _table(done, [title for title in titles if not _repeats(title, titles)]),
+        "frontiers": frontiers if KL in titles and len(done) > 1 else [],
+        "parallel": None,
+    }
     if keys:
         columns = [Axis(key, [setting.values[key] for setting in done]) for key in keys]
         columns += [Axis(t, [setting.estimates()[t].mean for setting in done]) for t in drawn]
         ranks = [1 - place / max(len(done) - 1, 1) for place in range(len(done))]
-        yield section("All settings", parallel_chart("Parallel coordinates", columns, ranks))
-        charts = [_parameter(runs, key, title) for key in keys for title in drawn]
-        note = tag("p", "Means over all runs with the value, with 95 % intervals.", class_="note")
-        yield section("Parameters", note, tag("div", *charts, class_="charts"))
-        yield from _importance([importances(runs, [*keys, "seed"], title) for title in drawn])
+        shares = [importances(runs, [*keys, "seed"], title) for title in drawn]
+        parts |= {
+            "parallel": parallel_chart(columns, ranks),
+            "parameters": [_parameter(runs, key, title) for key in keys for title in drawn],
+            "importances": shares,
+            "explaining": list(dict.fromkeys(key for each in shares for key in each.of_parameter)),
+        }
+    return parts
 
 
 def _is_drawn(title: str, titles: Sequence[str], done: Sequence[Setting]) -> bool:
@@ -151,32 +152,36 @@ def _repeats(title: str, titles: Sequence[str]) -> bool:
     return title == "objective" and "gold" in titles
 
 
-def _explanation() -> Markup:
-    return tag(
-        "p",
-        "Means over seeds with 95 % intervals; the best objective is first. "
-        "The last column compares a setting's objective with the first.",
-        class_="note",
-    )
+class SettingsTable(NamedTuple):
+    """The titles of measures, and a row per setting."""
+
+    titles: Sequence[str]
+    rows: Sequence[SettingsRow]
 
 
-def _table(done: Sequence[Setting], titles: Sequence[str]) -> Markup:
-    head = ("", "setting", "runs", *titles, "than the first")
+class SettingsRow(NamedTuple):
+    """A setting: its label, its runs, its measures, and how its objective differs from the best."""
+
+    label: str
+    runs: str
+    measures: Sequence[str]
+    difference: str
+
+
+def _table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsTable:
     rows = []
     for number, setting in enumerate(done):
         found = setting.estimates()
         told = difference(done[0], setting, "objective").verdict if number else ""
-        pick = tag("button", str(number + 1), type="button", aria_pressed="false", data_pick=number)
-        cells = [tag("td", pick), tag("th", setting.label, scope="row")]
-        cells += [tag("td", f"{len(setting.finished())} of {len(setting.runs)}", class_="number")]
-        cells += [tag("td", cell(found[title]), class_="number") for title in titles]
-        rows.append(tag("tr", *cells, tag("td", told.replace("-", "no difference"))))
-    heading = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in head)))
-    table = tag("table", heading, tag("tbody", *rows), class_="settings")
-    return scrolled("Settings", table)
+        counted = f"{len(setting.finished())} of {len(setting.runs)}"
+        measures = [cell(found[title]) for title in titles]
+        rows.append(
+            SettingsRow(setting.label, counted, measures, told.replace("-", "no difference"))
+        )
+    return SettingsTable(titles, rows)
 
 
-def _frontier(done: Sequence[Setting], goal: str) -> Markup:
+def _frontier(done: Sequence[Setting], goal: str) -> Chart | None:
     places = [
         Place(number, setting.label, setting.estimates()[KL], setting.estimates()[goal])
         for number, setting in enumerate(done)
@@ -186,7 +191,7 @@ def _frontier(done: Sequence[Setting], goal: str) -> Markup:
     )
 
 
-def _parameter(runs: Sequence[ComparedRun], key: str, title: str) -> Markup:
+def _parameter(runs: Sequence[ComparedRun], key: str, title: str) -> Chart | None:
     measured: dict[str, tuple[object, list[float]]] = {}
     for run in runs:
         value = run.keys.get(key)
@@ -196,33 +201,3 @@ def _parameter(runs: Sequence[ComparedRun], key: str, title: str) -> Markup:
         groups.sort(key=lambda group: float(str(group[0])))
     found: list[Estimate] = [estimate(values) for _, values in groups]
     return parameter_chart(f"{key}: {title}", [value for value, _ in groups], found)
-
-
-def _importance(shares: Sequence[Shares]) -> Iterator[Markup]:
-    """Yield the table of importances; a measure that no key explains has an empty column."""
-    keys = list(dict.fromkeys(key for share in shares for key in share.of_parameter))
-    if not keys:
-        return
-    head = tag(
-        "tr", tag("th", "key", scope="col"), *(tag("th", s.title, scope="col") for s in shares)
-    )
-    rows = [
-        tag(
-            "tr",
-            tag("th", key, scope="row"),
-            *(_share(each.of_parameter.get(key)) for each in shares),
-        )
-        for key in keys
-    ]
-    note = tag(
-        "p",
-        "The share of each measure's variance that lies between the values of a key, less what "
-        "chance gives. The rest is seeds, and keys that act together.",
-        class_="note",
-    )
-    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="settings")
-    yield section("Importance", note, scrolled("Importance", table))
-
-
-def _share(value: float | None) -> Markup:
-    return tag("td", "" if value is None else f"{value:.0%}", class_="number")

@@ -94,8 +94,8 @@ def test_text_of_a_command_stays_text() -> None:
 def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
     values = [0.01 * 1.5**n for n in range(12)]
     chart = parameter_chart("ppo.kl_ctl: gold", values, [Estimate(1.0 + v, 0.1, 1) for v in values])
-    labels = re.findall(r'text-anchor="middle">([\d.]+)</text>', chart)
-    assert labels == ["0.01", "0.1"]
+    assert chart is not None
+    assert [label for _, label in chart.data["ticks"]] == ["0.01", "0.1"]
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_browser_shows_the_page_without_a_fault(width: int, dark: bool, tmp_path
 
 @pytest.mark.slow
 @needs_chromium
-def test_picked_setting_is_marked_in_all_charts(tmp_path: Path) -> None:
+def test_picked_setting_is_marked_among_parallel_lines(tmp_path: Path) -> None:
     path = write_sweep_report(tmp_path, settings_of(runs()))
     click = '<script>document.querySelector("button[data-pick]").click()</script></body>'
     path.write_text(path.read_text().replace("</body>", click))
@@ -120,4 +120,4 @@ def test_picked_setting_is_marked_in_all_charts(tmp_path: Path) -> None:
     parts = re.findall(r"<[^>]*data-setting[^>]*>", document)
     marked = [part for part in parts if "picked" in part]
     assert all('data-setting="0"' in part for part in marked)
-    assert {"<poly", "<circ", "<text", "<path"} <= {part[:5] for part in marked}
+    assert [part[:5] for part in marked] == ["<poly"]
