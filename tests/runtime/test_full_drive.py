@@ -54,7 +54,7 @@ def test_a_small_drive_is_the_reason(tmp_path: Path) -> None:
         pytest.skip("mounting a file system needs root")
     words = [*TINY_RUN, "phase=sft", "checkpoint.every_minutes=null", "resume=auto"]
     try:
-        for kib in (40, 110, 264):
+        for kib in (40, 110, 240):
             subprocess.run(["mount", "-o", f"remount,size={kib}k", drive], check=True)
             run = launch(*words, f"run_dir={drive / 'run'}", cwd=tmp_path)
             assert run.returncode == 2, run.stderr

@@ -43,11 +43,12 @@ def test_killed_search_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
         folders = list(sweeps.glob("*"))
-    time.sleep(2)  # two others are running
+    (folder,) = folders
+    done = results(folder)
+    time.sleep(2)  # the study knows of these, and two others are running
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    (folder,) = folders
-    done, began = results(folder), {path.name for path in folder.glob("*/config.yaml")}
+    began = {path.name for path in folder.glob("*/config.yaml")}
     states = [trial.state for trial in study_of(folder).trials]
     assert TrialState.RUNNING in states, "the study was killed while trials ran"
 
