@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -43,7 +44,7 @@ from rlhf.planning.cpu_rates import lacks_rates
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
 from rlhf.report import compare
-from rlhf.runtime.launch_mode import Program, in_shell, launch_commands, script_name
+from rlhf.runtime.launch_mode import Program, launch_commands, script_name
 from rlhf.runtime.read_loads import read_loads
 from rlhf.runtime.rendezvous import (
     check_machine,
@@ -103,7 +104,7 @@ def run(cfg: DictConfig) -> float | None:
     script = script_name(Path(__file__))
     try:
         if run_dir is not None and jobs is not None:
-            return run_job(config, run_dir, script, jobs=jobs)
+            return run_job(config.hardware, run_dir, script, jobs=jobs)
         from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 
         return launcher.start(config, run_dir, script)
@@ -159,11 +160,11 @@ def new_run(cfg: DictConfig, *, continues: bool) -> tuple[RunConfig, Path]:
         console.show(config_tree(str(run_dir), asdict(config)))
     if is_auto():
         console.say(this_machine().line)
-    for note in notes:
-        console.say(note)
     if plan is not None:
         write_json(run_dir / PLAN, as_json(plan))
-        console.say(f"plan: {summary(plan)}")
+        notes = (*notes, f"plan: {summary(plan)}")
+    for note in notes:
+        console.say(note)
     return config, run_dir
 
 
@@ -225,11 +226,10 @@ def show_commands(config: RunConfig) -> None:
     """Print the command that would start the ranks; one per node if users start them by hand."""
     if started_rank() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
-    arguments = [o for o in HydraConfig.get().overrides.task if "launcher.dry_run" not in o]
-    program = Program(sys.executable, script_name(Path(__file__)), arguments)
-    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    words = [o for o in HydraConfig.get().overrides.task if "launcher.dry_run" not in o]
+    program = Program(sys.executable, script_name(Path(__file__)), words)
     for command in launch_commands(config, program, os.environ):
-        console.say(in_shell(command))
+        build_console(is_main=True, log_every=1).say(shlex.join(command))
 
 
 def complain(error: RlhfError) -> int:

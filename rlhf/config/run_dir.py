@@ -52,18 +52,15 @@ def make_run_dir(
 def _stopped_run(folder: Path, config: RunConfig) -> Path | None:
     """Return the latest run in ``folder`` that has this configuration and has not finished."""
     runs = sorted((path.parent for path in folder.glob(f"*/{FROZEN}")), reverse=True)
-    unfinished = (run for run in runs if not (run / "result.json").exists())
-    return next((run for run in unfinished if _can_be_read(run) and _holds(run, config)), None)
-
-
-def _can_be_read(run: Path) -> bool:
-    """Return True unless another version wrote the run, which is not this command's to continue."""
-    try:
-        load_frozen(run)
-    except CheckpointError as error:
-        _print(f"resume=auto: {run} is not continued: {error}")
-        return False
-    return True
+    for run in runs:
+        if (run / "result.json").exists():
+            continue
+        try:
+            if load_frozen(run) == config:
+                return run
+        except CheckpointError as error:  # of another version: not this command's to continue
+            _print(f"resume=auto: {run} is not continued: {error}")
+    return None
 
 
 def _holds(path: Path, config: RunConfig) -> bool:

@@ -55,9 +55,9 @@ def decide(
         raise ConfigError(
             f"{plan.reason}; {known}. plan=only shows the parts, plan=off skips this check"
         )
-    decided = chosen(plan)
-    validate(decided)
-    return Decision(decided, plan, idle_options(decided))
+    config = chosen(plan)
+    validate(config)
+    return Decision(config, plan, idle_options(config))
 
 
 def chosen(plan: Plan) -> RunConfig:

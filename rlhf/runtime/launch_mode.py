@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import NamedTuple
 
 from rlhf.config.batches import num_ranks
 from rlhf.config.rules.launcher import check_hostfile
+from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.user_paths import user_path
@@ -37,7 +36,7 @@ class SlurmTask(NamedTuple):
 
     number: int
     size: int
-    hosts: list[str]
+    first_host: str
 
 
 class Program(NamedTuple):
@@ -60,7 +59,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
         return LaunchMode.hostfile
     task = slurm_task(environment)
     if task is not None and (nodes > 1 or task.number > 0):
-        _check_task(task, config, environment)
+        _check_task(task, nodes, environment)
         return LaunchMode.slurm
     if nodes == 1:
         return LaunchMode.process if num_ranks(config) == 1 else LaunchMode.node
@@ -102,7 +101,7 @@ def launch_commands(
             numbers: Sequence[int] = [task.number]
         case LaunchMode.by_hand:
             numbers = range(hardware.nodes)
-    address, port = rendezvous_address(config, environment)
+    address, port = rendezvous_address(launcher, environment)
     return [
         [
             *torchrun,
@@ -118,15 +117,10 @@ def launch_commands(
     ]
 
 
-def in_shell(command: Sequence[str]) -> str:
-    """Return the line to type for a command."""
-    return shlex.join(command)
-
-
-def rendezvous_address(config: RunConfig, environment: Mapping[str, str]) -> tuple[str, int]:
+def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str]) -> tuple[str, int]:
     """Return the address and port, on the first node, at which the nodes meet."""
-    task, launcher = slurm_task(environment), config.launcher
-    address = launcher.master_addr or (task.hosts[0] if task is not None else "localhost")
+    task = slurm_task(environment)
+    address = launcher.master_addr or (task.first_host if task is not None else "localhost")
     return address, launcher.master_port
 
 
@@ -136,7 +130,7 @@ def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
     if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:
         return None
     number, size = (whole_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
-    return SlurmTask(number, size, hosts_of(nodes))
+    return SlurmTask(number, size, first_host(nodes))
 
 
 def whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
@@ -154,37 +148,20 @@ def whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> i
     return int(value)
 
 
-def hosts_of(nodes: str) -> list[str]:
-    """Return the names in a SLURM node list: ``a[01-02,7],b`` is a01, a02, a7 and b.
+def first_host(nodes: str) -> str:
+    """Return the first name in a SLURM node list: ``a[01-02,7],b`` begins with a01.
 
     Raises:
         ConfigError: if the list does not follow this form.
     """
     if not re.fullmatch(r"([^,\[\]]|\[\d+(-\d+)?(,\d+(-\d+)?)*\]|,(?!,))+", nodes):
         raise ConfigError(f"the list of nodes of SLURM {nodes}: must be like a[01-02,7],b")
-    names = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)
-    return [host for name in names for host in _expanded(name)]
+    name = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)[0]
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name)
 
 
-def _expanded(name: str) -> list[str]:
-    """Return the names that one name with brackets stands for."""
-    parts = re.split(r"\[([^\]]*)\]", name)  # text and ranges alternate
-    choices = [_range(part) if i % 2 else [part] for i, part in enumerate(parts)]
-    return ["".join(each) for each in itertools.product(*choices)]
-
-
-def _range(text: str) -> list[str]:
-    """Return the numbers of ``01-03,7``, with as many digits as they are written with."""
-    numbers = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += [f"{n:0{len(first)}d}" for n in range(int(first), int(last or first) + 1)]
-    return numbers
-
-
-def _check_task(task: SlurmTask, config: RunConfig, environment: Mapping[str, str]) -> None:
+def _check_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> None:
     """Check that the job has one task for each node of the run."""
-    nodes = config.hardware.nodes
     given = "SLURM_NNODES" in environment
     on_nodes = whole_number(environment, "SLURM_NNODES") if given else task.size
     if not task.size == on_nodes == nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,13 +19,13 @@ import torch
 
 from rlhf.checkpoint.results import objective_of
 from rlhf.config.freeze import freeze
+from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
 from rlhf.runtime import worker
 from rlhf.runtime.launch_mode import (
     LaunchMode,
     Program,
-    in_shell,
     launch_commands,
     launch_mode,
     rendezvous_address,
@@ -99,7 +100,7 @@ def _start(
         program = Program(sys.executable, script, [f"resume={run_dir}"])
         (command,) = launch_commands(config, program, os.environ)
         console = build_console(is_main=run_dir is not None, log_every=1)
-        console.say(f"starting: {in_shell(command)}")
+        console.say(f"starting: {shlex.join(command)}")
         if way is LaunchMode.hostfile:
             _call(command)
         else:
@@ -116,11 +117,8 @@ def join() -> None:
 
 def refuse(reason: str) -> None:
     """Publish to the other started ranks, as rank 0, why there is no run."""
-    Rendezvous(_ignore).refuse(reason)
-
-
-def _ignore(loss: str) -> None:
-    """Do nothing: ranks monitor each other only after they have agreed on a run."""
+    # Ranks monitor each other, and report a loss, only after they have agreed on a run.
+    Rendezvous(lambda _: None).refuse(reason)
 
 
 def stderr_reporter() -> Callable[[Failure], None]:
@@ -154,10 +152,10 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # A rank's libraries read the number of threads from the environment when they load.
-    os.environ["OMP_NUM_THREADS"] = str(cores_of_rank(config))
+    os.environ["OMP_NUM_THREADS"] = str(cores_of_rank(config.hardware))
     # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = _slurm_options(config) if way is LaunchMode.slurm else _node_options()
+    options = _slurm_options(config.launcher) if way is LaunchMode.slurm else _node_options()
     if ignores_job_signals():
         # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
         options["signals_to_handle"] = "SIGINT"
@@ -186,7 +184,7 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
                 raise KeyboardInterrupt from error
             _explain(read_failure(failure_file), error.failures, run_dir)
         except DistError as error:
-            address, port = rendezvous_address(config, os.environ)
+            address, port = rendezvous_address(config.launcher, os.environ)
             raise RlhfError(
                 f"hardware.nodes={config.hardware.nodes}: the job's tasks did not meet at "
                 f"{address}:{port} in {JOIN_MINUTES} minutes; srun must start one task on each "
@@ -208,11 +206,11 @@ def _node_options() -> dict[str, Any]:
     return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
 
 
-def _slurm_options(config: RunConfig) -> dict[str, Any]:
+def _slurm_options(launcher: LauncherConfig) -> dict[str, Any]:
     """Return the rendezvous options of a SLURM job's tasks: its first node."""
     task = slurm_task(os.environ)
     assert task is not None
-    address, port = rendezvous_address(config, os.environ)
+    address, port = rendezvous_address(launcher, os.environ)
     return {
         "run_id": f"slurm-{os.environ.get('SLURM_JOB_ID')}",
         "rdzv_backend": "static",

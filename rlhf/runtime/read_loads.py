@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
+from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
@@ -41,7 +42,7 @@ def read_loads(config: RunConfig) -> Loads | None:
         DataError: if the data is malformed or too small; with plan=only, None is returned instead.
     """
     data = config.data
-    if data.source is Source.hub or not (data.source is Source.synthetic or _is_small(config)):
+    if data.source is Source.hub or not (data.source is Source.synthetic or _is_small(data)):
         return None
     made = min(data.size, GENERATED) if data.source is Source.synthetic else 0
     scale = data.size / made if made else 1.0
@@ -91,10 +92,10 @@ def _answer_tokens(part: Part, encoder: Encoder, most: int) -> float | None:
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def _is_small(config: RunConfig) -> bool:
+def _is_small(data: DataConfig) -> bool:
     """Return True if all data files are on this machine, with ``LARGEST`` bytes at most."""
-    paths = config.data.path if isinstance(config.data.path, list) else [config.data.path]
-    paths += [dataset.path for dataset in config.data.sets.values()]
+    paths = data.path if isinstance(data.path, list) else [data.path]
+    paths += [dataset.path for dataset in data.sets.values()]
     files = [user_path(str(path), key="data.path") for path in paths if path is not None]
     is_sample = [str(path).startswith(SAMPLE) for path in files]
     sizes = [path.stat().st_size for path in files if path.is_file()]

@@ -17,6 +17,7 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.rules.run import validate
+from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cores
 from rlhf.errors import ConfigError, RlhfError
@@ -236,6 +237,6 @@ def _store_address() -> str:
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
-def cores_of_rank(config: RunConfig) -> int:
+def cores_of_rank(hardware: HardwareConfig) -> int:
     """Return the number of CPU cores that one rank may use."""
-    return max(1, cores() // config.hardware.ranks_per_node)
+    return max(1, cores() // hardware.ranks_per_node)

@@ -34,13 +34,13 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
 
 def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
     """Return the content of result.json; ``ran`` are the phases that this process ran."""
-    result = summarise(config, run_dir)
+    result = summarise(config.phase.order, run_dir)
     return result | whole_beside_the_plan(run_dir, result["phases"], ran)
 
 
-def summarise(config: RunConfig, run_dir: Path) -> dict[str, Any]:
+def summarise(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
     """Return the objective, the results of the phases and the versions of libraries."""
-    phases = {p.value: phase_result(run_dir, p) or {} for p in config.phase.order}
+    phases = {p.value: phase_result(run_dir, p) or {} for p in order}
     packages = ("rlhf", "torch", "deepspeed", "transformers")
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from rlhf.atomic import replacing
 from rlhf.checkpoint.results import read_object
 from rlhf.config.freeze import FROZEN
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.search_command import Dimension, Sampler, Search, example_config
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.finite_numbers import measured
@@ -55,14 +55,14 @@ class Running(NamedTuple):
 class Searcher:
     """A study and the processes of its trials."""
 
-    def __init__(self, search: Search, config: RunConfig, script: str, say: Say) -> None:
+    def __init__(self, search: Search, hardware: HardwareConfig, script: str, say: Say) -> None:
         """Open the study, or continue the one in the folder of the search.
 
         Raises:
             CapabilityError: if Optuna is not installed, or the machine has too few devices.
             ConfigError: if another process runs this search.
         """
-        self._search, self._config, self._script, self._say = search, config, script, say
+        self._search, self._hardware, self._script, self._say = search, hardware, script, say
         self._lock = FileLock(search.folder / "study.lock")
         search.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -114,7 +114,7 @@ class Searcher:
         run_dir.mkdir(parents=True, exist_ok=True)
         free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
         slot = min(free)
-        environment, cores = share(self._config, slot, self._search.study.slots)
+        environment, cores = share(self._hardware, slot, self._search.study.slots)
         environment[PARENT] = str(os.getpid())
         all_cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)  # the trial inherits it
@@ -204,7 +204,7 @@ def run_search(search: Search, conf: Path, script: str) -> None:
     config = example_config(search, conf)
     console = build_console(is_main=True, log_every=1)
     console.say(f"search in {search.folder}: {search.study.trials} trials")
-    Searcher(search, config, script, console.say).run()
+    Searcher(search, config.hardware, script, console.say).run()
 
 
 def open_study(search: Search) -> Study:

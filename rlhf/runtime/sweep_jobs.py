@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from rlhf.checkpoint.results import objective_of
 from rlhf.config.choices import Device
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.errors import CapabilityError, RlhfError
 
 OUTPUT = "output.log"
@@ -56,7 +56,7 @@ class JobError(RlhfError):
     """A job of a sweep that failed; the other jobs are not affected."""
 
 
-def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> float:
+def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> float:
     """Run the job that is frozen in ``run_dir``, unless it has finished; return its objective.
 
     With several ``jobs`` at a time each gets an equal share of the cores and devices, and prints to
@@ -68,7 +68,7 @@ def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> floa
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
         if (objective := objective_of(run_dir)) is not None:
             return objective
-        code = _run(config, run_dir, script, jobs=jobs)
+        code = _run(hardware, run_dir, script, jobs=jobs)
         if code or (objective := objective_of(run_dir)) is None:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
@@ -78,13 +78,13 @@ def run_job(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> floa
     return objective
 
 
-def _run(config: RunConfig, run_dir: Path, script: str, *, jobs: int) -> int:
+def _run(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> int:
     command = [sys.executable, script, f"resume={run_dir}"]
     parent = {PARENT: str(os.getpid())}
     if jobs == 1:
         return _wait(subprocess.Popen(command, env=os.environ | parent))
     with (
-        share_of_machine(config, run_dir.parent, jobs) as environment,
+        share_of_machine(hardware, run_dir.parent, jobs) as environment,
         (run_dir / OUTPUT).open("a") as out,
     ):
         return _wait(subprocess.Popen(command, env=environment | parent, stdout=out, stderr=out))
@@ -100,7 +100,9 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 @contextmanager
-def share_of_machine(config: RunConfig, sweep_dir: Path, jobs: int) -> Iterator[dict[str, str]]:
+def share_of_machine(
+    hardware: HardwareConfig, sweep_dir: Path, jobs: int
+) -> Iterator[dict[str, str]]:
     """Yield the environment of a job that may use one of ``jobs`` shares of cores and devices.
 
     A share is a lock on a file in the sweep's folder, so jobs of any process may hold one.
@@ -111,7 +113,7 @@ def share_of_machine(config: RunConfig, sweep_dir: Path, jobs: int) -> Iterator[
     number, lock = _take_share(sweep_dir / ".shares", jobs)
     all_cores = os.sched_getaffinity(0)
     try:
-        environment, cores = share(config, number, jobs)
+        environment, cores = share(hardware, number, jobs)
         os.sched_setaffinity(0, cores)  # the job inherits it
         yield environment
     finally:
@@ -119,14 +121,14 @@ def share_of_machine(config: RunConfig, sweep_dir: Path, jobs: int) -> Iterator[
         lock.release()
 
 
-def share(config: RunConfig, number: int, jobs: int) -> tuple[dict[str, str], set[int]]:
+def share(hardware: HardwareConfig, number: int, jobs: int) -> tuple[dict[str, str], set[int]]:
     """Return the environment and the cores of share ``number`` of ``jobs`` shares of this machine.
 
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
     """
-    environment, ranks = dict(os.environ), config.hardware.ranks_per_node
-    devices = _devices() if config.hardware.device is Device.cuda else []
+    environment, ranks = dict(os.environ), hardware.ranks_per_node
+    devices = _devices() if hardware.device is Device.cuda else []
     if devices and len(devices) < jobs * ranks:
         raise CapabilityError(
             f"{jobs} jobs at a time with hardware.ranks_per_node={ranks} need {jobs * ranks} "

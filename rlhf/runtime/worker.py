@@ -90,7 +90,7 @@ def run(
     """
     config = load_run(run_dir)
     quieten_libraries()
-    torch.set_num_threads(cores_of_rank(config))
+    torch.set_num_threads(cores_of_rank(config.hardware))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
     if meeting is not None:
         meeting.start(config)

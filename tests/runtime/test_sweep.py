@@ -106,12 +106,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from joblib import Parallel, delayed
 from rlhf.runtime.sweep_jobs import _run, end_with_launcher
-config = SimpleNamespace(hardware=SimpleNamespace(ranks_per_node=1, device=None))
+hardware = SimpleNamespace(ranks_per_node=1, device=None)
 os.environ["RLHF_LAUNCHER"] = str(os.getpid())
 jobs = int(sys.argv[1])
 def job():
     end_with_launcher()
-    _run(config, Path("job"), "job.py", jobs=jobs)
+    _run(hardware, Path("job"), "job.py", jobs=jobs)
 Parallel(n_jobs=jobs)([delayed(job)()])
 """
 

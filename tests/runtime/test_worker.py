@@ -45,7 +45,7 @@ def test_the_objective_is_that_of_the_last_phase(
         last = extra if phase in ("ppo", "dpo") else {}
         write_json(phase_result_path(tmp_path, phase), result | last)
     config = to_run_config(compose([f"phase.order={order}"]))
-    assert summarise(config, tmp_path)["objective"] == objective
+    assert summarise(config.phase.order, tmp_path)["objective"] == objective
 
 
 def test_a_reward_model_trained_alone_brings_its_own_tokenizer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlhf.config.choices import Backend, Device, MomentsDtype, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 
@@ -16,7 +17,7 @@ def check_hybrid_engine(config: RunConfig) -> None:
     if config.rollout.backend is not Backend.hybrid_engine:
         return
     _check_machine(config)
-    _check_actor(config)
+    _check_actor(config.ppo)
     _check_tensor_parallelism(config)
     _check_graphs(config)
     rollout = config.rollout
@@ -56,8 +57,8 @@ def _check_machine(config: RunConfig) -> None:
         )
 
 
-def _check_actor(config: RunConfig) -> None:
-    if config.ppo.shared_trunk:
+def _check_actor(ppo: PpoConfig) -> None:
+    if ppo.shared_trunk:
         raise ConfigError(
             f"{BACKEND} with ppo.shared_trunk=true: the Hybrid Engine replaces the actor's layers, "
             "and the critic and the reference use the layers of the shared trunk too; "

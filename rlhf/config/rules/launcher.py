@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 from rlhf.foreign_errors import translated
@@ -12,9 +13,9 @@ from rlhf.user_paths import read_text, user_path
 LAST_PORT = 65535
 
 
-def check_launcher(config: RunConfig) -> None:
+def check_launcher(launcher: LauncherConfig) -> None:
     """Check the port; the hostfile is checked only on the node that launches the ranks."""
-    port = config.launcher.master_port
+    port = launcher.master_port
     if port > LAST_PORT:
         raise ConfigError(f"launcher.master_port={port}: the last port is {LAST_PORT}")
 

@@ -39,7 +39,7 @@ def validate(config: RunConfig) -> None:
     check_lengths(config)
     check_data(config)
     check_hardware(config.hardware)
-    check_launcher(config)
+    check_launcher(config.launcher)
     check_zero(config)
     check_engine(config)
     check_sequence_parallel(config)
