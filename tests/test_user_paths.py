@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-import launch
 import rlhf.chat.__main__
 import rlhf.compare.__main__
 import rlhf.evaluate.__main__
@@ -20,6 +19,7 @@ import rlhf.export
 import rlhf.report
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.launch_command import Job
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardPart
@@ -32,6 +32,7 @@ from rlhf.models.tokenizers import tokenizer_for
 from rlhf.planning.shapes import shape_of
 from rlhf.planning.steps import total_examples
 from rlhf.rewards.rules import json_text
+from rlhf.runtime.job import config_of
 from rlhf.user_paths import read_text, user_path
 
 NOBODY = "~nobody_here/x"
@@ -88,13 +89,13 @@ def test_every_key_refuses_it(
     model = replace(config.model, init=ModelInit.pretrained, path=path)
     own_tokenizer = replace(config.model, tokenizer=path)
     hosts = replace(config, launcher=replace(config.launcher, hostfile=path))
-    by_name = OmegaConf.create({"from_run": path, "resume": path})
+    by_name = OmegaConf.create({"from_run": path})
     acts: dict[str, Callable[[], object]] = {
         "run_dir": lambda: make_run_dir(
             replace(config, run_dir=path), job_dir=None, now=datetime(2026, 1, 1)
         ),
-        "resume": lambda: launch.load_stopped(by_name),
-        "from_run": lambda: launch.asked_config(by_name),
+        "resume": lambda: config_of(Job(by_name, [], resume=path)),
+        "from_run": lambda: config_of(Job(by_name, [])),
         "RLHF_CACHE": cache_folder,
         "data.path": lambda: total_examples(replace(config.data, size=0, path=path)),
         "launcher.hostfile": lambda: check_hostfile(hosts),
@@ -103,9 +104,6 @@ def test_every_key_refuses_it(
         "model.tokenizer": lambda: tokenizer_for(own_tokenizer, key="model", texts=[]),
         "json_schema": lambda: json_text(RewardPart(kind=RewardKind.json, json_schema=path)),
     }
-    monkeypatch.setattr(
-        launch.HydraConfig, "get", lambda: OmegaConf.create({"overrides": {"task": []}})
-    )
     for key, act in acts.items():
         with pytest.raises(ConfigError, match=re.escape(f"{key}={path}: ")):
             act()

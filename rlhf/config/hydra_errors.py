@@ -135,6 +135,8 @@ def refuse_flags(words: Sequence[str]) -> None:
 
 
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
+# Hydra allows no config file under the plugin's own name; ours takes the nodes from `hardware`.
+PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
 def opened(word: str) -> str:
@@ -144,6 +146,7 @@ def opened(word: str) -> str:
     of a sweep has ``=`` in its name and is quoted; otherwise ``,`` separates values to sweep over.
     A card named by its number is quoted too, because no option of a group is a number.
     """
+    word = PRESETS.get(word, word)
     key, _, value = word.partition("=")
     is_folder = key in RUN_FOLDERS and "=" in value and value[0] not in "'\""
     if is_folder or (key == "hardware" and value.isdecimal()):

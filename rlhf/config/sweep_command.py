@@ -109,6 +109,12 @@ def refuse_ways_out(overrides: Sequence[Override]) -> None:
                     )
 
 
+def folder_of(words: Sequence[str]) -> Path | None:
+    """Return the folder of a sweep of runs, if it is one of ours."""
+    folders = (Path(word.removeprefix("hydra.sweep.dir=")) for word in words)
+    return next((folder for folder in folders if folder.parent == SWEEPS), None)
+
+
 @contextmanager
 def without_leavings(words: list[str]) -> Iterator[list[str]]:
     """Yield ``words``, with Hydra's files of a sweep of plans sent to a temporary folder."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -82,11 +82,6 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     config = replace(config, hardware=hardware)
     validate(config)
     return config
-
-
-def without_local_rank(arguments: Sequence[str]) -> list[str]:
-    """Drop the --local_rank that the DeepSpeed launcher appends: Hydra cannot read it."""
-    return [a for a in arguments if not a.startswith(("--local_rank=", "--local-rank="))]
 
 
 def ignores_job_signals() -> bool:

@@ -1,0 +1,103 @@
+"""A command of launch.py: what its words start, and the jobs that Hydra composes from them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rlhf.config.choices import PlanMode
+from rlhf.config.completion import complete_value
+from rlhf.config.hydra_errors import opened, refuse_flags
+from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.search_command import Search, search_of
+from rlhf.config.sweep_command import (
+    expanded,
+    folder_of,
+    jobs_at_a_time,
+    placed,
+    without_leavings,
+)
+
+# The DeepSpeed launcher appends its rank, which Hydra cannot read.
+LOCAL_RANK = ("--local_rank=", "--local-rank=")
+
+
+class Command(NamedTuple):
+    """A command, read from its words."""
+
+    words: list[str]
+    """The words that Hydra composes."""
+    folder: Path | None = None
+    """Folder of a sweep or search, whose runs are compared at the end."""
+    search: Search | None = None
+    """The search that the command starts; None: Hydra starts its jobs."""
+
+
+@contextmanager
+def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
+    """Yield the command with these ``words``, or print what a shell can complete, and exit.
+
+    ``definitions`` is the folder of sweeps and searches. A process that does not lead joins the run
+    of rank 0, and composes nothing.
+
+    Raises:
+        ConfigError: if a word is a secret or an unknown option, or its sweep or search is wrong.
+    """
+    typed = [opened(word) for word in words if not word.startswith(LOCAL_RANK)]
+    refuse_secrets(typed, os.environ)
+    refuse_flags(typed)
+    complete_value(typed, os.environ, definitions)
+    if (search := search_of(typed, definitions)) is not None:
+        yield Command(typed, search.folder, search)
+    elif not leads:
+        yield Command(typed)
+    else:
+        with without_leavings(expanded(typed, definitions)) as composed:
+            words = placed(composed, typed)
+            yield Command(words, folder_of(words))
+
+
+class Job(NamedTuple):
+    """The only job of a command, or one job of a sweep; its values are not checked yet."""
+
+    cfg: DictConfig
+    """What Hydra composed."""
+    overrides: list[str]
+    """The words that set keys."""
+    is_dry_run: bool = False
+    """True: print the commands that would start the ranks."""
+    is_plan: bool = False
+    """True: print the plan."""
+    resume: str | None = None
+    """The run to resume; None: a new run."""
+    continues: bool = False
+    """True: resume an unfinished run with this configuration, if there is one."""
+    folder: Path | None = None
+    """Folder of a job of a sweep."""
+    at_a_time: int | None = None
+    """How many jobs of the sweep run at a time, each in its own process; None: in this process."""
+
+
+def read_job(cfg: DictConfig) -> Job:
+    """Return the job that Hydra composed ``cfg`` for."""
+    job = HydraConfig.get()
+    resume = cfg.get("resume")
+    if continues := resume == "auto":
+        cfg.resume = resume = None
+    return Job(
+        cfg,
+        list(job.overrides.task),
+        is_dry_run=OmegaConf.select(cfg, "launcher.dry_run") is True,
+        is_plan=OmegaConf.select(cfg, "plan") == PlanMode.only.value,
+        resume=None if resume is None else str(resume),
+        continues=continues,
+        folder=Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None,
+        at_a_time=jobs_at_a_time(),
+    )

@@ -1,0 +1,169 @@
+"""One job: check its configuration, plan it, and freeze it for the ranks; or print its plan."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
+from rlhf.config.choices import PlanMode, Reuse
+from rlhf.config.freeze import (
+    freeze,
+    keep_command,
+    load_frozen,
+    refuse_changes,
+    spread_changes,
+    to_run_config,
+    with_free_keys,
+)
+from rlhf.config.from_run import take_over
+from rlhf.config.launch_command import Job
+from rlhf.config.on_machine import is_auto, on_machine
+from rlhf.config.rules.secrets import refuse_secret_values
+from rlhf.config.rules.unread_keys import refuse_unread
+from rlhf.config.run_dir import claim, make_run_dir, only_process
+from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
+from rlhf.planning.cpu_rates import lacks_rates
+from rlhf.planning.decide import decide
+from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
+from rlhf.runtime.launch_mode import Program, launch_commands
+from rlhf.runtime.read_loads import read_loads
+from rlhf.runtime.rendezvous import check_machine, check_started, started_rank, with_started_ranks
+from rlhf.runtime.this_machine import this_machine
+from rlhf.tracking.config_tree import config_tree
+from rlhf.tracking.console import build_console
+from rlhf.user_paths import user_path
+
+
+class Stopped(NamedTuple):
+    """A run to resume."""
+
+    run_dir: Path
+    frozen: RunConfig
+    """The configuration that it was stopped with."""
+
+
+def config_of(job: Job) -> tuple[RunConfig, Stopped | None]:
+    """Return the configuration of the job's run, checked, and the run to resume if it names one."""
+    return (_new_config(job), None) if job.resume is None else _stopped_config(job)
+
+
+def _new_config(job: Job) -> RunConfig:
+    """Return the configuration of a new run; refuse overrides that have no effect."""
+    cfg = job.cfg
+    if cfg.get("from_run") is not None:
+        source = user_path(str(cfg.from_run), key="from_run").resolve()
+        take_over(cfg, source, finished_phases(source), job.overrides)
+    config = to_run_config(on_machine(cfg, this_machine))
+    refuse_secret_values(config, os.environ)
+    refuse_unread(config, job.overrides)
+    if config.reuse.phases is not Reuse.sweep:
+        return config
+    phases = Reuse.never if job.folder is None else Reuse.always
+    return replace(config, reuse=replace(config.reuse, phases=phases))
+
+
+def _stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
+    """Read the run to resume: overrides may change how it is started, not what it computes."""
+    # Resolved, because runs/latest may point to another run before this one ends.
+    run_dir = user_path(str(job.resume), key="resume").resolve()
+    frozen = load_frozen(run_dir)
+    refuse_changes(frozen, job.cfg, job.overrides)
+    config = with_free_keys(frozen, job.cfg, job.overrides)
+    refuse_secret_values(config, os.environ)
+    if config.plan is not PlanMode.only:
+        check_started(config)
+        check_machine(config)
+    elif not job.is_plan:
+        raise ConfigError(
+            f"resume={run_dir}: plan=only made this folder, and no run began in it; "
+            "add plan=check to begin the run"
+        )
+    return config, Stopped(run_dir, frozen)
+
+
+def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
+    """Freeze the configuration of a run that starts or resumes; return it and its directory."""
+    return _start(config, job) if stopped is None else (config, _resume(config, stopped))
+
+
+def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
+    """Check and plan a new run, and write its planned configuration to a new run directory.
+
+    If the job continues an unfinished run that has this configuration, that run is resumed instead.
+    """
+    config, loads = with_started_ranks(config), None
+    if config.plan is PlanMode.check:
+        if lacks_rates(config.hardware):
+            from rlhf.runtime.measure_cpu import measure_cpu  # imports torch
+
+            measure_cpu()
+        loads = read_loads(config)
+    config, plan, notes = decide(config, loads, finished=taken_phases(config))
+    check_machine(config)
+    now, continues = datetime.now(), job.continues
+    run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
+    freeze(config, run_dir)
+    keep_command(job.overrides, run_dir)
+    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    if config.tracking.show_config:
+        console.show(config_tree(str(run_dir), asdict(config)))
+    if is_auto():
+        console.say(this_machine().line)
+    if plan is not None:
+        write_json(run_dir / PLAN, as_json(plan))
+        notes = (*notes, f"plan: {summary(plan)}")
+    for note in notes:
+        console.say(note)
+    return config, run_dir
+
+
+def _resume(config: RunConfig, stopped: Stopped) -> Path:
+    """Write the configuration of a stopped run again, with its new launch options."""
+    if changes := spread_changes(stopped.frozen, config):
+        text = "the same batches, but sums round differently: no longer equal bit for bit"
+        sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
+    with only_process(stopped.run_dir):  # the configuration of a run in progress must not change
+        freeze(config, stopped.run_dir)
+    return stopped.run_dir
+
+
+def show_plan(config: RunConfig, job: Job) -> float | None:
+    """Print the plan's memory, time and cost, in a sweep as one line; return the hours.
+
+    plan.json is written only if the command sets run_dir.
+    """
+    if started_rank() is not None:
+        raise ConfigError(
+            "plan=only: the ranks have been started; start launch.py without torchrun"
+        )
+    plan = decide(config, read_loads(config), finished=taken_phases(config)).plan
+    assert plan is not None, "plan=only has a plan, or was refused"
+    if job.resume is None and config.run_dir is not None:
+        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, as_json(plan))
+    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    if job.folder is not None:
+        words = [word for word in job.overrides if word != "plan=only"]
+        console.say(f"{' '.join(words)}: {summary(plan)}")
+    else:
+        console.show(*tables(plan))
+        if is_auto():
+            console.say(this_machine().line)
+    return plan.hours
+
+
+def show_commands(config: RunConfig, job: Job, script: str) -> None:
+    """Print the command that would start the ranks; one per node if users start them by hand."""
+    if started_rank() is not None:
+        raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
+    arguments = [word for word in job.overrides if "launcher.dry_run" not in word]
+    program = Program(sys.executable, script, arguments)
+    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    for command in launch_commands(config, program, os.environ):
+        console.say(shlex.join(command))

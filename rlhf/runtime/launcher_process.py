@@ -1,0 +1,32 @@
+"""Set up the process of launch.py, before it imports a library that reads the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rlhf.cpu import cap_libraries, require_linux
+from rlhf.lasting_output import outlast_output
+from rlhf.runtime.rendezvous import drop_pod_variables
+from rlhf.runtime.sweep_jobs import end_with_parent
+from rlhf.safe_text import print_traceback
+
+
+def set_up_process() -> None:
+    """Let this process, and those that it starts, print and end as a launcher's should.
+
+    Raises:
+        CapabilityError: if the system is not Linux.
+        ConfigError: if an environment variable names no instruction set.
+    """
+    outlast_output()
+    sys.excepthook = print_traceback
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which launch.py explains
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child imports a json.py of the current directory
+    # libgomp's threads would spin for milliseconds, which is much slower beside other programs.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    end_with_parent()
+    if (advice := drop_pod_variables()) is not None:
+        sys.stderr.write(f"{advice}\n")
+    require_linux()
+    cap_libraries()
