@@ -18,11 +18,10 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -38,7 +37,7 @@ from rlhf.checkpoint.finished_phase import (
 from rlhf.checkpoint.manifest import MANIFEST
 from rlhf.checkpoint.results import phase_result, phase_result_path, read_object
 from rlhf.config.choices import Phase
-from rlhf.config.schema.model import ModelConfig
+from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
 from rlhf.cpu import cache_folder, read_cpu
 from rlhf.errors import CheckpointError
@@ -50,14 +49,6 @@ from rlhf.user_paths import user_path
 GIB = 1 << 30
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = ("torch", "transformers", "deepspeed", "peft")
-# The groups of the configuration that the result of a phase depends on.
-READ_BY_SFT = ("seed", "hardware", "zero", "lora", "model", "data", "sft")
-READ: Mapping[Phase, tuple[str, ...]] = {
-    Phase.sft: READ_BY_SFT,
-    Phase.reward: (*READ_BY_SFT, "reward_model", "reward"),
-}
-# Keys of ``rollout`` that are written into each model's generation_config.json.
-SAVED_WITH_MODELS = ("temperature", "top_k", "top_p")
 
 
 def code_version() -> str:
@@ -75,19 +66,15 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
 
     ``data`` identifies its examples and tokenizer, and those of the phases before it; ``code`` is
     ``code_version()``.
-
-    Raises:
-        KeyError: if results of this phase are not reused.
     """
-    groups = {name: value for name, value in asdict(config).items() if name in READ[phase]}
-    groups["data"] = {k: value for k, value in groups["data"].items() if k != "cache_dir"}
+    so_far = config.phase.order[: config.phase.order.index(phase) + 1]
+    values = values_that_affect(config, frozenset(so_far))
     depends = {
-        "phase": phase,
-        "order": config.phase.order[: config.phase.order.index(phase)],
-        "groups": groups,
-        "end": _end_of(config, config.phase.order[: config.phase.order.index(phase) + 1]),
-        "generation": [getattr(config.rollout, name) for name in SAVED_WITH_MODELS],
-        "weights": [_files_of(model) for model in (config.model, config.reward_model)],
+        "phases": so_far,
+        "config": values,
+        "weights": [
+            _files_of(value) for key, value in values.items() if key.endswith("model.path")
+        ],
         "data": data,
         "code": code,
         "cpu": read_cpu().name,
@@ -95,17 +82,9 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _end_of(config: RunConfig, phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return the settings that decide after which step one of ``phases`` ends, and with what."""
-    best = config.checkpoint.best
-    if best is None or best.partition("/")[0] not in phases:
-        return {}
-    return {name: getattr(config.checkpoint, name) for name in ("best", "load_best", "patience")}
-
-
-def _files_of(model: ModelConfig) -> list[tuple[str, int, int]]:
+def _files_of(model: str | None) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    if not model.path or not (folder := user_path(model.path, key="model.path")).is_dir():
+    if not model or not (folder := user_path(model, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]

@@ -18,8 +18,10 @@ from omegaconf.errors import (
 from yaml import YAMLError
 
 from rlhf.atomic import replacing
+from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import in_words, schema_types
 from rlhf.config.rules.run import validate
+from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.stored_yaml import has_kind, read_plain
 from rlhf.config.typed import refused, shown, typed
@@ -31,19 +33,6 @@ from rlhf.user_paths import user_path
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in ("sft", "reward", "dpo", "ppo"))
-# Prefixes of keys that a resumed run may change: how it is started, watched and kept,
-FREE = ("launcher.", "plan.", "tracking.", "alarms.", "checkpoint.")
-# and how its batches are spread over ranks, which changes only the rounding of sums.
-SPREAD = (
-    "hardware.nodes.",
-    "hardware.ranks_per_node.",
-    "hardware.max_micro_batch_size.",
-    "hardware.on_oom.",
-    "rollout.max_rows.",
-    "rollout.keep_graphs.",
-    "zero.",
-    *(f"{key}." for key in MICRO_BATCHES),
-)
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
@@ -163,7 +152,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
         changed = [
             leaf
             for leaf in _below(override, kept | asked)
-            if kept.get(leaf) != asked.get(leaf) and not f"{leaf}.".startswith(FREE + SPREAD)
+            if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).may_change
         ]
         if changed and _node(override) != "resume":
             raise ConfigError(
@@ -183,7 +172,7 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
         leaf
         for override in OverridesParser.create().parse_overrides(list(overrides))
         for leaf in _below(override, asked)
-        if f"{leaf}.".startswith(FREE + SPREAD)
+        if effect_of(leaf).may_change
     ]
     if any(key.startswith(("hardware.", "zero.")) for key in named):
         for key in MICRO_BATCHES:
@@ -199,7 +188,7 @@ def spread_changes(before: RunConfig, after: RunConfig) -> list[str]:
     return [
         f"{key}={shown(value)}"
         for key, value in _leaves(OmegaConf.structured(after)).items()
-        if f"{key}.".startswith(SPREAD) and kept[key] != value
+        if effect_of(key).at_resume is AtResume.rounding and kept[key] != value
     ]
 
 

@@ -9,11 +9,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import COMMAND, MICRO_BATCHES, load_frozen
+from rlhf.config.effects import effects
+from rlhf.config.freeze import COMMAND, load_frozen
+from rlhf.config.schema.keys import AtResume
 from rlhf.errors import ConfigError
-
-# Keys and groups that the finished run determines: its data, and how its models were made.
-TAKEN = ("seed", "model", "reward_model", "data", "sft", "reward")
 
 
 def take_over(
@@ -31,13 +30,15 @@ def take_over(
             determines.
     """
     frozen = load_frozen(source)
+    inherited = {key: effect for key, effect in effects().items() if effect.is_inherited}
+    fixed = [key for key in inherited if inherited[key].at_resume is not AtResume.rounding]
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        node = override.package or override.key_or_group
-        key = node.partition(".")[0]
-        if key in TAKEN and node not in MICRO_BATCHES:
+        node = f"{override.package or override.key_or_group}."
+        if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):
+            groups = dict.fromkeys(key.partition(".")[0] for key in fixed)
             raise ConfigError(
                 f"{override.input_line} with from_run={source}: the run determines "
-                f"{', '.join(TAKEN)}; remove this override, or start a new run without from_run"
+                f"{', '.join(groups)}; remove this override, or start a new run without from_run"
             )
     asked = [Phase(name) for name in cfg.phase.order]
     usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
@@ -50,15 +51,13 @@ def take_over(
             "name another run"
         )
     composed = OmegaConf.structured(frozen)
-    own = {key: OmegaConf.select(cfg, key) for key in MICRO_BATCHES}
     typed = _typed_keys(source)
     with open_dict(cfg):
-        for key in TAKEN:
-            cfg[key] = composed[key]
-        # The plan chose the others for the ranks of the finished run: it chooses them again.
-        for key, value in own.items():
-            if value is not None or key not in typed:
-                OmegaConf.update(cfg, key, value)
+        for key in inherited:
+            # The plan chose micro-batches for the ranks of the finished run: it chooses them again.
+            is_own = OmegaConf.select(cfg, key) is not None or key not in typed
+            if key in fixed or not is_own:
+                OmegaConf.update(cfg, key, OmegaConf.select(composed, key), merge=False)
         cfg.from_run = str(source)
         order = [*taken, *(phase for phase in asked if phase not in taken)]
         cfg.phase.order = [phase.value for phase in order]

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhf.config.choices import Phase, RewardKind
-from rlhf.config.schema.bounds import LARGEST_SCORE
+from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError

@@ -21,7 +21,6 @@ from rlhf.checkpoint.finished_phase import (
     verify_phase,
 )
 from rlhf.checkpoint.phase_store import (
-    READ,
     PhaseStore,
     code_version,
     link_phase,
@@ -39,6 +38,7 @@ from rlhf.runtime.plan_comparison import beside_the_plan
 from rlhf.types import Ranks
 
 Say = Callable[[str], None]
+REUSED = (Phase.sft, Phase.reward)  # what sweeps and searches vary comes after these
 
 
 def run_phase(
@@ -97,7 +97,7 @@ def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: 
 def store_key(context: RunContext, phase: Phase) -> str | None:
     """Return the phase's key in the store of phases; None if this run does not use the store."""
     config = context.config
-    if config.reuse.phases is not Reuse.always or phase not in READ:
+    if config.reuse.phases is not Reuse.always or phase not in REUSED:
         return None
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]
     data = "".join(context.data_key(each) for each in so_far)

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys
+from rlhf.config.schema.keys import NO_PHASE
 from rlhf.errors import CheckpointError
 from rlhf.intervals import Estimate, estimate, mean_of, t_quantile
 from rlhf.stored_files import RESULT, read_json
@@ -23,9 +25,8 @@ from rlhf.stored_files import RESULT, read_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Keys that describe how a run was started or recorded, or that the planner chose.
-BOOKKEEPING = ("name", "run_dir", "resume", "plan", "experiment", "reuse", "tracking", "launcher")
 TINY = 1e-9  # spread, relative to a difference, that only rounding explains
+# Keys that the planner chooses.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
 
 
@@ -242,4 +243,8 @@ def _plain(value: float) -> float | None:
 
 
 def _is_bookkeeping(key: str) -> bool:
-    return key.partition(".")[0] in BOOKKEEPING or key.endswith(CHOSEN)
+    """Return True if the key changes no result, or the planner chose its value."""
+    try:
+        return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN)
+    except KeyError:  # a run of another version
+        return False

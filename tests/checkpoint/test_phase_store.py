@@ -70,11 +70,6 @@ def test_weights_that_a_phase_starts_from_are_part_of_the_key(
     assert keys(compose, *words) != before
 
 
-def test_phase_that_is_not_reused_has_no_key(compose: Compose) -> None:
-    with pytest.raises(KeyError):
-        phase_key(to_run_config(compose([])), Phase.ppo, data="d", code="c")
-
-
 def run_with(tmp_path: Path, name: str, content: str) -> Path:
     run_dir = tmp_path / name
     (run_dir / "sft" / "model").mkdir(parents=True)

@@ -157,6 +157,8 @@ def test_config_of_another_version_is_no_run(text: str, tmp_path: Path) -> None:
         ["resume=runs/latest"],
         ["resume=runs/latest", "ppo.steps=3", "zero=stage2", "experiment=smoke"],
         ["resume=runs/latest", "zero=stage2", "++ppo.steps=3", "model@reward_model=sft_model"],
+        ["resume=runs/latest", "reuse.phases=never", "rollout.server.url=http://localhost:9"],
+        ["resume=runs/latest", "hardware.memory_gib=40", "data.cache_dir=elsewhere"],
     ],
 )
 def test_resume_accepts_what_the_run_has(overrides: list[str], compose: Compose) -> None:

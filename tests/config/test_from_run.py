@@ -13,6 +13,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.config.from_run import take_over
 from rlhf.config.schema.run import RunConfig
+from rlhf.errors import ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
@@ -48,3 +49,20 @@ def test_a_command_may_set_micro_batches_which_change_no_result(
     words = ["reward.micro_batch_size=2", "sft.micro_batch_size=16"]
     config = taken(compose, source, *TWO_RANKS, *words)
     assert (config.reward.micro_batch_size, config.sft.micro_batch_size) == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "word", ["seed=2", "sft.lr=1", "model=opt_125m", "+model.architecture.rope_theta=1"]
+)
+def test_what_the_finished_run_determines_is_refused(
+    word: str, compose: Compose, source: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"the run determines seed, model, reward_model, sft, "):
+        taken(compose, source, word)
+
+
+def test_the_corpus_of_ppo_and_the_cache_are_the_new_runs_own(
+    compose: Compose, source: Path
+) -> None:
+    config = taken(compose, source, "data.ptx_path=corpus", "data.cache_dir=elsewhere")
+    assert (config.data.ptx_path, config.data.cache_dir) == ("corpus", "elsewhere")

@@ -13,7 +13,7 @@ from random import Random
 
 from rlhf.config.choices import RewardKind
 from rlhf.config.rules.rewards import check_part
-from rlhf.config.schema.bounds import check_bounds
+from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.rewards import RewardPart
 from tests.fuzz.case import Case
 from tests.fuzz.reward_functions import ROWS, SECONDS, score_batches

@@ -43,20 +43,50 @@ def test_every_key_is_explained() -> None:
 @pytest.mark.parametrize(
     ("key", "row"),
     [
-        ("ppo.gamma", "a number | `1` | above 0 and at most 1 | Discount per token."),
-        ("seed", "a whole number | `1` | 0 or more | Seed of every random stream."),
+        ("ppo.gamma", "a number | `1` | above 0 and at most 1 | ppo | fixed | Discount per token."),
+        (
+            "seed",
+            "a whole number | `1` | 0 or more | every phase | fixed | Seed of every random stream.",
+        ),
         (
             "data.split",
-            "a list, each item a number | `[7,28,2]` |  | Proportions in which the SFT,",
+            "a list, each item a number | `[7,28,2]` |  | "
+            "every phase | fixed | Proportions in which the SFT,",
         ),
-        ("hardware.device", "one of cpu, cuda | `cpu` |  | cpu or cuda (GPUs)."),
-        ("sft.lr", "a number | `model.learning_rates.sft` | above 0 | Peak learning rate."),
-        ("ppo.cliprange_value", "a number or null | `null` | above 0 | Values are clipped to"),
-        ("model.init", "one of pretrained, random, sft, gold | `random` |  | pretrained: load"),
-        ("run_dir", "text or null | `null` |  | Directory of this run; null: runs/&lt;name&gt;"),
-        ("checkpoint.most_skipped", "a whole number or null | `20` | above 0 | Steps in a row"),
-        ("rewards.NAME.columns", "a list, each item text | `[]` |  | Columns of the data"),
-        ("data.sets.NAME.path", "text | `???` |  | File, folder or hub id of the dataset."),
+        (
+            "hardware.device",
+            "one of cpu, cuda | `cpu` |  | every phase | fixed | cpu or cuda (GPUs).",
+        ),
+        (
+            "sft.lr",
+            "a number | `model.learning_rates.sft` | above 0 | sft | fixed | Peak learning rate.",
+        ),
+        (
+            "ppo.cliprange_value",
+            "a number or null | `null` | above 0 | ppo | fixed | Values are clipped to",
+        ),
+        (
+            "model.init",
+            "one of pretrained, random, sft, gold | `random` |  | "
+            "every phase | fixed | pretrained: load",
+        ),
+        (
+            "run_dir",
+            "text or null | `null` |  | "
+            "nothing | fixed | Directory of this run; null: runs/&lt;name&gt;",
+        ),
+        (
+            "checkpoint.most_skipped",
+            "a whole number or null | `20` | above 0 | nothing | free | Steps in a row",
+        ),
+        (
+            "rewards.NAME.columns",
+            "a list, each item text | `[]` |  | ppo | fixed | Columns of the data",
+        ),
+        (
+            "data.sets.NAME.path",
+            "text | `???` |  | every phase | fixed | File, folder or hub id of the dataset.",
+        ),
     ],
 )
 def test_row_by_hand(key: str, row: str) -> None:

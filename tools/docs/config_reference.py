@@ -12,22 +12,26 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rlhf.config.choices import Phase
+from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import in_words
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import RunConfig, phase_of_best
 from tools.docs.conf_comments import explanation
 from tools.docs.pages import write_below
 
 TABLE_MARK = "<!-- Made by `python -m tools.docs.config_reference` from here to the end. -->\n"
-HEADS = ("key", "value", "default", "must be", "meaning")
+HEADS = ("key", "value", "default", "must be", "affects", "resume", "meaning")
 
 
 class Key(NamedTuple):
-    """One row: a key, its values in words, its default, its bound and its explanation."""
+    """One row: a key, its values in words, its default, its bound, its effect and its meaning."""
 
     name: str
     kind: str
     default: str
     bound: str
+    affects: str
+    at_resume: str
     meaning: str
 
 
@@ -55,12 +59,25 @@ def _keys(schema: Any, defaults: Any, prefix: str = "") -> list[Key]:
         name, kind = prefix + field.name, types[field.name]
         default = _default(defaults[field.name]) if isinstance(defaults, dict) else ""
         bound = field.metadata["bound"].rule if "bound" in field.metadata else ""
-        found.append(Key(name, in_words(kind), default, bound, explanation(schema, field.name)))
+        effect = ("", "") if is_dataclass(kind) else _effect(name)
+        found.append(
+            Key(name, in_words(kind), default, bound, *effect, explanation(schema, field.name))
+        )
         if is_dataclass(kind) and prefix:
             found += _keys(kind, defaults[field.name], f"{name}.")
         elif get_origin(kind) is dict and is_dataclass(of := get_args(kind)[1]):
             found += _keys(of, {f.name: _own_default(f) for f in fields(of)}, f"{name}.NAME.")
     return found
+
+
+def _effect(key: str) -> tuple[str, str]:
+    """Return the phases that a key affects, and what a resumed run may do to it."""
+    affects, at_resume, *_ = effect_of(key)
+    if affects is phase_of_best:
+        return "the phase of checkpoint.best", at_resume.value
+    found = affects(None)
+    phases = "every phase" if found == set(Phase) else ", ".join(p for p in Phase if p in found)
+    return phases or "nothing", at_resume.value
 
 
 def _own_default(field: Field[Any]) -> Any:
@@ -91,7 +108,7 @@ def _typed(value: Any) -> str:
 
 
 def _section(title: str, text: str, keys: list[Key]) -> str:
-    cells = [(f"`{key.name}`", *key[1:4], _prose(key.meaning)) for key in keys]
+    cells = [(f"`{key.name}`", *key[1:6], _prose(key.meaning)) for key in keys]
     rows = [HEADS, ("---",) * len(HEADS), *cells]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return f"## {title}\n\n{_prose(text)}\n\n{table}"

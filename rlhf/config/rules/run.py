@@ -21,7 +21,7 @@ from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets, texts_of
 from rlhf.config.rules.sequence_parallel import check_sequence_parallel
 from rlhf.config.rules.zero import check_engine, check_zero
-from rlhf.config.schema.bounds import check_bounds
+from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.choices import (
-    Phase,
-    Source,
-    Template,
+from rlhf.config.choices import Phase, Source, Template
+from rlhf.config.schema.keys import (
+    AT_LEAST_0,
+    BETWEEN_0_AND_1,
+    NO_PHASE,
+    Unread,
+    key,
+    phases,
 )
-from rlhf.config.schema.bounds import AT_LEAST_0, BETWEEN_0_AND_1, bounded
 
 
 @dataclass(kw_only=True)
@@ -35,6 +38,15 @@ class DatasetConfig:
     """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
 
 
+GENERATED = [
+    Unread(
+        lambda data: data.source is Source.synthetic,
+        "data.source=synthetic generates the examples",
+        "use data=local or data=hub with data.path=FILE_OR_HUB_ID",
+    )
+]
+
+
 @dataclass(kw_only=True)
 class DataConfig:
     """Sources of examples, and their division over phases."""
@@ -43,23 +55,23 @@ class DataConfig:
     """synthetic: the generated task; local: files or folders; hub: Hugging Face datasets."""
     path: Any
     """File, folder or hub id; a list blends several. null if data is generated or named in sets."""
-    sets: dict[str, DatasetConfig]
+    sets: dict[str, DatasetConfig] = key(unread=GENERATED)
     """Datasets to blend, each under a name; requires path=null."""
-    eval_path: Any
+    eval_path: Any = key(unread=GENERATED)
     """Held-out examples, one entry per entry of path; null: the data's own, or a share of path."""
-    eval_share: float = bounded(BETWEEN_0_AND_1)
+    eval_share: float = key(BETWEEN_0_AND_1)
     """Share of each phase's examples to hold out if the data has no held-out examples."""
     split: list[float]
     """Proportions in which the SFT, reward (also DPO) and PPO phases divide the examples."""
-    size: int = bounded(AT_LEAST_0)
+    size: int = key(AT_LEAST_0)
     """Examples to generate; with other sources, the number that plans assume (0: count lines)."""
-    subset: str | None
+    subset: str | None = key(unread=GENERATED)
     """Configuration name of the hub dataset; null: the dataset's default."""
-    revision: str | None
+    revision: str | None = key(unread=GENERATED)
     """Revision of the hub dataset; null: the newest."""
-    train_split: str
+    train_split: str = key(unread=GENERATED)
     """Split of the hub dataset to train on."""
-    eval_split: str | None
+    eval_split: str | None = key(unread=GENERATED)
     """Split of the hub dataset to hold out; null: a share of train_split is held out."""
     clean: bool
     """Normalise white space, remove control characters, and skip examples that are then empty."""
@@ -69,11 +81,11 @@ class DataConfig:
     """plain: Human/Assistant turns; chat: the tokenizer's chat template."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
-    ptx_path: str | None
+    ptx_path: str | None = key(affects=phases(Phase.ppo), is_inherited=False)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
-    ptx_subset: str | None
+    ptx_subset: str | None = key(affects=phases(Phase.ppo), is_inherited=False)
     """Configuration name of ptx_path on the hub; null: the dataset's default."""
-    ptx_column: str
+    ptx_column: str = key(affects=phases(Phase.ppo), is_inherited=False)
     """Column of ptx_path that holds the text."""
-    cache_dir: str
+    cache_dir: str = key(affects=NO_PHASE, is_inherited=False)
     """Folder that keeps tokenised data between runs."""

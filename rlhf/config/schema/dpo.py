@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.config.choices import DpoLossName
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FROM_0_BELOW_HALF, bounded
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, FROM_0_BELOW_HALF, AtResume, key
 from rlhf.config.schema.optimizer import OptimizerConfig
 
 
@@ -13,23 +13,23 @@ from rlhf.config.schema.optimizer import OptimizerConfig
 class DpoConfig(OptimizerConfig):
     """Direct preference optimisation, instead of reward model training and PPO."""
 
-    epochs: float = bounded(ABOVE_0)
+    epochs: float = key(ABOVE_0)
     """Passes over the pairs of the phase."""
-    batch_size: int = bounded(ABOVE_0)
+    batch_size: int = key(ABOVE_0)
     """Pairs per optimizer step, over all ranks."""
-    micro_batch_size: int | None = bounded(ABOVE_0)
+    micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
     """Pairs that one rank runs at once; null: half as many as the hardware allows."""
-    max_tokens: int = bounded(ABOVE_0)
+    max_tokens: int = key(ABOVE_0)
     """Maximum length in tokens; pairs with a longer sequence are skipped and counted."""
     loss: DpoLossName
     """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair."""
-    beta: float = bounded(ABOVE_0)
+    beta: float = key(ABOVE_0)
     """Strength of the pull to the reference; the implicit reward is beta * log(pi / pi_ref)."""
-    label_smoothing: float = bounded(FROM_0_BELOW_HALF)
+    label_smoothing: float = key(FROM_0_BELOW_HALF)
     """Share of pairs whose label is assumed to be wrong (conservative DPO); 0: none."""
-    eval_examples: int = bounded(ABOVE_0)
+    eval_examples: int = key(ABOVE_0)
     """Maximum number of held-out pairs to measure accuracy on."""
-    eval_every: int = bounded(AT_LEAST_0)
+    eval_every: int = key(AT_LEAST_0)
     """Optimizer steps between evaluations; 0: only after training."""
-    eval_prompts: int = bounded(ABOVE_0)
+    eval_prompts: int = key(ABOVE_0)
     """Maximum number of held-out prompts to answer before and after training."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.config.choices import Device, Dtype, OnOom
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, bounded
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, AtResume, key
 
 
 @dataclass(kw_only=True)
@@ -14,39 +14,39 @@ class HardwareConfig:
 
     device: Device
     """cpu or cuda (GPUs)."""
-    nodes: int = bounded(ABOVE_0)
+    nodes: int = key(ABOVE_0, at_resume=AtResume.rounding)
     """Number of machines."""
-    ranks_per_node: int = bounded(ABOVE_0)
+    ranks_per_node: int = key(ABOVE_0, at_resume=AtResume.rounding)
     """Processes on each node; on GPUs, one per GPU."""
     dtype: Dtype
     """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
-    batch_size: int = bounded(ABOVE_0)
+    batch_size: int = key(ABOVE_0, affects=NO_PHASE, at_resume=AtResume.fixed)
     """Default batch_size of sft (sequences) and of reward and dpo (pairs), over all ranks."""
-    max_micro_batch_size: int = bounded(ABOVE_0)
+    max_micro_batch_size: int = key(ABOVE_0, at_resume=AtResume.rounding)
     """Largest micro-batch, in sequences, of a phase whose micro_batch_size is null."""
-    keep_freed_memory: bool
+    keep_freed_memory: bool = key(affects=NO_PHASE)
     """Keep freed memory in the process: faster on a CPU if memory is not short."""
-    on_oom: OnOom
+    on_oom: OnOom = key(at_resume=AtResume.rounding)
     """Out of memory: stop, or reduce_micro_batch: continue with smaller micro-batches."""
-    name: str
+    name: str = key(affects=NO_PHASE)
     """Name of one node in plans and tables."""
-    memory_gib: float | None = bounded(ABOVE_0)
+    memory_gib: float | None = key(ABOVE_0, affects=NO_PHASE)
     """Memory in GiB of one GPU, or of a CPU node (its ranks share it); null: this machine's."""
-    host_memory_gib: float | None = bounded(ABOVE_0)
+    host_memory_gib: float | None = key(ABOVE_0, affects=NO_PHASE)
     """Host memory of one node in GiB; null: this machine's."""
-    peak_tflops: float | None = bounded(ABOVE_0)
+    peak_tflops: float | None = key(ABOVE_0, affects=NO_PHASE)
     """Peak half-precision TFLOP/s of one GPU or a whole CPU; null: measured once (CPU only)."""
-    fp32_tflops: float | None = bounded(ABOVE_0)
+    fp32_tflops: float | None = key(ABOVE_0, affects=NO_PHASE)
     """Peak fp32 TFLOP/s of one GPU or a whole CPU; null: measured once (CPU only)."""
-    memory_bandwidth_gb: float | None = bounded(ABOVE_0)
+    memory_bandwidth_gb: float | None = key(ABOVE_0, affects=NO_PHASE)
     """GB/s that one GPU or a whole CPU reads from its memory; null: measured once (CPU only)."""
-    link_bandwidth_gb: float = bounded(ABOVE_0)
+    link_bandwidth_gb: float = key(ABOVE_0, affects=NO_PHASE)
     """GB/s that a rank sends to the other ranks of its node."""
-    network_bandwidth_gb: float = bounded(ABOVE_0)
+    network_bandwidth_gb: float = key(ABOVE_0, affects=NO_PHASE)
     """GB/s that one node sends to the other nodes."""
-    host_bandwidth_gb: float = bounded(ABOVE_0)
+    host_bandwidth_gb: float = key(ABOVE_0, affects=NO_PHASE)
     """GB/s between a GPU and its host's memory, in one direction."""
-    nvme_bandwidth_gb: float = bounded(ABOVE_0)
+    nvme_bandwidth_gb: float = key(ABOVE_0, affects=NO_PHASE)
     """GB/s that the NVMe drives of a node read."""
-    price_per_hour: float | None = bounded(AT_LEAST_0)
+    price_per_hour: float | None = key(AT_LEAST_0, affects=NO_PHASE)
     """Price of one node in US dollars per hour; null: unknown."""

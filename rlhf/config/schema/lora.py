@@ -4,34 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import (
-    LoraExport,
-    LoraRole,
+from rlhf.config.choices import LoraExport, LoraRole, Phase
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    FROM_0_BELOW_1,
+    Unread,
+    key,
+    phases,
 )
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, FROM_0_BELOW_1, bounded
+
+NO_ADAPTERS = [
+    Unread(lambda lora: lora.rank == 0, "lora.rank=0 trains without adapters", "add lora=default")
+]
 
 
 @dataclass(kw_only=True)
 class LoraConfig:
     """Low-rank adapters (https://arxiv.org/abs/2106.09685), made with peft."""
 
-    rank: int = bounded(AT_LEAST_0)
+    rank: int = key(AT_LEAST_0)
     """Rank of the adapters; 0: no adapters."""
-    alpha: float = bounded(ABOVE_0)
+    alpha: float = key(ABOVE_0, unread=NO_ADAPTERS)
     """The output of an adapter is multiplied by alpha / rank."""
-    dropout: float = bounded(FROM_0_BELOW_1)
+    dropout: float = key(FROM_0_BELOW_1, unread=NO_ADAPTERS)
     """Dropout probability of the adapters' input."""
-    target_modules: list[str] | None
+    target_modules: list[str] | None = key(unread=NO_ADAPTERS)
     """Suffixes of the names of adapted layers; null: all linear layers except the output layer."""
-    roles: list[LoraRole]
+    roles: list[LoraRole] = key(unread=NO_ADAPTERS)
     """Models that get adapters: some of sft, reward, actor (also DPO's policy), critic."""
-    train_rest: bool
+    train_rest: bool = key(unread=NO_ADAPTERS)
     """Also train weights without adapters: embeddings, norms, biases (as DeepSpeed-Chat does)."""
-    lr: float | None = bounded(ABOVE_0)
+    lr: float | None = key(ABOVE_0, unread=NO_ADAPTERS)
     """Peak learning rate of the adapters; null: the learning rate of the phase."""
-    critic_rank: int | None = bounded(ABOVE_0)
+    critic_rank: int | None = key(ABOVE_0, affects=phases(Phase.ppo), unread=NO_ADAPTERS)
     """Rank of the critic's adapters; null: rank."""
-    critic_lr: float | None = bounded(ABOVE_0)
+    critic_lr: float | None = key(ABOVE_0, affects=phases(Phase.ppo), unread=NO_ADAPTERS)
     """Peak learning rate of the critic's adapters; null: lr, or if that is null, ppo.critic_lr."""
-    export: LoraExport
+    export: LoraExport = key(unread=NO_ADAPTERS)
     """merged: save an ordinary model; adapter: save a peft folder that names its base model."""

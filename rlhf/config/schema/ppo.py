@@ -13,7 +13,7 @@ from rlhf.config.choices import (
     RolloutCorrection,
     ScaleReward,
 )
-from rlhf.config.schema.bounds import (
+from rlhf.config.schema.keys import (
     ABOVE_0,
     ABOVE_0_TO_1,
     ABOVE_1,
@@ -21,7 +21,8 @@ from rlhf.config.schema.bounds import (
     FROM_0_BELOW_1,
     FROM_0_TO_1,
     SCORE,
-    bounded,
+    AtResume,
+    key,
 )
 
 # Estimators that compare the responses to one prompt.
@@ -32,57 +33,57 @@ COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
 class PpoConfig:
     """Proximal policy optimisation against the reward model."""
 
-    steps: int | None = bounded(ABOVE_0)
+    steps: int | None = key(ABOVE_0)
     """Maximum number of PPO steps; each samples one rollout and learns from it. null: no limit."""
-    epochs: float | None = bounded(ABOVE_0)
+    epochs: float | None = key(ABOVE_0)
     """Maximum number of passes over the prompts; null: no limit."""
-    rollout_batch_size: int = bounded(ABOVE_0)
+    rollout_batch_size: int = key(ABOVE_0)
     """Responses sampled per PPO step, over all ranks."""
-    responses_per_prompt: int = bounded(ABOVE_0)
+    responses_per_prompt: int = key(ABOVE_0)
     """Responses sampled per prompt; the advantage estimators rloo and grpo compare them."""
-    mini_batch_size: int = bounded(ABOVE_0)
+    mini_batch_size: int = key(ABOVE_0)
     """Sequences per optimizer step, over all ranks."""
-    micro_batch_size: int | None = bounded(ABOVE_0)
+    micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
     """Sequences that one rank runs at once; null: as many as the hardware allows."""
-    ppo_epochs: int = bounded(ABOVE_0)
+    ppo_epochs: int = key(ABOVE_0)
     """Passes over each rollout."""
-    kl_ctl: float = bounded(AT_LEAST_0)
+    kl_ctl: float = key(AT_LEAST_0)
     """Penalty per nat of KL(policy || reference), with kl_target the initial penalty; 0: none."""
-    kl_target: float | None = bounded(ABOVE_0)
+    kl_target: float | None = key(ABOVE_0)
     """KL in nats per sequence to which kl_ctl is steered; null: kl_ctl is fixed."""
-    kl_horizon: int = bounded(ABOVE_0)
+    kl_horizon: int = key(ABOVE_0)
     """Horizon, in sequences, over which kl_ctl adapts to kl_target; larger: more slowly."""
     kl_estimator: KlEstimator
     """Estimator of the KL penalty: k1, k2 or k3 (http://joschu.net/blog/kl-approx.html)."""
     kl_placement: KlPlacement
     """Where the KL penalty enters: token rewards (reward: InstructGPT) or the loss (loss: GRPO)."""
-    cliprange: float = bounded(FROM_0_BELOW_1)
+    cliprange: float = key(FROM_0_BELOW_1)
     """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]."""
-    cliprange_high: float | None = bounded(ABOVE_0)
+    cliprange_high: float | None = key(ABOVE_0)
     """The upper limit of the policy ratio is 1 + cliprange_high (DAPO); null: 1 + cliprange."""
-    dual_clip: float | None = bounded(ABOVE_1)
+    dual_clip: float | None = key(ABOVE_1)
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
-    cliprange_value: float | None = bounded(ABOVE_0)
+    cliprange_value: float | None = key(ABOVE_0)
     """Values are clipped to within this distance of the rollout's values; null: not clipped."""
     scale_reward: ScaleReward
     """Divide scores by: none; running: their deviation so far; reference: a fixed deviation."""
     scale_reward_shift: bool
     """With scale_reward, also subtract the mean of the scores before the division."""
-    reference_score_mean: float | None = bounded(SCORE)
+    reference_score_mean: float | None = key(SCORE)
     """Mean for scale_reward=reference; null: mean score of the first rollout."""
-    reference_score_std: float | None = bounded(ABOVE_0)
+    reference_score_std: float | None = key(ABOVE_0)
     """Standard deviation for scale_reward=reference; null: that of the first rollout's scores."""
-    clip_reward_value: float | None = bounded(ABOVE_0)
+    clip_reward_value: float | None = key(ABOVE_0)
     """Scores are clipped to [-clip_reward_value, clip_reward_value]; null: not clipped."""
-    missing_end_penalty: float = bounded(AT_LEAST_0)
+    missing_end_penalty: float = key(AT_LEAST_0)
     """Penalty subtracted from the clipped score of a response that never ended."""
-    missing_end_score: float | None = bounded(SCORE)
+    missing_end_score: float | None = key(SCORE)
     """Score of every response that never ended, without clip and penalty; null: its own score."""
     advantage_estimator: AdvantageEstimator
     """gae (the only one with a critic), rloo, grpo or reinforce_pp (docs/ppo.md)."""
-    gamma: float = bounded(ABOVE_0_TO_1)
+    gamma: float = key(ABOVE_0_TO_1)
     """Discount per token."""
-    lam: float = bounded(FROM_0_TO_1)
+    lam: float = key(FROM_0_TO_1)
     """Lambda of generalised advantage estimation."""
     whiten_advantages: bool | None
     """Shift and scale advantages to mean 0 and deviation 1 over the whole rollout. null: only with
@@ -91,79 +92,79 @@ class PpoConfig:
     """Scale token rewards to deviation 1 over the whole rollout without shifting them to mean 0."""
     loss_aggregation: LossAggregation
     """token_mean: all tokens of a mini-batch weigh the same; sequence_mean: all responses do."""
-    entropy_coef: float = bounded(AT_LEAST_0)
+    entropy_coef: float = key(AT_LEAST_0)
     """Weight of the entropy bonus (nats per token) in the actor's loss; 0: none."""
-    value_coef: float = bounded(AT_LEAST_0)
+    value_coef: float = key(AT_LEAST_0)
     """Weight of the critic's loss."""
-    ptx_coef: float = bounded(AT_LEAST_0)
+    ptx_coef: float = key(AT_LEAST_0)
     """Weight of the language-model loss on data.ptx_path (InstructGPT's gamma); 0: none."""
-    ptx_batch_size: int | None = bounded(ABOVE_0)
+    ptx_batch_size: int | None = key(ABOVE_0)
     """Blocks of the corpus per optimizer step, over all ranks; null: mini_batch_size."""
-    ptx_eval_blocks: int = bounded(AT_LEAST_0)
+    ptx_eval_blocks: int = key(AT_LEAST_0)
     """Maximum held-out blocks of data.ptx_path to measure perplexity on; 0: do not measure it."""
-    ema_beta: float = bounded(FROM_0_BELOW_1)
+    ema_beta: float = key(FROM_0_BELOW_1)
     """Decay per optimizer step of a moving average of the actor's weights; 0: no average."""
     rollout_correction: RolloutCorrection
     """token_tis: weigh each token by min(p_training / p_rollout, rollout_correction_cap)."""
-    rollout_correction_cap: float = bounded(ABOVE_1)
+    rollout_correction_cap: float = key(ABOVE_1)
     """Largest weight of rollout_correction=token_tis."""
-    actor_freeze_steps: int = bounded(AT_LEAST_0)
+    actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
-    stop_update_kl: float | None = bounded(ABOVE_0)
+    stop_update_kl: float | None = key(ABOVE_0)
     """KL(old || new), nats per token, above which a rollout's updates stop early; null: none."""
-    stop_run_kl: float | None = bounded(ABOVE_0)
+    stop_run_kl: float | None = key(ABOVE_0)
     """KL to the reference, nats per sequence, above which the phase ends; null: never."""
-    lr_guard_kl: float | None = bounded(ABOVE_0)
+    lr_guard_kl: float | None = key(ABOVE_0)
     """KL(old || new), nats per token, above which the actor's learning rate falls; null: none."""
     align_overflow: bool
     """Skip the optimizer step of actor and critic if the fp16 gradients of either overflow."""
     shared_trunk: bool
     """Make critic and reference branches of the actor's trunk (trlx's hydra model)."""
-    num_layers_unfrozen: int | None = bounded(ABOVE_0)
+    num_layers_unfrozen: int | None = key(ABOVE_0)
     """Top layers that a shared trunk trains; the reference is a frozen copy. null: not shared."""
-    num_value_layers: int = bounded(AT_LEAST_0)
+    num_value_layers: int = key(AT_LEAST_0)
     """Top layers that the critic of a shared trunk does not share; 0: only its value head."""
-    actor_dropout: float = bounded(FROM_0_BELOW_1)
+    actor_dropout: float = key(FROM_0_BELOW_1)
     """Dropout probability in the actor's updates; rollouts are always scored without dropout."""
-    critic_dropout: float = bounded(FROM_0_BELOW_1)
+    critic_dropout: float = key(FROM_0_BELOW_1)
     """Dropout probability in the critic's updates."""
-    actor_lr: float = bounded(ABOVE_0)
+    actor_lr: float = key(ABOVE_0)
     """Peak learning rate of the actor."""
-    critic_lr: float = bounded(ABOVE_0)
+    critic_lr: float = key(ABOVE_0)
     """Peak learning rate of the critic."""
     lr_schedule: LrSchedule
     """Learning rates after the warm-up: constant, linear, cosine or inverse_sqrt."""
-    min_lr_ratio: float = bounded(FROM_0_TO_1)
+    min_lr_ratio: float = key(FROM_0_TO_1)
     """Final learning rate (inverse_sqrt: lowest) as a share of the peak; unused by constant."""
-    warmup_steps: int = bounded(AT_LEAST_0)
+    warmup_steps: int = key(AT_LEAST_0)
     """Optimizer steps over which the learning rates rise to their peaks; 0: no warm-up."""
-    weight_decay: float = bounded(AT_LEAST_0)
+    weight_decay: float = key(AT_LEAST_0)
     """AdamW's decoupled weight decay, of matrices only; 0: none."""
-    beta1: float = bounded(FROM_0_BELOW_1)
+    beta1: float = key(FROM_0_BELOW_1)
     """AdamW's decay rate of the running mean of gradients."""
-    beta2: float = bounded(FROM_0_BELOW_1)
+    beta2: float = key(FROM_0_BELOW_1)
     """AdamW's decay rate of the running mean of squared gradients."""
-    adam_eps: float = bounded(ABOVE_0)
+    adam_eps: float = key(ABOVE_0)
     """AdamW's epsilon, added to the root of the running mean of squared gradients."""
-    max_grad_norm: float = bounded(AT_LEAST_0)
+    max_grad_norm: float = key(AT_LEAST_0)
     """Gradients with a larger norm are scaled down to this norm; 0: never."""
     critic_lr_schedule: LrSchedule | None
     """Learning-rate schedule of the critic; null: lr_schedule."""
-    critic_min_lr_ratio: float | None = bounded(FROM_0_TO_1)
+    critic_min_lr_ratio: float | None = key(FROM_0_TO_1)
     """Final learning rate of the critic as a share of its peak; null: min_lr_ratio."""
-    critic_warmup_steps: int | None = bounded(AT_LEAST_0)
+    critic_warmup_steps: int | None = key(AT_LEAST_0)
     """Warm-up of the critic in optimizer steps; null: warmup_steps."""
-    critic_weight_decay: float | None = bounded(AT_LEAST_0)
+    critic_weight_decay: float | None = key(AT_LEAST_0)
     """Weight decay of the critic; null: weight_decay."""
-    critic_beta1: float | None = bounded(FROM_0_BELOW_1)
+    critic_beta1: float | None = key(FROM_0_BELOW_1)
     """beta1 of the critic; null: beta1."""
-    critic_beta2: float | None = bounded(FROM_0_BELOW_1)
+    critic_beta2: float | None = key(FROM_0_BELOW_1)
     """beta2 of the critic; null: beta2."""
-    eval_prompts: int = bounded(ABOVE_0)
+    eval_prompts: int = key(ABOVE_0)
     """Maximum number of held-out prompts to answer in each evaluation; data=synthetic has 700."""
-    eval_every: int = bounded(AT_LEAST_0)
+    eval_every: int = key(AT_LEAST_0)
     """PPO steps between evaluations; 0: only before and after training."""
-    sample_every: int = bounded(ABOVE_0)
+    sample_every: int = key(ABOVE_0)
     """PPO steps between samples of responses in samples.jsonl."""
 
     @property

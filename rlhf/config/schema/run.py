@@ -14,10 +14,20 @@ from rlhf.config.choices import (
     PlanMode,
     Reuse,
 )
-from rlhf.config.schema.bounds import ABOVE_0, AT_LEAST_0, SECONDS, bounded
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.dpo import DpoConfig
 from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    ANSWERING_PHASES,
+    AT_LEAST_0,
+    EVERY_PHASE,
+    NO_PHASE,
+    SECONDS,
+    AtResume,
+    key,
+    phases,
+)
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
@@ -28,6 +38,12 @@ from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.sft import SftConfig
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.config.schema.zero import ZeroConfig
+
+
+def phase_of_best(config: RunConfig) -> frozenset[Phase]:
+    """Return the phase whose metric checkpoint.best is; empty if there is none."""
+    name = (config.checkpoint.best or "").partition("/")[0]
+    return frozenset(phase for phase in Phase if phase == name)
 
 
 @dataclass(kw_only=True)
@@ -44,7 +60,7 @@ class ReuseConfig:
 
     phases: Reuse
     """sweep: jobs of a sweep take phases from the store; always: all runs; never: none."""
-    max_gib: float = bounded(ABOVE_0)
+    max_gib: float = key(ABOVE_0)
     """Size of the store, GiB; above it the phases used least recently are removed."""
 
 
@@ -52,23 +68,23 @@ class ReuseConfig:
 class CheckpointConfig:
     """Checkpoints inside a phase, from which resume continues (docs/resume.md)."""
 
-    every_minutes: float | None = bounded(ABOVE_0)
+    every_minutes: float | None = key(ABOVE_0)
     """Minutes between checkpoints; null: not by time."""
-    every_steps: int | None = bounded(ABOVE_0)
+    every_steps: int | None = key(ABOVE_0)
     """Steps between checkpoints; null: not by steps."""
-    keep: int = bounded(ABOVE_0)
+    keep: int = key(ABOVE_0)
     """Latest checkpoints that are kept; the best one is kept beside them."""
     keep_finished: bool
     """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
-    best: str | None
+    best: str | None = key(affects=phase_of_best)
     """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
-    load_best: bool
+    load_best: bool = key(affects=phase_of_best)
     """End the phase of the metric with its best checkpoint instead of the last step."""
-    patience: int | None = bounded(ABOVE_0)
+    patience: int | None = key(ABOVE_0, affects=phase_of_best)
     """End the phase after this many evaluations in a row without a new best; null: never."""
-    most_skipped: int | None = bounded(ABOVE_0)
+    most_skipped: int | None = key(ABOVE_0)
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""
-    grace_seconds: int = bounded(SECONDS)
+    grace_seconds: int = key(SECONDS)
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
 
 
@@ -86,36 +102,38 @@ class AlarmsConfig:
 class RunConfig:
     """The whole configuration of one run."""
 
-    name: str
+    name: str = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Name of the run; its directories are in runs/<name>/."""
-    seed: int = bounded(AT_LEAST_0)
+    seed: int = key(AT_LEAST_0, affects=EVERY_PHASE, is_inherited=True)
     """Seed of every random stream."""
-    run_dir: str | None
+    run_dir: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Directory of this run; null: runs/<name>/<timestamp>."""
-    resume: str | None
+    resume: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Directory of a stopped run to resume; null: start a new run."""
-    from_run: str | None
+    from_run: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Finished run whose data, tokenizer, SFT and reward model this run uses; null: none."""
-    experiment: str | None
+    experiment: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Recipe in conf/experiment; null: none."""
-    plan: PlanMode
+    plan: PlanMode = key(affects=NO_PHASE)
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
-    phase: PhaseConfig
-    reuse: ReuseConfig
-    checkpoint: CheckpointConfig
-    alarms: AlarmsConfig
-    model: ModelConfig
-    reward_model: ModelConfig
-    hardware: HardwareConfig
-    zero: ZeroConfig
-    launcher: LauncherConfig
-    lora: LoraConfig
-    sft: SftConfig
-    reward: RewardConfig
-    dpo: DpoConfig
-    ppo: PpoConfig
-    rollout: RolloutConfig
-    rewards: dict[str, RewardPart]
+    phase: PhaseConfig = key(
+        affects=NO_PHASE, at_resume=AtResume.fixed
+    )  # a phase depends on the phases before it
+    reuse: ReuseConfig = key(affects=NO_PHASE)
+    checkpoint: CheckpointConfig = key(affects=NO_PHASE)
+    alarms: AlarmsConfig = key(affects=NO_PHASE)
+    model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)
+    reward_model: ModelConfig = key(affects=phases(Phase.reward, Phase.ppo), is_inherited=True)
+    hardware: HardwareConfig = key(affects=EVERY_PHASE)
+    zero: ZeroConfig = key(affects=EVERY_PHASE, at_resume=AtResume.rounding)
+    launcher: LauncherConfig = key(affects=NO_PHASE)
+    lora: LoraConfig = key(affects=EVERY_PHASE)
+    sft: SftConfig = key(affects=phases(Phase.sft), is_inherited=True)
+    reward: RewardConfig = key(affects=phases(Phase.reward), is_inherited=True)
+    dpo: DpoConfig = key(affects=phases(Phase.dpo))
+    ppo: PpoConfig = key(affects=phases(Phase.ppo))
+    rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
+    rewards: dict[str, RewardPart] = key(affects=phases(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
-    data: DataConfig
-    tracking: TrackingConfig
+    data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
+    tracking: TrackingConfig = key(affects=NO_PHASE)

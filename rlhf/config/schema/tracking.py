@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rlhf.config.choices import (
     WandbMode,
 )
-from rlhf.config.schema.bounds import ABOVE_0, bounded
+from rlhf.config.schema.keys import ABOVE_0, key
 
 
 @dataclass(kw_only=True)
@@ -28,5 +28,5 @@ class TrackingConfig:
     """Trackers of your own, each as package.module:NAME (docs/tracking.md)."""
     show_config: bool
     """Print the configuration as a tree before the run starts."""
-    log_every: int = bounded(ABOVE_0)
+    log_every: int = key(ABOVE_0)
     """Steps between two progress lines if the output is not a terminal."""

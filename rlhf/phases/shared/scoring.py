@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
-from rlhf.config.schema.bounds import LARGEST_SCORE
+from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.data.batching import padded_width
 from rlhf.errors import RewardError
 from rlhf.types import (

@@ -8,8 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
-from rlhf.config.hydra_errors import schema_types
-from rlhf.config.rules.unread_keys import RULES, refuse_unread
+from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -88,7 +87,3 @@ def test_a_key_that_nothing_reads_is_refused(
 )
 def test_a_key_that_is_read_is_taken(overrides: list[str], compose: Compose) -> None:
     refuse_unread(to_run_config(compose(overrides)), overrides)
-
-
-def test_rules_name_keys_that_exist() -> None:
-    assert {key for rule in RULES for key in rule.keys} <= schema_types().keys()

@@ -1,0 +1,137 @@
+"""What the program knows of a key besides its type, declared in the field of the schema.
+
+A field without ``affects``, ``at_resume`` or ``is_inherited`` has those of the group that holds it.
+``rlhf/config/effects.py`` reads them: the store of phases, resume and from_run follow from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from rlhf.config.choices import Phase
+from rlhf.errors import ConfigError
+
+
+class Bound(NamedTuple):
+    """A rule for one number: the error message's text after "must be", and the test."""
+
+    rule: str
+    holds: Callable[[float], bool]
+
+
+ABOVE_0 = Bound("above 0", lambda x: x > 0)
+ABOVE_1 = Bound("above 1", lambda x: x > 1)
+AT_LEAST_0 = Bound("0 or more", lambda x: x >= 0)
+LARGEST_SCORE = 1e15  # the squares of larger scores overflow in the statistics, which are fp32
+SCORE = Bound("a finite number from -1e15 to 1e15", lambda x: abs(x) <= LARGEST_SCORE)
+FROM_0_TO_1 = Bound("from 0 to 1", lambda x: 0 <= x <= 1)
+FROM_0_BELOW_1 = Bound("at least 0 and below 1", lambda x: 0 <= x < 1)
+FROM_0_BELOW_HALF = Bound("at least 0 and below 0.5", lambda x: 0 <= x < 0.5)  # noqa: PLR2004
+ABOVE_0_TO_1 = Bound("above 0 and at most 1", lambda x: 0 < x <= 1)
+BETWEEN_0_AND_1 = Bound("above 0 and below 1", lambda x: 0 < x < 1)
+YEAR_S = 365 * 24 * 60 * 60
+# Timers of sockets, signals and torch.distributed overflow at some hundred years.
+SECONDS = Bound(f"above 0 and at most {YEAR_S} (a year)", lambda x: 0 < x <= YEAR_S)
+MINUTES = Bound(f"above 0 and at most {YEAR_S // 60} (a year)", lambda x: 0 < x <= YEAR_S / 60)
+ZERO_STAGE = Bound("0, 1, 2 or 3", lambda x: x in range(4))
+FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
+
+
+LARGEST = 2**63 - 1  # what torch's integers hold
+
+
+# Phases whose own work reads a key, as a function of the whole configuration.
+Affects = Callable[[Any], frozenset[Phase]]
+
+
+def phases(*names: Phase) -> Affects:
+    """Return ``affects`` of a key that always changes the results of the same phases."""
+    return lambda _: frozenset(names)
+
+
+NO_PHASE = phases()
+EVERY_PHASE = phases(*Phase)
+ANSWERING_PHASES = phases(Phase.ppo, Phase.dpo)
+
+
+class AtResume(StrEnum):
+    """What a resumed run may do to a key."""
+
+    fixed = "fixed"
+    rounding = "rounding"  # change it: how batches are spread changes only the rounding of sums
+    free = "free"  # change it: how a run is started, watched and kept
+
+
+class Unread(NamedTuple):
+    """A rule for a key that has no effect beside another key.
+
+    ``holds`` gets the group that holds the key. The texts may contain ``{group}``, ``{option}``
+    (which chooses an option of the group) and ``{value}``.
+    """
+
+    holds: Callable[[Any], bool]
+    reason: str
+    way_out: str
+
+
+def key(
+    bound: Bound | None = None,
+    *,
+    default: Any = MISSING,
+    affects: Affects | None = None,
+    at_resume: AtResume | None = None,
+    is_inherited: bool | None = None,
+    unread: Sequence[Unread] = (),
+) -> Any:
+    """Return a dataclass field for a key or a group of keys.
+
+    Args:
+        bound: rule for the number, which may also be null.
+        affects: phases whose own work reads the key; what follows them changes with them.
+        at_resume: whether a resumed run may change the key; by default what affects no phase.
+        is_inherited: whether a run with from_run takes the key from the finished run.
+        unread: rules for when the key has no effect.
+    """
+    if affects is NO_PHASE and at_resume is None:
+        at_resume = AtResume.free
+    facts = {
+        "bound": bound,
+        "affects": affects,
+        "at_resume": at_resume,
+        "is_inherited": is_inherited,
+        "unread": tuple(unread) or None,
+    }
+    return field(
+        default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}
+    )
+
+
+def check_bounds(config: Any, prefix: str = "") -> None:
+    """Check that every number in ``config``, a schema dataclass, is within its field's bound.
+
+    Raises:
+        ConfigError: if a number breaks its bound or is not finite; the message names its key.
+    """
+    for name, bound, value in _bounded_numbers(config, prefix):
+        if value is not None and not (math.isfinite(value) and bound.holds(value)):
+            raise ConfigError(f"{name}={value}: must be {bound.rule}")
+        if isinstance(value, int) and value > LARGEST:
+            raise ConfigError(f"{name}={value}: must be at most {LARGEST}")
+
+
+def _bounded_numbers(config: Any, prefix: str) -> Iterator[tuple[str, Bound, float | None]]:
+    """Yield the dotted key, bound and value of every field with a bound, nested ones included."""
+    for each in fields(config):
+        name, value = prefix + each.name, getattr(config, each.name)
+        if "bound" in each.metadata:
+            yield name, each.metadata["bound"], value
+        elif is_dataclass(value):
+            yield from _bounded_numbers(value, f"{name}.")
+        elif isinstance(value, dict):
+            for entry, one in value.items():
+                if is_dataclass(one):
+                    yield from _bounded_numbers(one, f"{name}.{entry}.")
