@@ -23,6 +23,7 @@ TEXTS["docs/migration"] = re.sub(r"^\|.*\|(.*)\|$", r"\1", TEXTS["docs/migration
 KEYS = schema_types()
 TOP = {key for key in KEYS if "." not in key}
 METRICS = {name for group in GROUPS.values() for name in group}
+OTHER_FOLDERS = {"runs", "build", "outputs"}
 PHASES = r"(?:ppo|sft|reward|dpo|time|speed|memory)"
 
 
@@ -91,6 +92,24 @@ def test_problem_has_a_thread_and_a_test_that_exists(row: str) -> None:
 def test_every_row_of_problems_is_checked() -> None:
     tables = (DOCS / "elsewhere.md").read_text()
     assert tables.count("`tests/") == len(ROWS) >= 30
+
+
+SOURCES = [
+    path
+    for pattern in ("*.md", "Makefile", "*/**/*.py", "*/**/*.yaml", "*/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not any(part.startswith(".") or part in OTHER_FOLDERS for part in path.parts)
+]
+
+
+def test_pages_exist_that_source_and_settings_name() -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in SOURCES
+        for page in re.findall(r"docs/[a-z_]{2,}\.md", path.read_text(encoding="utf-8"))
+    }
+    assert ("conf/config.yaml", "docs/alarms.md") in named
+    assert not {(by, page) for by, page in named if not (ROOT / page).is_file()}
 
 
 def test_names_are_found() -> None:
