@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.config.choices import AlarmName
 from rlhf.config.hydra_errors import schema_types
 from rlhf.tracking.metric_table import GROUPS
+from rlhf.tracking.step_alarms import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages that name keys and metrics in sentences; generated tables have tests of their own.
-PAGES = ["README", "docs/migration", "docs/troubleshooting", "docs/tutorial", "docs/algorithms"]
+NAMES = ("migration", "troubleshooting", "tutorial", "algorithms", "alarms")
+PAGES = ["README", *(f"docs/{name}" for name in NAMES)]
 TEXTS = {page: (ROOT / f"{page}.md").read_text() for page in PAGES}
 # The other cells of its tables hold names of other programs.
 TEXTS["docs/migration"] = re.sub(r"^\|.*\|(.*)\|$", r"\1", TEXTS["docs/migration"], flags=re.M)
@@ -92,6 +95,28 @@ def test_problem_has_a_thread_and_a_test_that_exists(row: str) -> None:
 def test_every_row_of_problems_is_checked() -> None:
     tables = (DOCS / "elsewhere.md").read_text()
     assert tables.count("`tests/") == len(ROWS) >= 30
+
+
+@pytest.mark.parametrize("name", AlarmName)
+def test_every_alarm_has_a_remedy_and_its_condition(name: AlarmName) -> None:
+    remedy, condition = re.findall(rf"^\| `{name}` \| (.+) \|$", TEXTS["docs/alarms"], re.M)
+    first, otherwise = remedy.split(" | ")
+    assert first
+    assert otherwise
+    metric, _, steps = condition.split(" | ")
+    if name in RULES:
+        assert metric == f"`{RULES[name].metric}`"
+        assert steps.startswith(f"{RULES[name].patience} ")
+
+
+MEASURED = {"results.md", "performance.md"}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_measurements_stand_in_results_and_performance(page: Path) -> None:
+    """A page that gives a time or a score of a machine names its processor."""
+    names_a_processor = re.search(r"EPYC|Xeon|Zen \d", page.read_text(encoding="utf-8"))
+    assert bool(names_a_processor) == (page.name in MEASURED)
 
 
 SOURCES = [
