@@ -14,15 +14,16 @@ from rlhf.config.choices import AlarmName
 from rlhf.config.hydra_errors import schema_types
 from rlhf.tracking.metric_table import GROUPS
 from rlhf.tracking.step_alarms import RULES
+from tools.docs.parity_page import TABLE_MARK
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages that name keys and metrics in sentences; generated tables have tests of their own.
-NAMES = ("migration", "troubleshooting", "tutorial", "algorithms", "alarms")
+NAMES = ("parity", "troubleshooting", "tutorial", "algorithms", "alarms")
 PAGES = ["README", *(f"docs/{name}" for name in NAMES)]
 TEXTS = {page: (ROOT / f"{page}.md").read_text() for page in PAGES}
-# The other cells of its tables hold names of other programs.
-TEXTS["docs/migration"] = re.sub(r"^\|.*\|(.*)\|$", r"\1", TEXTS["docs/migration"], flags=re.M)
+# Below the mark the page is generated, with names of other programs.
+TEXTS["docs/parity"] = TEXTS["docs/parity"].partition(TABLE_MARK)[0]
 KEYS = schema_types()
 TOP = {key for key in KEYS if "." not in key}
 METRICS = {name for group in GROUPS.values() for name in group}
