@@ -120,6 +120,12 @@ def test_measurements_stand_in_results_and_performance(page: Path) -> None:
     assert bool(names_a_processor) == (page.name in MEASURED)
 
 
+def test_every_picture_is_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *DOCS.glob("*.md")])
+    shown = set(re.findall(r"images/([\w.]+)", pages))
+    assert {picture.name for picture in (DOCS / "images").iterdir()} == shown
+
+
 SOURCES = [
     path
     for pattern in ("*.md", "Makefile", "*/**/*.py", "*/**/*.yaml", "*/**/*.md")
