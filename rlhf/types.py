@@ -101,7 +101,7 @@ class PromptBatch(NamedTuple):
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
-    columns: Columns | None = None  # for rewards; None: none wanted
+    columns: Columns | None = None  # that rewards read; None: rewards read no column
     step: int | None = None  # of PPO, counted from 1; None: held-out prompts
 
 

@@ -1,1 +1,1 @@
-"""Chat with a model of a run: ``python -m rlhf.chat RUN_DIR`` (docs/chat.md)."""
+"""Chat with a model of a run: ``python -m rlhf.chat RUN_DIR`` (docs/use.md)."""

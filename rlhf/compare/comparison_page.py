@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def pair(self) -> AnswerPair | None:
-        """Return the pair to judge; None after the last."""
+        """Return the pair to judge; None after the last pair."""
         return self._pairs[self._place] if self._place < len(self._pairs) else None
 
     @property

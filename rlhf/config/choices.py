@@ -124,7 +124,7 @@ class DpoLossName(StrEnum):
 
 
 class AdvantageEstimator(StrEnum):
-    """Estimators of advantages (docs/ppo.md); only gae needs a critic."""
+    """Estimators of advantages (docs/algorithms.md); only gae needs a critic."""
 
     gae = "gae"
     rloo = "rloo"

@@ -1,9 +1,9 @@
 """Divide data over the three phases, and over training and evaluation, without leaks.
 
 Records with the same prompt (or, without a prompt, the same text) are a *group*, across all
-datasets and ignoring whitespace and case. A group is never divided: all of it goes to one phase,
-and there to one side, so that no model is evaluated on, or trained by PPO on, a prompt whose
-answers an earlier phase was trained on.
+datasets and ignoring whitespace and case. A group is never divided: all its records go to one
+phase, and there either to training or to evaluation. No model is therefore evaluated on, or trained
+by PPO on, a prompt whose answers an earlier phase was trained on.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class HeadCounts(NamedTuple):
 def shared_attention(
     attention: Attention, heads: HeadCounts, *, ranks: Ranks, size: int, sequences: int
 ) -> Attention:
-    """Return ``attention`` for sequences of which each of ``size`` consecutive ranks has one part.
+    """Return ``attention`` for sequences that are split over ``size`` consecutive ranks.
 
     Every rank must call this, after DeepSpeed has started, and then run all layers on
     ``sequences`` sequences at once. The returned function has the arguments of transformers'

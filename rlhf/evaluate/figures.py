@@ -54,7 +54,7 @@ def model_figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def win_rate(rows: Sequence[Row], model: str, against: str) -> dict[str, Any]:
-    """Return how often ``model`` scores higher than ``against`` on the same prompt; ties half.
+    """Return how often ``model`` scores above ``against`` on the same prompt; ties count half.
 
     ``controlled`` is the rate at equal length: a logistic regression of the outcome on the
     difference of tokens, read at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).

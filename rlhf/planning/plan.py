@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def checkpoint_disk(self) -> int:
-        """Return the most bytes of checkpoints inside a phase: those kept, and one being written.
+        """Return the most bytes of a phase's checkpoints: all that are kept, and one being written.
 
         A checkpoint has fp32 weights, two moments and the moving average of what is trained.
         """

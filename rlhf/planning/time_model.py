@@ -88,7 +88,8 @@ def forward_operations(
     """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
     shape = model.shape
     products = 2 * (shape.multiplied + model.extra_weights) * tokens
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens  # causal: half
+    # Half of 4 FLOPs per pair of tokens: a token attends only to the tokens before it.
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab
     return sequences * (products + attention + 2 * width * shape.embedding * positions)
 

@@ -43,7 +43,7 @@ class IsolatedReward:
             ConfigError: if the part cannot be used; the message names its key.
         """
         self.name, self.part = name, part
-        self.rows = 0  # of the batch that was asked for last
+        self.rows = 0  # responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
         self._not_asked: FailureError | None = None
         self._start()

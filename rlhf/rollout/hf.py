@@ -45,8 +45,8 @@ class HfRollout:
     ) -> Responses:
         """Sample responses from ``policy`` with ``generate``, its own or a replacement.
 
-        Without ``ends_early`` all max_tokens are drawn, then cut at the end token: the responses
-        are equal. ``options`` are passed to ``generate``.
+        Without ``ends_early`` all max_tokens are drawn, and the response is then cut at its end
+        token; the responses are the same as with it. ``options`` are passed to ``generate``.
         """
         from transformers import GenerationConfig
 

@@ -2,7 +2,7 @@
 
 A rule looks at the metrics of a phase and says whether they are wrong now. An alarm is raised when
 a rule holds for as many steps in a row as the rule is patient, and once per run. docs/alarms.md
-gives the error rates of every rule.
+says what to do about each alarm, and docs/results.md how often each is right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trackers: what records the metrics, samples, alarms and results of a run."""
+"""Trackers, which record the metrics, samples, alarms and results of a run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ needed = ("fastapi", "uvicorn", "openai")
 openai = [pytest.importorskip(name, reason="pip install -e '.[serve]'") for name in needed][-1]
 
 pytestmark = pytest.mark.slow
-PAGE = Path(__file__).parents[2] / "docs/chat.md"
+PAGE = Path(__file__).parents[2] / "docs/use.md"
 COMMAND = re.search(r"^transformers serve (\S+) (.*)$", PAGE.read_text(), re.MULTILINE)
 
 

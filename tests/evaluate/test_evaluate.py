@@ -62,7 +62,8 @@ def test_figures_are_those_of_the_run(run: Path, found: dict[str, Any]) -> None:
 
 
 def test_the_script_of_the_page_computes_the_same_win_rate(run: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/evaluate.md").read_text(), re.S)
+    scripts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/use.md").read_text(), re.S)
+    (script,) = (each for each in scripts if "answers.jsonl" in each)
     again = evaluate(run)
     ran = subprocess.run(
         [sys.executable, "-c", f"import random; random.seed(1)\n{script}"],

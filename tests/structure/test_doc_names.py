@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.config.choices import AlarmName
 from rlhf.config.hydra_errors import schema_types
 from rlhf.tracking.metric_table import GROUPS
+from rlhf.tracking.step_alarms import RULES
+from tools.docs.parity_page import TABLE_MARK
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Pages that name keys and metrics in sentences; generated tables have tests of their own.
-PAGES = ["README", "docs/migration", "docs/troubleshooting", "docs/tutorial", "docs/algorithms"]
+NAMES = ("parity", "troubleshooting", "tutorial", "algorithms", "alarms")
+PAGES = ["README", *(f"docs/{name}" for name in NAMES)]
 TEXTS = {page: (ROOT / f"{page}.md").read_text() for page in PAGES}
-# The other cells of its tables hold names of other programs.
-TEXTS["docs/migration"] = re.sub(r"^\|.*\|(.*)\|$", r"\1", TEXTS["docs/migration"], flags=re.M)
+# Below the mark the page is generated, with names of other programs.
+TEXTS["docs/parity"] = TEXTS["docs/parity"].partition(TABLE_MARK)[0]
 KEYS = schema_types()
 TOP = {key for key in KEYS if "." not in key}
 METRICS = {name for group in GROUPS.values() for name in group}
+OTHER_FOLDERS = {"runs", "build", "outputs"}
 PHASES = r"(?:ppo|sft|reward|dpo|time|speed|memory)"
 
 
@@ -91,6 +96,52 @@ def test_problem_has_a_thread_and_a_test_that_exists(row: str) -> None:
 def test_every_row_of_problems_is_checked() -> None:
     tables = (DOCS / "elsewhere.md").read_text()
     assert tables.count("`tests/") == len(ROWS) >= 30
+
+
+@pytest.mark.parametrize("name", AlarmName)
+def test_every_alarm_has_a_remedy_and_its_condition(name: AlarmName) -> None:
+    remedy, condition = re.findall(rf"^\| `{name}` \| (.+) \|$", TEXTS["docs/alarms"], re.M)
+    first, otherwise = remedy.split(" | ")
+    assert first
+    assert otherwise
+    metric, _, steps = condition.split(" | ")
+    if name in RULES:
+        assert metric == f"`{RULES[name].metric}`"
+        assert steps.startswith(f"{RULES[name].patience} ")
+
+
+MEASURED = {"results.md", "performance.md"}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_measurements_stand_in_results_and_performance(page: Path) -> None:
+    """A page that gives a time or a score of a machine names its processor."""
+    names_a_processor = re.search(r"EPYC|Xeon|Zen \d", page.read_text(encoding="utf-8"))
+    assert bool(names_a_processor) == (page.name in MEASURED)
+
+
+def test_every_picture_is_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *DOCS.glob("*.md")])
+    shown = set(re.findall(r"images/([\w.]+)", pages))
+    assert {picture.name for picture in (DOCS / "images").iterdir()} == shown
+
+
+SOURCES = [
+    path
+    for pattern in ("*.md", "Makefile", "*/**/*.py", "*/**/*.yaml", "*/**/*.md")
+    for path in ROOT.glob(pattern)
+    if not any(part.startswith(".") or part in OTHER_FOLDERS for part in path.parts)
+]
+
+
+def test_pages_exist_that_source_and_settings_name() -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for path in SOURCES
+        for page in re.findall(r"docs/[a-z_]{2,}\.md", path.read_text(encoding="utf-8"))
+    }
+    assert ("conf/config.yaml", "docs/alarms.md") in named
+    assert not {(by, page) for by, page in named if not (ROOT / page).is_file()}
 
 
 def test_names_are_found() -> None:

@@ -47,8 +47,6 @@ RUN_ELSEWHERE = {
     "python -m tools.cloud_files FOLDER hardware=8xh100_80g hardware.nodes=2 model=qwen3_8b "
     "data=rm_static": "tests/tools/test_cloud_files.py",
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
-    "python benchmarks/alarm_rates.py runs/alarm_rates": "tests/benchmarks",
-    "python benchmarks/comparison_rates.py runs/alarm_rates": "tests/benchmarks",
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.report runs/latest": "tests/tracking/report/test_run_page.py",
@@ -111,12 +109,24 @@ def check_launch(command: str, folder: Path) -> None:
         assert run.returncode == 0, f"{arguments}\n{run.stderr}"
 
 
+def check_benchmark(command: str) -> None:
+    """The benchmark accepts the options; tests/benchmarks runs each of them."""
+    _, script, *options = shlex.split(command)
+    run = python(script, *options, "--help", cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert {each for each in options if each.startswith("--")} <= set(
+        re.findall(r"--[\w-]+", run.stdout)
+    )
+
+
 def check(command: str, folder: Path) -> None:
     """Execute ``command`` in the way of its kind; a command of an unknown kind fails."""
     if command.startswith("make "):
         check_make(command)
     elif command.startswith(".venv/bin/python -m pytest "):
         check_pytest(command)
+    elif command.startswith("python benchmarks/"):
+        check_benchmark(command)
     elif command.startswith(("python launch.py", "PYTHONPATH=examples python launch.py")):
         check_launch(command.removeprefix("PYTHONPATH=examples "), folder)
     else:
@@ -132,7 +142,14 @@ def test_documented_command_works(command: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
-    ["make coffee", "conda install rlhf", "python launch.py no_such_key=1", "python x.py"],
+    [
+        "make coffee",
+        "conda install rlhf",
+        "python launch.py no_such_key=1",
+        "python x.py",
+        "python benchmarks/ppo_step.py --shape huge",
+        "python benchmarks/ppo_step.py --colour red",
+    ],
 )
 def test_wrong_command_fails(command: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
@@ -148,6 +165,8 @@ def test_commands_are_found() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_stand_in_bash_fences(page: Path) -> None:
     assert not re.search(r"^ *```(sh|shell|console|zsh)\b", page.read_text(), re.MULTILINE)
+    fences = re.findall(r"^ *```(\w*)\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert not [text for kind, text in fences if not kind and re.match(r"(python|make|pip) ", text)]
 
 
 def test_sweep_becomes_its_jobs(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_row_by_hand(key: str, row: str) -> None:
 
 
 def test_names_of_pages_and_addresses_are_links() -> None:
-    assert "([ppo.md](ppo.md))" in ROWS["ppo.advantage_estimator"]
+    assert "([algorithms.md](algorithms.md))" in ROWS["ppo.advantage_estimator"]
     assert "(<http://joschu.net/blog/kl-approx.html>)" in ROWS["ppo.kl_estimator"]
 
 

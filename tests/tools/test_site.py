@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    words = ["build", "--quiet", "--strict", "--config-file", ROOT / "tools/docs/mkdocs.yml"]
+    words = ["build", "--strict", "--config-file", ROOT / "tools/docs/mkdocs.yml"]
     site = tmp_path / "site"
     build = python("-m", "mkdocs", *words, "--site-dir", site, NO_MKDOCS_2_WARNING=1)
     assert build.returncode == 0, build.stderr

@@ -80,7 +80,7 @@ class PpoConfig:
     missing_end_score: float | None = key(SCORE)
     """Score of every response that never ended, without clip and penalty; null: its own score."""
     advantage_estimator: AdvantageEstimator
-    """gae (the only one with a critic), rloo, grpo or reinforce_pp (docs/ppo.md)."""
+    """gae (the only one with a critic), rloo, grpo or reinforce_pp (docs/algorithms.md)."""
     gamma: float = key(ABOVE_0_TO_1)
     """Discount per token."""
     lam: float = key(FROM_0_TO_1)

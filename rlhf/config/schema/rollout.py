@@ -22,7 +22,7 @@ from rlhf.config.schema.keys import (
 
 @dataclass(kw_only=True)
 class HybridEngineConfig:
-    """DeepSpeed's Hybrid Engine, used by backend=hybrid_engine (docs/hybrid_engine.md)."""
+    """DeepSpeed's Hybrid Engine, used by backend=hybrid_engine (docs/rollouts.md)."""
 
     max_out_tokens: int | None = key(ABOVE_0)
     """Tokens per sequence in the KV cache; null: the maxima of prompt and response together."""
@@ -40,7 +40,7 @@ class HybridEngineConfig:
 
 @dataclass(kw_only=True)
 class ServerConfig:
-    """The server of backend=vllm_server (docs/vllm_server.md)."""
+    """The server of backend=vllm_server (docs/rollouts.md)."""
 
     url: str
     """Address of a vLLM server of this run's own."""

@@ -1,6 +1,6 @@
 """Models that DeepSpeed's Hybrid Engine can generate with, decided from their configs only.
 
-docs/hybrid_engine.md describes how each reason was found.
+docs/results.md describes how each reason was found.
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
 
 
 def critic(run: RunFiles) -> Chart | None:
-    """Return returns over values at the tokens of the last answers; an exact critic is on the line.
+    """Draw the return over the critic's value at each token of the last answers.
 
-    The return is that of GAE: advantage plus value.
+    The return is GAE's: advantage plus value. Points of an exact critic are on the diagonal.
     """
     of_tokens = ("token_values", "token_advantages")
     answers = [s for s in run.samples if s.get("model") == "actor" and s.keys() >= {*of_tokens}]
