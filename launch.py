@@ -12,6 +12,7 @@ from rlhf.config.hydra_errors import explain
 from rlhf.config.launch_command import Command, Job, read_job, reading_command
 from rlhf.drive_errors import refusal_of_drive
 from rlhf.errors import RlhfError
+from rlhf.report import at_end
 from rlhf.runtime.job import begin, config_of, show_commands, show_plan
 from rlhf.runtime.launch_mode import script_name
 from rlhf.runtime.launcher_process import set_up_process
@@ -58,7 +59,7 @@ def run(job: Job) -> float | None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)
         from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 
-        return launcher.start(config, run_dir, script)
+        return launcher.start(config, run_dir, script, at_end.reporting)
     except KeyboardInterrupt:
         if run_dir is None:
             raise
@@ -84,10 +85,8 @@ def start(command: Command) -> None:
         else:
             run_search(command.search, ROOT / "conf", script_name(Path(__file__)))
     finally:
-        if command.folder is not None and any(command.folder.rglob("config.yaml")):
-            from rlhf.report import compare
-
-            compare([command.folder])
+        if command.folder is not None:
+            at_end.compare_jobs(command.folder)
 
 
 def launch() -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import table
 
-from rlhf.tracking.comparison import ComparedRun, Setting, difference, read_run
+from rlhf.report.comparison import ComparedRun, Setting, difference, read_run
 
 TITLES = ("objective", "exactly right", "score", "KL, nats")
 

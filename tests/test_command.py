@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rlhf import report
 from rlhf.command import exit_code
 from rlhf.drive_errors import explaining_drive
 from rlhf.errors import CheckpointError
-from rlhf.tracking import dashboards
+from rlhf.report import __main__ as report
+from rlhf.report import dashboards
 
 
 def refuse() -> None:

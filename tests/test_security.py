@@ -19,8 +19,8 @@ from rlhf.config.run_dir import refuse_links
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.report.summary import answers_side_by_side
 from rlhf.safe_text import FORMS
-from rlhf.tracking.summary import answers_side_by_side
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))

@@ -16,7 +16,7 @@ import rlhf.chat.__main__
 import rlhf.compare.__main__
 import rlhf.evaluate.__main__
 import rlhf.export
-import rlhf.report
+import rlhf.report.__main__
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.launch_command import Job
@@ -115,7 +115,7 @@ def test_every_key_refuses_it(
 def test_every_command_refuses_it(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     commands = {
         "RUN_DIR": [
-            (rlhf.report.main, [path]),
+            (rlhf.report.__main__.main, [path]),
             (rlhf.export.main, [path]),
             (rlhf.evaluate.__main__.main, [path]),
             (rlhf.chat.__main__.main, [path]),

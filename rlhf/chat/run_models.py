@@ -23,8 +23,8 @@ from rlhf.models.pretrained import load_config
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
+from rlhf.report.next_commands import POLICIES
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.tracking.next_commands import POLICIES
 from rlhf.user_paths import user_path
 
 M = TypeVar("M", bound=nn.Module)

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.errors import ConfigError, RlhfError
-from rlhf.tracking.report.page import rendered
+from rlhf.report.page import rendered
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)

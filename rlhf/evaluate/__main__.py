@@ -26,11 +26,11 @@ from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.metrics import perplexity
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
+from rlhf.report.evaluation_section import EVALUATION, table_rows, win_rows
+from rlhf.report.run_page import write_report
 from rlhf.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import JsonlWriter
-from rlhf.tracking.report.evaluation_section import EVALUATION, table_rows, win_rows
-from rlhf.tracking.report.run_page import write_report
 from rlhf.user_paths import user_path
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,19 +46,27 @@ from rlhf.tracking.console import build_console
 JOIN_MINUTES = 15  # time limit for the nodes of a SLURM job to connect
 
 
-def start(config: RunConfig, run_dir: Path | None, script: str) -> float | None:
+def start(
+    config: RunConfig,
+    run_dir: Path | None,
+    script: str,
+    around: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> float | None:
     """Run all phases of the run frozen in ``run_dir``; return its objective.
 
     A process that was itself started as a rank joins the other ranks. ``script`` is the path of
     launch.py, which the DeepSpeed launcher runs on every node. Without ``run_dir`` another node
     leads the run: this node's ranks get the directory from rank 0, and None is returned.
+    ``around`` makes a context for the run in ``run_dir``, in the process that leads the run.
 
     Raises:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
     way = launch_mode(config, os.environ) if started_rank() is None else None
+    leads = way is not LaunchMode.hostfile  # there rank 0 leads, on the first node
     try:
-        return _start(config, run_dir, script, way)
+        with around(run_dir) if run_dir is not None and leads else nullcontext():
+            return _start(config, run_dir, script, way)
     except OutOfMemoryError as error:
         less = with_less_memory(config)
         if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
@@ -66,7 +75,7 @@ def start(config: RunConfig, run_dir: Path | None, script: str) -> float | None:
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
     freeze(less, run_dir)
     if way is LaunchMode.node:  # its ranks are new processes
-        return start(less, run_dir, script)
+        return start(less, run_dir, script, around)
     return _continue_in_new_process(run_dir, script)
 
 

@@ -1,23 +1,19 @@
-"""The result of a whole run: result.json, the report, and the summary on the terminal."""
+"""The result of a whole run, the content of result.json."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phases
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.foreign_errors import reason_of
 from rlhf.runtime.objective import objective_measure
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
 from rlhf.stored_files import PHASES, read_json
-from rlhf.tracking.console import Console
-from rlhf.tracking.report.run_page import write_report
-from rlhf.tracking.summary import show_summary
 
 
 def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
@@ -48,19 +44,3 @@ def summarise(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
         "phases": phases,
         "versions": {"python": platform.python_version(), **versions},
     }
-
-
-def show_run(console: Console, run_dir: Path, result: Mapping[str, Any] | None) -> None:
-    """Write the report of what there is, and print the summary of ``result`` if the run has ended.
-
-    Neither is worth a result, or the reason for which a run ends: a failure is a warning.
-    """
-    try:
-        write_report(run_dir)
-        if result is not None:
-            show_summary(console, result, run_dir)
-    except Exception as error:
-        console.say(
-            f"warning: the report of {run_dir} is incomplete: {reason_of(error)}. The results are "
-            f"not affected; python -m rlhf.report {run_dir} writes the report again"
-        )

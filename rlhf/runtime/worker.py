@@ -52,7 +52,7 @@ from rlhf.runtime.objective import require_finite
 from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import look_over, run_phase
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
-from rlhf.runtime.run_result import show_run, unfinished_phases, whole_result
+from rlhf.runtime.run_result import unfinished_phases, whole_result
 from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import LOGS, cut, drop_phases
@@ -110,8 +110,6 @@ def run(
         only_process(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
         result = run_phases(config, run_dir, ranks, console, watch_steps)
-        if ranks.is_main:
-            show_run(console, run_dir, result)
     ranks.barrier()
     require_finite(result["phases"], run_dir)
     return float(result["objective"])
@@ -138,10 +136,6 @@ def run_phases(
                 with explained(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
             context.tracker.conclude(whole_result(config, run_dir, unfinished))
-        except BaseException:
-            if ranks.is_main:
-                show_run(console, run_dir, None)
-            raise
         finally:
             context.tracker.finish()
     result = whole_result(config, run_dir, unfinished)

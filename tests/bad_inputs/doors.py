@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 
 import rlhf.export
-import rlhf.report
+import rlhf.report.__main__
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema.run import RunConfig
@@ -245,7 +245,7 @@ def run_inputs(folder: Path) -> Iterator[Input]:
     for label, place in places.items():
         yield f"resume: {label}", lambda place=place: load(place)
     yield "resume: a folder that does not exist", lambda: load(folder / "missing")
-    report, export = rlhf.report.main, rlhf.export.main
+    report, export = rlhf.report.__main__.main, rlhf.export.main
     for label in ("no run", "empty config", "config is no YAML"):
         place = places[label]
         yield f"rlhf.report: {label}", lambda place=place: command(report, place)

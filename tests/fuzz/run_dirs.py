@@ -25,13 +25,14 @@ from rlhf.evaluate.__main__ import figures_of
 from rlhf.evaluate.answer_rows import policies_of
 from rlhf.export import export_final
 from rlhf.planning.plan_tables import read_plan
-from rlhf.report import compare, report
+from rlhf.report.__main__ import report
+from rlhf.report.compare_runs import compare
+from rlhf.report.evaluation_section import EVALUATION
+from rlhf.report.summary import show_summary
 from rlhf.runtime.run_result import unfinished_phases, whole_result
 from rlhf.stored_files import RESULT, read_json
 from rlhf.tracking.console import Console
 from rlhf.tracking.jsonl import LOGS, drop_phases
-from rlhf.tracking.report.evaluation_section import EVALUATION
-from rlhf.tracking.summary import show_summary
 from rlhf.tracking.trackers import build_tracker
 from rlhf.tracking.wandb_run import _run_id
 from tests.fuzz.case import Case

@@ -12,9 +12,9 @@ from rlhf.checkpoint.results import objective_of, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.errors import CheckpointError, RlhfError
 from rlhf.finite_numbers import finite, measured_run
+from rlhf.report.comparison import read_run
+from rlhf.report.summary import summary_table
 from rlhf.runtime.objective import objective_measure, require_finite
-from rlhf.tracking.comparison import read_run
-from rlhf.tracking.summary import summary_table
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {

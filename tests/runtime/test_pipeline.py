@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.tracking.next_commands import what_to_type_next
+from rlhf.report.next_commands import what_to_type_next
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
 from tests.runtime.test_resume import is_there, wait_for

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from rlhf.config.choices import Phase
+from rlhf.report.summary import summary_table
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
-from rlhf.tracking.summary import summary_table
 
 SFT = {"perplexity_before": 3.0, "perplexity_after": 2.0, "reused_from": "a", "seconds": 5.0}
 

@@ -49,10 +49,10 @@ RUN_ELSEWHERE = {
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
-    "python -m rlhf.report runs/latest": "tests/tracking/report/test_run_page.py",
+    "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/runtime/test_sweep.py",
     "python -m rlhf.report SWEEP_DIR": "tests/runtime/test_sweep.py",
-    "python -m rlhf.tracking.dashboards ENTITY/PROJECT": "tests/tracking/test_dashboards.py",
+    "python -m rlhf.report.dashboards ENTITY/PROJECT": "tests/report/test_dashboards.py",
     "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",
 }
 

@@ -91,10 +91,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels", "rewards"} | ADAPTERS | {"phases"},
     "report": BASE | {"tracking", "checkpoint"},
-    "evaluate": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases", "runtime", "export"},
+    "evaluate": BASE
+    | {"algorithms", "rewards"}
+    | ADAPTERS
+    | {"phases", "runtime", "export", "report"},
     "gpu_check": BASE | {"kernels"} | ADAPTERS | {"phases", "runtime"},
-    "compare": BASE | {"tracking", "data"},
-    "chat": BASE | ADAPTERS,
+    "compare": BASE | {"tracking", "data", "report"},
+    "chat": BASE | ADAPTERS | {"report"},
     "export": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases"},
     "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names
@@ -108,7 +111,7 @@ ONLY_IN = {
         "rlhf/runtime/rendezvous.py",
     ),
     "triton": ("rlhf/kernels/adamw_triton.py", "rlhf/kernels/logprobs_triton.py"),
-    "wandb": ("rlhf/tracking/",),
+    "wandb": ("rlhf/tracking/", "rlhf/report/dashboards.py"),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
 }
 NEVER_IN = {

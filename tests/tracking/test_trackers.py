@@ -139,11 +139,10 @@ def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    modules = (
-        "console jsonl metric_table registry summary tensorboard tracker trackers wandb_run".split()
-    )
-    imports = "; ".join(f"import rlhf.tracking.{module}" for module in modules)
-    heavy = {"rich", "wandb", "torch", "tensorboard"}
+    modules = "console jsonl metric_table registry tensorboard tracker trackers wandb_run".split()
+    paths = ["report.at_end", "report.summary", *(f"tracking.{module}" for module in modules)]
+    imports = "; ".join(f"import rlhf.{path}" for path in paths)
+    heavy = {"jinja2", "rich", "wandb", "torch", "tensorboard"}
     code = f"import sys; {imports}; print({heavy} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlhf import report
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.errors import CheckpointError
+from rlhf.report import __main__ as report
+from rlhf.report.panels import PANELS
+from rlhf.report.run_page import write_report
 from rlhf.stored_files import METRICS as METRICS_LINE
 from rlhf.stored_files import read_lines
 from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.report.panels import PANELS
-from rlhf.tracking.report.run_page import write_report
 from rlhf.tracking.step_alarms import Alarm
 from tests.browser import needs_chromium, show
 

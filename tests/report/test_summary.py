@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from rlhf.tracking.console import Console
-from rlhf.tracking.next_commands import what_to_type_next
-from rlhf.tracking.summary import (
+from rlhf.report.next_commands import what_to_type_next
+from rlhf.report.summary import (
     answers_side_by_side,
     show_summary,
     summary_parts,
     where_it_lies,
 )
+from rlhf.tracking.console import Console
 
 RESULT: dict[str, Any] = {
     "objective": 0.871234,

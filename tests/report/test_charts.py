@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.tracking.report.charts import (
+from rlhf.report.charts import (
     MOST_POINTS,
     Chart,
     Flag,
@@ -19,7 +19,7 @@ from rlhf.tracking.report.charts import (
     number,
     thinned,
 )
-from rlhf.tracking.report.page import environment
+from rlhf.report.page import environment
 
 
 def chart_of(lines: Sequence[Line], **options: Any) -> Chart:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.tracking.alarms import alarms_of
+from rlhf.report.alarms import alarms_of
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "reward": {"accuracy_ci": [0.78, 0.83]},

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from rlhf.config.freeze import frozen_keys
 from rlhf.finite_numbers import measured_run
+from rlhf.report.charts import Point
 from rlhf.stored_files import METRICS as METRICS_LINE
 from rlhf.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.tracking.metric_table import METRICS, entry_of
-from rlhf.tracking.report.charts import Point
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 
 MOST_SAMPLES = 4000  # the latest samples that the page holds

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlhf.tracking import dashboards
+from rlhf.report import dashboards
+from rlhf.report.panels import PANELS
 from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.report.panels import PANELS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.intervals import t_quantile
-from rlhf.tracking.comparison import ComparedRun, Setting, comparison_json, difference, settings_of
+from rlhf.report.comparison import ComparedRun, Setting, comparison_json, difference, settings_of
 
 
 def run(kl_ctl: float, seed: int, **measures: float) -> ComparedRun:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from rlhf.atomic import replacing
 from rlhf.intervals import Estimate, estimate
-from rlhf.tracking.comparison import ComparedRun, Setting, cell, difference, shown
-from rlhf.tracking.report.charts import Chart
-from rlhf.tracking.report.page import Headline, rendered
-from rlhf.tracking.report.sweep_charts import (
+from rlhf.report.charts import Chart
+from rlhf.report.comparison import ComparedRun, Setting, cell, difference, shown
+from rlhf.report.page import Headline, rendered
+from rlhf.report.sweep_charts import (
     Axis,
     Place,
     frontier_chart,

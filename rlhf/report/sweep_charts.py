@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
 from rlhf.intervals import Estimate
-from rlhf.tracking.comparison import cell, shown
-from rlhf.tracking.report.charts import Chart, Line, Tick, line_chart, number
+from rlhf.report.charts import Chart, Line, Tick, line_chart, number
+from rlhf.report.comparison import cell, shown
 
 MOST_MARKS = 5  # values of a parameter that all get a mark on their axis
 WIDE_RATIO = 10  # parameters that span more than this are drawn over their logarithm

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.intervals import Estimate
-from rlhf.tracking.comparison import ComparedRun, settings_of
-from rlhf.tracking.report.sweep_charts import Place, frontier, parameter_chart
-from rlhf.tracking.report.sweep_page import importances, sweep_page, write_sweep_report
+from rlhf.report.comparison import ComparedRun, settings_of
+from rlhf.report.sweep_charts import Place, frontier, parameter_chart
+from rlhf.report.sweep_page import importances, sweep_page, write_sweep_report
 from tests.browser import needs_chromium, show
 
 EVIL = "</title><script>alert(1)</script>"

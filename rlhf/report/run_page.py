@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rlhf.atomic import replacing
 from rlhf.config.freeze import command_words
-from rlhf.tracking.alarms import alarms_of
-from rlhf.tracking.report.evaluation_section import read_evaluation
-from rlhf.tracking.report.page import Headline, rendered
-from rlhf.tracking.report.run_charts import critic, curves, optimisation, rest, target_of
-from rlhf.tracking.report.run_files import RunFiles, read_files
+from rlhf.report.alarms import alarms_of
+from rlhf.report.evaluation_section import read_evaluation
+from rlhf.report.page import Headline, rendered
+from rlhf.report.run_charts import critic, curves, optimisation, rest, target_of
+from rlhf.report.run_files import RunFiles, read_files
+from rlhf.report.summary import summary_parts
 from rlhf.tracking.step_alarms import Alarm
-from rlhf.tracking.summary import summary_parts
 
 REPORT = "report.html"
 PHASES = ("sft", "reward", "dpo", "ppo")

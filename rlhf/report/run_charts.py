@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
+from rlhf.report.panels import PANELS, Panel, panels_of
+from rlhf.report.run_files import RunFiles, Series
 from rlhf.tracking.metric_table import METRICS, entry_of
-from rlhf.tracking.report.charts import Chart, Flag, Line, Point, line_chart
-from rlhf.tracking.report.panels import PANELS, Panel, panels_of
-from rlhf.tracking.report.run_files import RunFiles, Series
 from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # intervals in one chart

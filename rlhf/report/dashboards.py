@@ -1,6 +1,6 @@
 """Save dashboards to Weights & Biases.
 
-    python -m rlhf.tracking.dashboards ENTITY/PROJECT
+    python -m rlhf.report.dashboards ENTITY/PROJECT
 
 Each dashboard is a saved view of the project. Its name is fixed, so the same command again replaces
 the views that it saved before. Building one needs neither network nor account.
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.command import exit_code
 from rlhf.errors import CapabilityError, ConfigError
+from rlhf.report.panels import PANELS, Panel
 from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.report.panels import PANELS, Panel
 from rlhf.tracking.wandb_run import phase_of
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _open(workspaces: Any, title: str, panels: Sequence[Any]) -> Section:
 def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m rlhf.tracking.dashboards",
+        prog="python -m rlhf.report.dashboards",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.tracking.comparison import settings_of
-from rlhf.tracking.report.sweep_page import write_sweep_report
+from rlhf.report.comparison import settings_of
+from rlhf.report.sweep_page import write_sweep_report
 from tests.browser import Tab, needs_chromium, tab
-from tests.tracking.report.test_sweep_page import runs
+from tests.report.test_sweep_page import runs
 
 # The second setting on the page has the second lowest KL: its place in the chart is 1.
 FIGURE = "document.querySelector('figure')"

@@ -1,0 +1,43 @@
+"""What the launcher shows when a run or a sweep ends; its pages are imported only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlhf.foreign_errors import reason_of
+from rlhf.stored_files import RESULT, read_json
+from rlhf.tracking.console import build_console
+
+
+@contextmanager
+def reporting(run_dir: Path) -> Iterator[None]:
+    """Write the report of what a run has left when it ends, and print the summary of its result.
+
+    Neither is worth a result, or the reason for which a run ends: a failure is a warning.
+    """
+    try:
+        yield
+    finally:
+        console = build_console(is_main=True, log_every=1)
+        try:
+            from rlhf.report.run_page import write_report
+            from rlhf.report.summary import show_summary
+
+            write_report(run_dir)
+            if (result := read_json(run_dir / "result.json", RESULT)) is not None:
+                show_summary(console, result, run_dir)
+        except Exception as error:
+            console.say(
+                f"warning: the report of {run_dir} is incomplete: {reason_of(error)}. The results "
+                f"are not affected; python -m rlhf.report {run_dir} writes the report again"
+            )
+
+
+def compare_jobs(folder: Path) -> None:
+    """Print a comparison of what the jobs of a sweep in ``folder`` have reached, if one began."""
+    if any(folder.rglob("config.yaml")):
+        from rlhf.report.compare_runs import compare
+
+        compare([folder])

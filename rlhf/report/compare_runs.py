@@ -1,0 +1,41 @@
+"""Compare runs on the terminal, and in the page and files of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from rlhf.atomic import replacing
+from rlhf.checkpoint.results import write_json
+from rlhf.config.freeze import FROZEN
+from rlhf.report.comparison import (
+    comparison_json,
+    comparison_table,
+    read_run,
+    run_folders,
+    settings_of,
+)
+from rlhf.report.sweep_page import write_sweep_report
+from rlhf.tracking.console import build_console
+
+
+def compare(paths: Sequence[Path]) -> None:
+    """Print a comparison of the runs in ``paths``; in a sweep's folder, write it there too.
+
+    Raises:
+        CheckpointError: if a path holds no run.
+    """
+    settings = settings_of([read_run(folder) for folder in run_folders(paths)])
+    console = build_console(is_main=True, log_every=1)
+    console.show(comparison_table(settings))
+    unfinished = [run for setting in settings for run in setting.runs if not run.measures]
+    for run in unfinished:
+        console.say(f"no result: {run.folder}")
+    if len(paths) == 1 and not (paths[0] / FROZEN).exists():
+        content = comparison_json(settings)
+        write_json(paths[0] / "result.json", content)
+        with replacing(paths[0] / "multirun.yaml") as building:
+            building.write_text(yaml.safe_dump(content, sort_keys=False))
+        console.say(f"wrote {write_sweep_report(paths[0], settings)}")
