@@ -9,16 +9,16 @@ import hydra
 from omegaconf import DictConfig
 
 from rlhf.config.hydra_errors import explain
-from rlhf.config.launch_command import Command, Job, read_job, reading_command
 from rlhf.drive_errors import refusal_of_drive
 from rlhf.errors import RlhfError
+from rlhf.jobs.job import begin, config_of, show_commands, show_plan
+from rlhf.jobs.launch_command import Command, Job, read_job, reading_command
+from rlhf.jobs.launcher_process import set_up_process
+from rlhf.jobs.search import run_search
+from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
 from rlhf.report import at_end
-from rlhf.runtime.job import begin, config_of, show_commands, show_plan
 from rlhf.runtime.launch_mode import script_name
-from rlhf.runtime.launcher_process import set_up_process
 from rlhf.runtime.rendezvous import is_secondary_node, started_rank
-from rlhf.runtime.search import run_search
-from rlhf.runtime.sweep_jobs import end_with_launcher, run_job
 from rlhf.safe_text import for_terminal
 
 ROOT = Path(__file__).parent

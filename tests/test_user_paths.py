@@ -19,20 +19,20 @@ import rlhf.export
 import rlhf.report.__main__
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
-from rlhf.config.launch_command import Job
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.sweep_command import read_definition
 from rlhf.cpu import cache_folder
 from rlhf.errors import ConfigError
+from rlhf.jobs.job import config_of
+from rlhf.jobs.launch_command import Job
+from rlhf.jobs.sweep_command import read_definition
 from rlhf.models.build import ModelSource
+from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import tokenizer_for
-from rlhf.planning.shapes import shape_of
 from rlhf.planning.steps import total_examples
 from rlhf.rewards.rules import json_text
-from rlhf.runtime.job import config_of
 from rlhf.user_paths import read_text, user_path
 
 NOBODY = "~nobody_here/x"

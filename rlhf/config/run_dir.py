@@ -22,6 +22,7 @@ from rlhf.user_paths import user_path
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
+SWEEPS = RUNS / "sweeps"
 LOCK = "run.lock"
 WAIT_SECONDS = 10.0  # the ranks of a run whose launcher was killed end within about 5
 HELD = {errno.EAGAIN, errno.EACCES}

@@ -10,7 +10,7 @@ import torch
 
 from rlhf.gpu_check.rows import write_rows
 from rlhf.gpu_check.setting import CheckSetting, Size
-from rlhf.runtime.sweep_jobs import end_with_parent
+from rlhf.jobs.sweep_jobs import end_with_parent
 
 ROWS = "rows.jsonl"
 LEAST_FREE = 8 << 30  # bytes of the GPU that models of full size need

@@ -15,7 +15,7 @@ from rlhf.gpu_check.part_process import ROWS
 from rlhf.gpu_check.rows import CheckRow, RowVerdict, read_rows
 from rlhf.gpu_check.setting import Size
 from rlhf.gpu_check.table import CheckPart
-from rlhf.runtime.sweep_jobs import PARENT
+from rlhf.jobs.sweep_jobs import PARENT
 
 LOG = "log.txt"
 MODULE = "rlhf.gpu_check.part_process"

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.checkpoint.results import read_object
 from rlhf.errors import CapabilityError, CheckpointError
-from rlhf.runtime.sweep_jobs import PARENT
+from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.stored_files import METRICS, read_lines
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.config.choices import Device, LoraRole, Phase
+from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.lora import check_lora
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.planning.hardware import GIB
 
 if TYPE_CHECKING:
     from rlhf.planning.plan import Plan

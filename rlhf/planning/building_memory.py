@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from rlhf.config.roles import Role
+from rlhf.models.model_uses import ModelUse
 from rlhf.planning.memory_model import HALF, Parts
-from rlhf.planning.model_uses import ModelUse
 from rlhf.planning.phase_memory import PhaseMemory
 
 BUILDING = "building"  # the moment before the first step

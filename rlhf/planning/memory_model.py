@@ -19,8 +19,8 @@ from rlhf.config.roles import (
     stage_of,
 )
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.planning.model_uses import ModelUse
-from rlhf.planning.shapes import ModelShape
+from rlhf.models.model_uses import ModelUse
+from rlhf.models.shapes import ModelShape
 
 HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # positions and vocabulary entries whose logits exist at the same time

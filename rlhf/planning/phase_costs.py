@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 
 from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.machine_rates import Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.building_memory import BUILDING, moments_outside_steps
-from rlhf.planning.hardware import Machine
 from rlhf.planning.memory_model import Parts
 from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
 from rlhf.planning.phase_memory import PhaseMemory

@@ -11,12 +11,12 @@ from functools import cached_property, lru_cache
 from rlhf.config.choices import Backend, Dtype, Phase
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
 from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import ModelUse, forward_operations
 from rlhf.planning import memory_model
 from rlhf.planning.memory_model import Parts, States
-from rlhf.planning.model_uses import ModelUse
 from rlhf.planning.process_memory import cpu_process, gpu_process
 from rlhf.planning.steps import Load
-from rlhf.planning.time_model import CostModel, Pass, forward_bytes, forward_operations
+from rlhf.planning.time_model import CostModel, Pass, forward_bytes
 from rlhf.planning.training_memory import pass_moments
 
 KEPT_FREED = 1.4  # ratio to the memory in use, if the process keeps freed blocks of other lengths

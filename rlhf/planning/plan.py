@@ -9,6 +9,8 @@ from itertools import product
 from typing import Any
 
 from rlhf.config.choices import Device, Dtype, Phase
+from rlhf.config.cpu_rates import typical_rates
+from rlhf.config.machine_rates import GIB, Machine, machine_of
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.zero import check_engine, check_zero
@@ -16,11 +18,9 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.cpu import Isa, usable_isa
 from rlhf.errors import ConfigError
+from rlhf.models.model_uses import ModelUse, models_of
 from rlhf.planning.advice import advice
-from rlhf.planning.cpu_rates import typical_rates
-from rlhf.planning.hardware import GIB, Machine, machine_of
 from rlhf.planning.memory_model import weight_bytes
-from rlhf.planning.model_uses import ModelUse, models_of
 from rlhf.planning.phase_costs import PhasePlan, as_fast_as_any, plan_phase
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.steps import Loads, assumed_loads

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase
-from rlhf.planning.hardware import GB, GIB
+from rlhf.config.machine_rates import GB, GIB
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import Plan
 from rlhf.planning.steps import in_words
-from rlhf.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PLAN = "plan.json"
 PARTS = (
     "weights",
     "gradients",
@@ -30,24 +26,6 @@ PARTS = (
     "buffers",
     "process",
 )
-
-
-COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float}
-STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
-
-
-def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
-    """Return the content of plan.json; None if there is none, or a damaged one.
-
-    The plan only serves a comparison with what is measured: ``say`` prints that it is damaged.
-    """
-    try:
-        found: dict[str, Any] | None = read_json(run_dir / PLAN, STORED_PLAN)
-    except DamagedFileError as error:
-        if say is not None:
-            say(f"warning: {error}. The run continues without planned values")
-        return None
-    return found
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

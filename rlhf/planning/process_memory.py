@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Phase
+from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.hardware import GIB
 from rlhf.planning.steps import Load
 
 CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces

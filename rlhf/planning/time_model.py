@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.planning.hardware import HOST_MEMORY_BANDWIDTH, Machine
+from rlhf.models.model_uses import ModelUse, backward_share, forward_operations
 from rlhf.planning.memory_model import kv_cache, layer_activations, weight_bytes
-from rlhf.planning.model_uses import ModelUse
 
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
@@ -82,18 +82,6 @@ class CostModel:
         return weight_bytes(model.role, self.zero, self.machine.dtype)
 
 
-def forward_operations(
-    model: ModelUse, *, sequences: float, tokens: float, positions: float
-) -> float:
-    """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
-    shape = model.shape
-    products = 2 * (shape.multiplied + model.extra_weights) * tokens
-    # Half of 4 FLOPs per pair of tokens: a token attends only to the tokens before it.
-    attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
-    width = 1 if model.is_scorer else shape.vocab
-    return sequences * (products + attention + 2 * width * shape.embedding * positions)
-
-
 def forward_bytes(
     model: ModelUse, *, sequences: float, tokens: float, positions: float, size: int, products: bool
 ) -> float:
@@ -133,16 +121,6 @@ def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     computing = work.operations / at.rate_of(model) + efficiency.touches * work.bytes / at.bandwidth
     together = max(computing, calls) if at.machine.is_gpu else computing + calls
     return together + (layers * efficiency.sharded_layer_seconds if at.is_gathered(model) else 0.0)
-
-
-def backward_share(model: ModelUse) -> float:
-    """Return the ratio of backward FLOPs (including recomputation) to forward FLOPs.
-
-    Gradients of inputs cost as much as the forward pass; gradients of weights cost as much, times
-    the share of the weights that is trained.
-    """
-    learning = min(1.0, model.trained / model.weights)
-    return (model.layers + model.checkpointed) / model.shape.layers + learning
 
 
 def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool = False) -> float:

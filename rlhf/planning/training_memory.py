@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from rlhf.models.model_uses import ModelUse
 from rlhf.planning.memory_model import SINGLE, Parts, layer_activations, logits
-from rlhf.planning.model_uses import ModelUse
 
 
 class PassMoments(NamedTuple):

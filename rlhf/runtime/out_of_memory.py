@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.allocation_errors import is_out_of_memory
+from rlhf.checkpoint.plan_file import read_plan
 from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import Device, OnOom, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import RlhfError
-from rlhf.planning.plan_tables import read_plan
 
 
 class OutOfMemoryError(RlhfError):

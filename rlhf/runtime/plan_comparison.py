@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.checkpoint.plan_file import read_plan
 from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import peak_memory_gib
-from rlhf.planning.plan_tables import read_plan
 from rlhf.types import Ranks
 
 

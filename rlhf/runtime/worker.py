@@ -22,6 +22,7 @@ from rlhf.checkpoint.phase_state import (
     latest_valid,
     read_checkpoint,
 )
+from rlhf.checkpoint.plan_file import read_plan
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import command_words, load_run
@@ -45,7 +46,6 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
-from rlhf.planning.plan_tables import read_plan
 from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.objective import require_finite

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlhf.config.choices import WandbMode
+from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.config.sweep_command import SWEEPS
 from rlhf.errors import ConfigError, RlhfError
 from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.jsonl import JsonlWriter

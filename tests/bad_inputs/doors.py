@@ -17,11 +17,11 @@ import rlhf.report.__main__
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.sweep_command import expanded
 from rlhf.cpu import usable_isa
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import blend, check_usable, divide
 from rlhf.errors import RlhfError
+from rlhf.jobs.sweep_command import expanded
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.runtime.launch_mode import launch_mode

@@ -17,6 +17,7 @@ from rlhf.chat.run_models import RunModels
 from rlhf.checkpoint.model_card import made_by, results_of
 from rlhf.checkpoint.phase_state import latest_valid
 from rlhf.checkpoint.phase_store import PhaseStore
+from rlhf.checkpoint.plan_file import read_plan
 from rlhf.checkpoint.results import write_json
 from rlhf.compare.answer_pairs import models_of_runs, paired
 from rlhf.config.freeze import load_run
@@ -24,7 +25,6 @@ from rlhf.errors import RlhfError
 from rlhf.evaluate.__main__ import figures_of
 from rlhf.evaluate.answer_rows import policies_of
 from rlhf.export import export_final
-from rlhf.planning.plan_tables import read_plan
 from rlhf.report.__main__ import report
 from rlhf.report.compare_runs import compare
 from rlhf.report.evaluation_section import EVALUATION

@@ -10,11 +10,11 @@ from omegaconf import DictConfig
 
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
+from rlhf.config.machine_rates import Machine
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.hardware import Machine
-from rlhf.planning.model_uses import ModelUse
-from rlhf.planning.shapes import FAMILIES, ModelShape
+from rlhf.models.model_uses import ModelUse
+from rlhf.models.shapes import FAMILIES, ModelShape
 
 Compose = Callable[[list[str]], DictConfig]
 

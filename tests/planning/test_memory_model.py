@@ -12,8 +12,8 @@ import torch
 from rlhf.config.choices import Dtype, MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role, runs_on_torch
 from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.shapes import FAMILIES
 from rlhf.planning import memory_model
-from rlhf.planning.shapes import FAMILIES
 from tests.models_on_disk import small_tokenizer
 from tests.planning.planned import shape, use
 from tests.zero_settings import zero_config

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import models_of
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.hardware import GIB, machine_of
-from rlhf.planning.model_uses import models_of
 from rlhf.planning.phase_costs import PhasePlan, plan_phase
 from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory
 from rlhf.planning.plan import EFFICIENCY, plan_run

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlhf.checkpoint.plan_file import PLAN
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Source
-from rlhf.planning.hardware import GIB
+from rlhf.config.machine_rates import GIB
 from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.plan_tables import PARTS, PLAN, as_json, summary, tables
+from rlhf.planning.plan_tables import PARTS, as_json, summary, tables
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow

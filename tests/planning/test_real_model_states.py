@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
+from rlhf.models.model_uses import models_of
 from rlhf.planning.memory_model import model_states
-from rlhf.planning.model_uses import models_of
 from tests.planning.states_rank import CASES, LORA_RANK, OPT, RANKS, settings_of
 from tests.runs import TORCHRUN, python
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import Dtype
+from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine, machine_of
 from rlhf.config.roles import Role
+from rlhf.models.model_uses import ModelUse
+from rlhf.models.shapes import ModelShape
 from rlhf.planning import time_model
-from rlhf.planning.hardware import HOST_MEMORY_BANDWIDTH, Machine, machine_of
-from rlhf.planning.model_uses import ModelUse
 from rlhf.planning.plan import EFFICIENCY, plan_run
-from rlhf.planning.shapes import ModelShape
 from rlhf.planning.time_model import CostModel, Efficiency, Sampling
 from tests.planning.planned import Compose, changed, machine, run_of, shape, use
 from tests.zero_settings import zero_config

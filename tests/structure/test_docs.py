@@ -14,8 +14,8 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from rlhf.config.search_command import search_of
-from rlhf.config.sweep_command import expanded
+from rlhf.jobs.search_command import search_of
+from rlhf.jobs.sweep_command import expanded
 from tests.runs import TINY_RUN, launch, python
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ RUN_ELSEWHERE = {
     "transformers serve runs/latest/ppo/actor --host 127.0.0.1": "tests/chat/test_serve.py",
     "python -m rlhf.compare runs/latest": "tests/compare/test_comparison_page.py",
     "python -m rlhf.evaluate runs/latest": "tests/evaluate/test_evaluate.py",
-    "python -m rlhf.report runs/shops": "tests/runtime/test_sweep.py",
+    "python -m rlhf.report runs/shops": "tests/jobs/test_sweep.py",
     ". .venv/bin/activate": ".ci/run",
     "python3 -m venv .venv": ".ci/run",
     "pip install -c constraints.txt -e .": ".ci/run",
@@ -50,8 +50,8 @@ RUN_ELSEWHERE = {
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
-    "python -m rlhf.report RUN_DIR RUN_DIR": "tests/runtime/test_sweep.py",
-    "python -m rlhf.report SWEEP_DIR": "tests/runtime/test_sweep.py",
+    "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
+    "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",
     "python -m rlhf.report.dashboards ENTITY/PROJECT": "tests/report/test_dashboards.py",
     "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",
 }

@@ -39,7 +39,20 @@ BASE |= {
     "trust",
     "user_paths",
 }
-ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint", "planning"}
+ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint"}
+# The core trains, samples, logs, saves and resumes. Instruments prepare a run, or look at it; the
+# core imports none of them.
+CORE = BASE | ADAPTERS | {"algorithms", "kernels", "rewards", "phases", "runtime"}
+INSTRUMENTS = {
+    "chat",
+    "compare",
+    "evaluate",
+    "export",
+    "gpu_check",
+    "jobs",
+    "planning",
+    "report",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "allocation_errors": set(),
     "atomic": set(),
@@ -74,12 +87,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"atomic", "cpu", "host_copies", "trust"},
     **dict.fromkeys(ADAPTERS, BASE | {"algorithms", "kernels"}),
     "planning": {
-        "atomic",
         "errors",
-        "foreign_errors",
         "cpu",
         "config",
-        "stored_files",
+        "models",
         "user_paths",
     },  # not types and algorithms, which import torch
     "rewards": {
@@ -90,16 +101,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     },  # not torch: each part of a score starts a process
     "phases": BASE | {"algorithms", "rewards"} | ADAPTERS,
     "runtime": BASE | {"algorithms", "kernels", "rewards"} | ADAPTERS | {"phases"},
+    "jobs": BASE | ADAPTERS | {"planning", "runtime"},
     "report": BASE | {"tracking", "checkpoint"},
     "evaluate": BASE
     | {"algorithms", "rewards"}
     | ADAPTERS
     | {"phases", "runtime", "export", "report"},
-    "gpu_check": BASE | {"kernels"} | ADAPTERS | {"phases", "runtime"},
+    "gpu_check": BASE | {"kernels"} | ADAPTERS | {"phases", "runtime", "jobs", "planning"},
     "compare": BASE | {"tracking", "data", "report"},
     "chat": BASE | ADAPTERS | {"report"},
     "export": BASE | {"algorithms", "rewards"} | ADAPTERS | {"phases"},
-    "launch": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime", "report"},
+    "launch": BASE | {"jobs", "report", "runtime"},
     "__init__": BASE | {"algorithms"} | ADAPTERS | {"phases", "runtime"},  # the public names
 }
 
@@ -112,7 +124,7 @@ ONLY_IN = {
     ),
     "triton": ("rlhf/kernels/adamw_triton.py", "rlhf/kernels/logprobs_triton.py"),
     "wandb": ("rlhf/tracking/", "rlhf/report/dashboards.py"),
-    "hydra": ("launch.py", "rlhf/config/", "rlhf/runtime/slurm_script.py"),
+    "hydra": ("launch.py", "rlhf/config/", "rlhf/jobs/"),
 }
 NEVER_IN = {
     "torch": ("launch.py", "rlhf/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/"),
@@ -201,6 +213,12 @@ def check_auto_classes(source: str, path: str) -> list[str]:
         for line, name in names
         if name.startswith(("AutoModel", "AutoTokenizer"))
     ]
+
+
+def test_the_core_imports_no_instrument() -> None:
+    for part in CORE:
+        assert not MAY_IMPORT[part] & INSTRUMENTS, part
+    assert CORE | INSTRUMENTS | {"launch", "__init__"} == MAY_IMPORT.keys()
 
 
 Check = Callable[[str, str], list[str]]

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.hardware import GIB
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import plan_run
 from tools.docs.pages import composed

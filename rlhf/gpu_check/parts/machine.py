@@ -10,13 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.machine_rates import GIB
 from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
 from rlhf.gpu_check.check_page import CARD
 from rlhf.gpu_check.rows import Finding, RowVerdict, Task
 from rlhf.gpu_check.setting import CheckSetting
+from rlhf.jobs.this_machine import this_machine
 from rlhf.kernels.adamw_gpu import gpu_kernels
-from rlhf.planning.hardware import GIB
-from rlhf.runtime.this_machine import this_machine
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
 LEAST_FREE = 2  # GiB that the other parts need

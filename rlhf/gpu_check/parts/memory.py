@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.checkpoint.plan_file import read_plan
 from rlhf.errors import CheckpointError
 from rlhf.gpu_check.rows import Finding, Task, judged
 from rlhf.gpu_check.runs import SHORT_RUN, Run, run
 from rlhf.gpu_check.setting import CheckSetting, Size
-from rlhf.planning.plan_tables import read_plan
 
 # torch may take less than planned, and what cuBLAS needs for itself and gaps more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # shares of the plan; GiB

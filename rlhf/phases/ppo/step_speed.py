@@ -11,12 +11,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlhf.config.choices import Phase
+from rlhf.config.machine_rates import machine_of
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import (
+    ModelUse,
+    UnknownModelError,
+    backward_share,
+    forward_operations,
+    models_of,
+)
 from rlhf.phases.ppo.step_metrics import learners
-from rlhf.planning.hardware import machine_of
-from rlhf.planning.model_uses import ModelUse, UnknownModelError, models_of
-from rlhf.planning.time_model import backward_share, forward_operations
 from rlhf.types import Ranks, Rollout
 
 

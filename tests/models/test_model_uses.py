@@ -11,8 +11,8 @@ from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
+from rlhf.models.model_uses import UnknownModelError, models_of
 from rlhf.models.trunk import build_trunk
-from rlhf.planning.model_uses import UnknownModelError, models_of
 from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
 from tests.planning.planned import TINY_MODEL, changed, named, run_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.cpu_rates import CpuRates, cpu_rates
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.planning.cpu_rates import CpuRates, cpu_rates
 
 GIB = 2**30
 GB = 10**9

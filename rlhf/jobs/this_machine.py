@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from rlhf.config.choices import Device, Dtype
-from rlhf.config.on_machine import ThisMachine
+from rlhf.config.machine_rates import GIB
 from rlhf.errors import CapabilityError
-from rlhf.planning.hardware import GIB
+from rlhf.jobs.on_machine import ThisMachine
 
 # Without one of these there is no GPU, and torch need not be imported to look for one.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))

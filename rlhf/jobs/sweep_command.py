@@ -21,12 +21,12 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.run_dir import SWEEPS
 from rlhf.cpu import cores
 from rlhf.errors import ConfigError
 from rlhf.foreign_errors import translated
 
 MULTIRUN = frozenset({"-m", "--multirun"})
-SWEEPS = Path("runs/sweeps")
 NAMED_BY = ("sweep", "experiment")  # the words that name the folder of a sweep
 
 

@@ -19,7 +19,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec, is_adapter_name
-from rlhf.planning.shapes import FAMILIES, shape_of
+from rlhf.models.shapes import FAMILIES, shape_of
 from tests.conftest import CONF
 from tests.models_on_disk import small_tokenizer
 

@@ -9,7 +9,7 @@ from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.shapes import ModelShape, config_fields, shape_of
+from rlhf.models.shapes import ModelShape, config_fields, shape_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,28 @@ class ModelUse:
         """Return the number of all weights, extra weights included."""
         shape = self.shape
         return (shape.scorer_weights if self.is_scorer else shape.weights) + self.extra_weights
+
+
+def forward_operations(
+    model: ModelUse, *, sequences: float, tokens: float, positions: float
+) -> float:
+    """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
+    shape = model.shape
+    products = 2 * (shape.multiplied + model.extra_weights) * tokens
+    # Half of 4 FLOPs per pair of tokens: a token attends only to the tokens before it.
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
+    width = 1 if model.is_scorer else shape.vocab
+    return sequences * (products + attention + 2 * width * shape.embedding * positions)
+
+
+def backward_share(model: ModelUse) -> float:
+    """Return the ratio of backward FLOPs (including recomputation) to forward FLOPs.
+
+    Gradients of inputs cost as much as the forward pass; gradients of weights cost as much, times
+    the share of the weights that is trained.
+    """
+    learning = min(1.0, model.trained / model.weights)
+    return (model.layers + model.checkpointed) / model.shape.layers + learning
 
 
 class UnknownModelError(Exception):

@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
-from rlhf.config.search_command import search_of
-from rlhf.config.sweep_command import expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.errors import ConfigError
+from rlhf.jobs.search_command import search_of
+from rlhf.jobs.sweep_command import expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import SUMMARIES
 

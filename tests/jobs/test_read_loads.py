@@ -12,8 +12,8 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend, divide
 from rlhf.data.tokens import TokenLimits, tokenise
 from rlhf.errors import DataError
+from rlhf.jobs.read_loads import read_loads
 from rlhf.models.tokenizers import tokenizer_for
-from rlhf.runtime.read_loads import read_loads
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow

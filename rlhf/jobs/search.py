@@ -25,10 +25,10 @@ from rlhf.atomic import replacing
 from rlhf.checkpoint.results import read_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.config.search_command import Dimension, Sampler, Search, example_config
 from rlhf.errors import CapabilityError, ConfigError
 from rlhf.finite_numbers import measured
-from rlhf.runtime.sweep_jobs import OUTPUT, PARENT, share
+from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
+from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, share
 from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.choices import Dtype
-from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
-from rlhf.errors import ConfigError
-from rlhf.planning.cpu_rates import (
+from rlhf.config.cpu_rates import (
     ESTIMATES,
     CpuRates,
     cpu_rates,
@@ -19,8 +16,11 @@ from rlhf.planning.cpu_rates import (
     lacks_rates,
     rates_file,
 )
+from rlhf.config.machine_rates import machine_of
+from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
+from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen
-from rlhf.planning.hardware import machine_of
 from rlhf.planning.plan import plan_run
 from rlhf.planning.steps import Load
 from tests.planning.planned import Compose, changed, run_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.search_command import Dimension, search_of
 from rlhf.errors import ConfigError
+from rlhf.jobs.search_command import Dimension, search_of
 
 STUDY = "study: {trials: 4, maximize: [ppo.gold_after]}\n"
 

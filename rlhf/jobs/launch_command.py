@@ -13,11 +13,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import PlanMode
-from rlhf.config.completion import complete_value
 from rlhf.config.hydra_errors import opened, refuse_flags
 from rlhf.config.rules.secrets import refuse_secrets
-from rlhf.config.search_command import Search, search_of
-from rlhf.config.sweep_command import (
+from rlhf.jobs.completion import complete_value
+from rlhf.jobs.search_command import Search, search_of
+from rlhf.jobs.sweep_command import (
     expanded,
     folder_of,
     jobs_at_a_time,

@@ -23,15 +23,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import to_run_config
+from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.sweep_command import (
+from rlhf.errors import ConfigError
+from rlhf.jobs.sweep_command import (
     MULTIRUN,
-    SWEEPS,
     as_word,
     read_definition,
     refuse_ways_out,
 )
-from rlhf.errors import ConfigError
 
 STUDY = "study"
 

@@ -95,7 +95,7 @@ def test_same_command_repeats_nothing_that_finished(sweep: Path) -> None:
 
 JOB = """
 import os, pathlib, time
-from rlhf.runtime.sweep_jobs import end_with_parent
+from rlhf.jobs.sweep_jobs import end_with_parent
 end_with_parent()
 pathlib.Path("pids").write_text(f"{os.getpid()} {os.getppid()}\\n")
 time.sleep(60)
@@ -105,7 +105,7 @@ import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from joblib import Parallel, delayed
-from rlhf.runtime.sweep_jobs import _run, end_with_launcher
+from rlhf.jobs.sweep_jobs import _run, end_with_launcher
 hardware = SimpleNamespace(ranks_per_node=1, device=None)
 os.environ["RLHF_LAUNCHER"] = str(os.getpid())
 jobs = int(sys.argv[1])

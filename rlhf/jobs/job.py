@@ -10,8 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.checkpoint.plan_file import PLAN
 from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
+from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
     freeze,
     keep_command,
@@ -21,21 +23,20 @@ from rlhf.config.freeze import (
     to_run_config,
     with_free_keys,
 )
-from rlhf.config.from_run import take_over
-from rlhf.config.launch_command import Job
-from rlhf.config.on_machine import is_auto, on_machine
 from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
-from rlhf.planning.cpu_rates import lacks_rates
+from rlhf.jobs.from_run import take_over
+from rlhf.jobs.launch_command import Job
+from rlhf.jobs.on_machine import is_auto, on_machine
+from rlhf.jobs.read_loads import read_loads
+from rlhf.jobs.this_machine import this_machine
 from rlhf.planning.decide import decide
-from rlhf.planning.plan_tables import PLAN, as_json, summary, tables
+from rlhf.planning.plan_tables import as_json, summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
-from rlhf.runtime.read_loads import read_loads
 from rlhf.runtime.rendezvous import check_machine, check_started, started_rank, with_started_ranks
-from rlhf.runtime.this_machine import this_machine
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
 from rlhf.user_paths import user_path
@@ -101,7 +102,7 @@ def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     config, loads = with_started_ranks(config), None
     if config.plan is PlanMode.check:
         if lacks_rates(config.hardware):
-            from rlhf.runtime.measure_cpu import measure_cpu  # imports torch
+            from rlhf.jobs.measure_cpu import measure_cpu  # imports torch
 
             measure_cpu()
         loads = read_loads(config)

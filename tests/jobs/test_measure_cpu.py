@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.planning.cpu_rates import cpu_rates
-from rlhf.runtime import measure_cpu as measuring
+from rlhf.config.cpu_rates import cpu_rates
+from rlhf.jobs import measure_cpu as measuring
 
 
 @pytest.fixture(autouse=True)

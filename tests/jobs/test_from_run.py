@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import freeze, keep_command, to_run_config
-from rlhf.config.from_run import take_over
 from rlhf.config.schema.run import RunConfig
 from rlhf.errors import ConfigError
+from rlhf.jobs.from_run import take_over
 
 Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.errors import CapabilityError
-from rlhf.runtime.sweep_jobs import _devices
+from rlhf.jobs.sweep_jobs import _devices
 
 TWO = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)

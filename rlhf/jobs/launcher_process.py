@@ -6,9 +6,9 @@ import os
 import sys
 
 from rlhf.cpu import cap_libraries, require_linux
+from rlhf.jobs.sweep_jobs import end_with_parent
 from rlhf.lasting_output import outlast_output
 from rlhf.runtime.rendezvous import drop_pod_variables
-from rlhf.runtime.sweep_jobs import end_with_parent
 from rlhf.safe_text import print_traceback
 
 

@@ -14,9 +14,9 @@ import yaml
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
-from rlhf.config.search_command import PruneConfig, Search, StudyConfig
 from rlhf.errors import ConfigError
-from rlhf.runtime.search import JOURNAL, Running, Searcher, _measure
+from rlhf.jobs.search import JOURNAL, Running, Searcher, _measure
+from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]

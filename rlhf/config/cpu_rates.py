@@ -1,4 +1,4 @@
-"""Read, write or estimate the rates of this CPU; rlhf/runtime/measure_cpu.py measures them once."""
+"""Read, write or estimate the rates of this CPU; rlhf/jobs/measure_cpu.py measures them once."""
 
 from __future__ import annotations
 
