@@ -132,6 +132,7 @@ class Rollout(NamedTuple):
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
     parts: PartScores | None = None  # what scores_B is the weighted sum of; None: of no parts
+    reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
 
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])

@@ -42,7 +42,7 @@ class Targets(NamedTuple):
 
 
 class TargetMaker:
-    """A function from a rollout to its targets: scaled scores, KL penalty, advantages, whitening.
+    """A maker of targets from rollouts: scaled scores, KL penalty, advantages, whitening.
 
     It stores the moments that scores are scaled by: of all rollouts so far, or of the reference.
     """
@@ -56,8 +56,8 @@ class TargetMaker:
         self._moments: Moments | None = None
         self._part_moments: dict[str, Moments] = {}  # of the parts to normalise
 
-    def __call__(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
-        """Return the targets of one rollout, under the current KL coefficient ``kl_ctl``."""
+    def update_moments(self, rollout: Rollout) -> None:
+        """Add the scores of a rollout to the moments that scores are scaled by."""
         for number, (name, part) in enumerate(self._parts.items()):
             if part.normalise:
                 now = self._moments_of(_part(rollout, number))
@@ -65,7 +65,6 @@ class TargetMaker:
                 self._part_moments[name] = now if so_far is None else so_far + now
         if self._config.scale_reward is not ScaleReward.none:
             self._moments = self._moments_with(self._scores(rollout))
-        return self._targets(rollout, kl_ctl=kl_ctl)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -94,9 +93,10 @@ class TargetMaker:
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
             return None
-        return self._targets(rollout, kl_ctl=kl_ctl).raw.advantages_BT
+        return self.make(rollout, kl_ctl=kl_ctl).raw.advantages_BT
 
-    def _targets(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
+    def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
+        """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
         config, keep_BT = self._config, rollout.responses.keep_BT
         scores_B = self._scores(rollout)
         if self._moments is not None:

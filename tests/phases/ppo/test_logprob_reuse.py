@@ -101,8 +101,7 @@ def steps(trainer: PPOTrainer, count: int) -> list[tuple[bool, float | None]]:
     told = []
     for _ in range(count):
         rollout = trainer.generate_experience(some_rollout().prompts)
-        reused = rollout.logprobs_BT is rollout.responses.logprobs_BT
-        told.append((reused, trainer.train_rlhf(rollout).metrics.get(MISMATCH)))
+        told.append((rollout.reuses_logprobs, trainer.train_rlhf(rollout).metrics.get(MISMATCH)))
     return told
 
 
@@ -116,7 +115,7 @@ def test_auto_measures_first_and_then_reuses_and_measures_on(compose: Compose) -
 def test_auto_stops_reusing_what_has_gone_wrong(compose: Compose) -> None:
     trainer = trainer_of(compose, "auto")
     steps(trainer, 1)
-    trainer.setup.rollout.error = 0.3
+    trainer.engine.rollout.error = 0.3
     told = steps(trainer, 3)
     assert [reused for reused, _ in told] == [True, False, False]
     assert [value for _, value in told] == pytest.approx([0.3] * 3, abs=1e-5)
@@ -131,12 +130,12 @@ def test_other_modes_measure_all_the_same(compose: Compose, mode: str, *, reuses
 
 def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:
     trainer, runs = trainer_of(compose, "always"), []
-    trainer.setup.actor.module.register_forward_hook(lambda *_: runs.append(1))
+    trainer.engine.actor.module.register_forward_hook(lambda *_: runs.append(1))
     rollout = trainer.generate_experience(some_rollout().prompts)
     assert not runs
     assert kept(rollout.logprobs_BT) == kept(rollout.responses.logprobs_BT)
     asked = score_responses(
-        trainer.setup.models, rollout.prompts, rollout.responses, micro_batch_size=MICRO
+        trainer.engine.models, rollout.prompts, rollout.responses, micro_batch_size=MICRO
     )
     assert len(runs) == 2
     assert torch.equal(asked.values_BT, rollout.values_BT)
@@ -170,7 +169,7 @@ def test_ranks_decide_together(compose: Compose) -> None:
             )
 
     trainer = trainer_of(compose, "auto")
-    trainer.setup.ranks = WithFarAway()
+    trainer.engine.ranks = WithFarAway()
     told = steps(trainer, 2)
     assert [reused for reused, _ in told] == [False, False]
     assert told[0][1] == pytest.approx((9 + ERROR) / 2, abs=1e-5)
@@ -179,5 +178,5 @@ def test_ranks_decide_together(compose: Compose) -> None:
 def test_a_backend_that_measures_nothing_tells_nothing(compose: Compose) -> None:
     trainer = trainer_of(compose, "auto")
     rollout: Rollout = some_rollout()
-    trainer.setup.rollout = SimpleNamespace(generate=lambda *_: rollout.responses)
+    trainer.engine.rollout = SimpleNamespace(generate=lambda *_: rollout.responses)
     assert steps(trainer, 2) == [(False, None)] * 2
