@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.config.choices import Phase
-from rlhf.phases.shared.context import peak_memory_gib
+from rlhf.engine.devices import peak_memory_gib
 from rlhf.planning.plan_tables import read_plan
 from rlhf.types import Ranks
 

@@ -161,7 +161,7 @@ def be_ready(
         return
     way_on = f"python launch.py resume={context.run_dir} continues the run"
     watch(
-        context.pulse,
+        context.heartbeat,
         60 * config.launcher.watchdog_minutes,
         rank=context.ranks.rank,
         others=others,

@@ -24,6 +24,7 @@ from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
+from rlhf.engine.devices import peak_memory_gib
 from rlhf.errors import ConfigError
 from rlhf.metrics import Metrics, accumulate_metrics
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
@@ -45,7 +46,8 @@ from rlhf.phases.ppo.step_metrics import (
 )
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext, peak_memory_gib
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.scoring import ResponseLogprobs, score_responses, split_rows
 from rlhf.random_streams import seed_dropout, stream
 from rlhf.types import PromptBatch, Rollout, StepReport
@@ -54,7 +56,7 @@ from rlhf.types import PromptBatch, Rollout, StepReport
 def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
     config = context.config.ppo
-    data = context.tokens(Phase.ppo)
+    data = phase_tokens(context, Phase.ppo)
     steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
     config = replace(config, steps=steps)
     context = replace(context, config=replace(context.config, ppo=config))
@@ -74,12 +76,12 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         for step in checkpoints.steps(steps):
             rollout = trainer.generate_experience(loader.batch(step - 1))
             stats = trainer.train_rlhf(rollout)
-            checkpoints.taken(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
+            checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
             if (reason := reason_to_end(config, stats.metrics)) is not None:
                 checkpoints.end(reason)
             if checkpoints.wants_evaluation(config.eval_every):
-                checkpoints.evaluated(evaluation.metrics())
+                checkpoints.log_evaluation(evaluation.metrics())
             if step % config.sample_every == 0 and not checkpoints.is_last:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)
 

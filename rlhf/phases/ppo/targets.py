@@ -28,7 +28,7 @@ from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrecti
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.metrics import Moments
-from rlhf.phases.shared.reward_mix import weighted
+from rlhf.phases.ppo.reward_mix import weighted
 from rlhf.types import Ranks, Rollout
 
 

@@ -15,14 +15,17 @@ from torch import Tensor
 from rlhf.algorithms.reward import end_loss
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.batching import pair_steps
+from rlhf.data.batching import eval_batches, pair_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.engine.settings import EngineSettings
 from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, sft
-from rlhf.phases.shared.context import RunContext, eval_batches
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.supervised import warn_of_few_steps
+from rlhf.random_streams import seed_for
 from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
 from rlhf.types import Ranks, StepReport
@@ -88,8 +91,7 @@ def run(
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
     for module in (sft, reward):
         monkeypatch.setattr(module, "build_engine", SummingEngine)
-        monkeypatch.setattr(module, "exported", lambda *_, **__: None)
-    monkeypatch.setattr(RunContext, "save", lambda *_, **__: None)
+        monkeypatch.setattr(module, "save_trained", lambda *_, **__: None)
 
     def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:
         config = to_run_config(
@@ -119,7 +121,7 @@ def run(
 
 def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) -> Tensor:
     """Of each step the mean over prompts of the mean loss of their pairs, one by one."""
-    data = ran.context.tokens(Phase.reward).train
+    data = phase_tokens(ran.context, Phase.reward).train
     module = ran.engine.module
     module.zero_grad()
 
@@ -130,7 +132,7 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
         data["group"][:],
         batch_size=batch_size,
         epochs=epochs,
-        seed=ran.context.seed("reward", "shuffle"),
+        seed=seed_for(ran.context.config.seed, "reward", "shuffle"),
     )
     for step in steps:
         prompts: dict[int, list[Tensor]] = {}
@@ -172,7 +174,7 @@ def test_a_phase_shorter_than_its_warm_up_is_told(
     context = run(sft.run_sft, "phase.order=[sft]", *short).context
     said: list[str] = []
     monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
-    context.warn_of_few_steps("sft", context.config.sft, steps=steps)
+    warn_of_few_steps(context.console, "sft", context.config.sft, steps=steps)
     if steps == 4:
         assert said == []
     else:

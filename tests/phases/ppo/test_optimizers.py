@@ -10,11 +10,10 @@ from omegaconf import DictConfig
 from rlhf.config.batches import num_steps
 from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
-from rlhf.config.roles import Role
+from rlhf.config.roles import Role, adapter_lr
 from rlhf.engine.settings import OptimizerSettings
+from rlhf.models.build import lora_spec
 from rlhf.phases.ppo.optimizers import ppo_optimizer
-from rlhf.phases.shared.adapters import adapter_lr, lora_spec
-from rlhf.phases.shared.context import optimizer_settings
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -29,7 +28,7 @@ def shares(settings: OptimizerSettings, steps: int) -> list[float]:
 @pytest.mark.parametrize("phase", ["sft", "reward", "dpo"])
 def test_a_phase_has_an_optimiser_of_its_own(phase: str, compose: Compose) -> None:
     config = to_run_config(compose([f"{phase}.{setting}" for setting in OWN]))
-    settings = optimizer_settings(getattr(config, phase), total_steps=7, adapter_lr=0.75)
+    settings = OptimizerSettings.of(getattr(config, phase), total_steps=7, adapter_lr=0.75)
     assert (settings.lr, settings.adapter_lr, settings.weight_decay) == (0.5, 0.75, 0.25)
     assert (settings.betas, settings.eps, settings.max_grad_norm) == ((0.7, 0.8), 1e-3, 3)
     # two steps of warm-up, then 1 - 0.9 * done with done = 0, 1/4, 2/4, 3/4, 1

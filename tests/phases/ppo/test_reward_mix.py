@@ -14,8 +14,8 @@ from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.errors import RewardError
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.shared import reward_mix
-from rlhf.phases.shared.reward_mix import RewardMix, build_mix
+from rlhf.phases.ppo import reward_mix
+from rlhf.phases.ppo.reward_mix import RewardMix, build_mix
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError
 from rlhf.types import PromptBatch, Responses
