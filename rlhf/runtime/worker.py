@@ -198,7 +198,7 @@ def build_context(
     if ranks.is_main:
         for name in LOGS:
             for checkpoint in resumes.values():
-                cut(run_dir / name, checkpoint.numbers["logs"].get(name, 0))
+                cut(run_dir / name, checkpoint.state["logs"].get(name, 0))
             drop_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
     return RunContext(
         config=config,

@@ -230,8 +230,7 @@ class PPOTrainer:
         values |= engine.constant_metrics | {"memory/peak_gib": peak_memory_gib(ranks)}
         return PpoStats.of(values)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return all that a step depends on besides the models, as JSON values."""
         return {
             "steps_done": self.steps_done,
@@ -239,16 +238,16 @@ class PPOTrainer:
             "kl_coefficient": self.kl.coefficient,
             "score_average": self._score_average,
             "mismatch": self._reuse.mismatch,
-            "score_moments": self.target_maker.numbers,
+            "score_moments": self.target_maker.state_dict(),
         }
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
-        self.steps_done, self._updates_done = numbers["steps_done"], numbers["updates_done"]
-        self.kl = replace(self.kl, coefficient=numbers["kl_coefficient"])
-        self._score_average = numbers["score_average"]
-        self._reuse.mismatch = numbers["mismatch"]
-        self.target_maker.load_numbers(numbers["score_moments"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
+        self.steps_done, self._updates_done = state["steps_done"], state["updates_done"]
+        self.kl = replace(self.kl, coefficient=state["kl_coefficient"])
+        self._score_average = state["score_average"]
+        self._reuse.mismatch = state["mismatch"]
+        self.target_maker.load_state_dict(state["score_moments"])
 
     def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
         """Return the advantages (B, T) of answers that are not learned from; None without GAE."""
@@ -287,7 +286,7 @@ class PPOTrainer:
         """Adapt averages and the actor's learning rate to a step; return them as metrics."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
-        self._reuse.measured(values)
+        self._reuse.update(values)
         self._score_average = moving_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
         if limit is not None and "ppo/approx_kl" in values:

@@ -90,7 +90,7 @@ class RewardMix:
         failed_BK = ~are_scores(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        return weighted(self.parts, scores_BK), PartScores(scores_BK, failed_BK)
+        return sum_scores(self.parts, scores_BK), PartScores(scores_BK, failed_BK)
 
     def close(self) -> None:
         """End the processes of the parts."""
@@ -152,6 +152,6 @@ def build_mix(
     return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
 
 
-def weighted(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:
+def sum_scores(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:
     """Return the weighted sums (B,) of the parts' scores."""
     return scores_BK @ scores_BK.new_tensor([part.weight for part in parts.values()])

@@ -28,7 +28,7 @@ from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrecti
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.metrics import Moments
-from rlhf.phases.ppo.reward_mix import weighted
+from rlhf.phases.ppo.reward_mix import sum_scores
 from rlhf.types import Ranks, Rollout
 
 
@@ -66,20 +66,19 @@ class TargetMaker:
         if self._config.scale_reward is not ScaleReward.none:
             self._moments = self._moments_with(self._scores(rollout))
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the moments that scores and their parts are scaled by, as JSON values."""
         of_scores = None if self._moments is None else _as_json(self._moments)
         return {"scores": of_scores} | {
             f"parts/{name}": _as_json(moments) for name, moments in self._part_moments.items()
         }
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
         device = self._ranks.device
         moments = {
             name: Moments(*torch.tensor(each, dtype=torch.float64, device=device))
-            for name, each in numbers.items()
+            for name, each in state.items()
             if each is not None
         }
         self._moments = moments.pop("scores", None)
@@ -148,7 +147,7 @@ class TargetMaker:
             if name in self._part_moments:
                 moments = self._part_moments[name]
                 scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
-        return weighted(self._parts, torch.stack(scores_BK, dim=1))
+        return sum_scores(self._parts, torch.stack(scores_BK, dim=1))
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         """Return advantages of token rewards; override it to learn from an estimator of your own.

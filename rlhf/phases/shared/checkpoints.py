@@ -28,14 +28,13 @@ from rlhf.tracking.jsonl import LOGS
 from rlhf.types import Engine
 
 
-class HasNumbers(Protocol):
-    """An object with a state of a few numbers."""
+class Stateful(Protocol):
+    """An object whose state is a few JSON values."""
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
 
-    def load_numbers(self, numbers: Mapping[str, Any], /) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Continue from a state."""
 
 
@@ -51,7 +50,7 @@ class Checkpoints:
         context: RunContext,
         phase: Phase,
         engines: Mapping[str, Engine],
-        trainer: HasNumbers | None = None,
+        trainer: Stateful | None = None,
     ) -> None:
         self._context = context
         self._config = context.config.checkpoint
@@ -193,20 +192,20 @@ class Checkpoints:
         return by_steps or (by_time and self._context.ranks.is_main)
 
     def _save(self) -> None:
-        states = {name: engine.training_state for name, engine in self._engines.items()}
-        streams = {name: state.stream() for name, state in states.items()}
-        numbers = {
-            "engines": {name: engine.numbers for name, engine in self._engines.items()},
-            "trainer": self._trainer.numbers if self._trainer is not None else {},
+        tensors = {name: engine.training_state for name, engine in self._engines.items()}
+        streams = {name: each.stream() for name, each in tensors.items()}
+        state = {
+            "engines": {name: engine.state_dict() for name, engine in self._engines.items()},
+            "trainer": self._trainer.state_dict() if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.seconds,
             "logs": _sizes_of_logs(self._context.run_dir),
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
-            wanted = sum(state.bytes for state in states.values())
+            wanted = sum(each.bytes for each in tensors.values())
             try:
-                write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
+                write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted)
                 _remove_old(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
                 if self._best.step == self.step:
@@ -219,21 +218,21 @@ class Checkpoints:
         self._saved, self._saved_step = time.monotonic(), self.step
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
-        numbers = checkpoint.numbers
+        state = checkpoint.state
         self._load(checkpoint)
         self.step = self._saved_step = checkpoint.step
-        self.results = dict(numbers["results"])
-        self._seconds = numbers["seconds"]
+        self.results = dict(state["results"])
+        self._seconds = state["seconds"]
         best = self._best
-        best.value, best.step, best.waits, self._is_over = numbers["best"]
+        best.value, best.step, best.waits, self._is_over = state["best"]
         if self._trainer is not None:
-            self._trainer.load_numbers(numbers["trainer"])
+            self._trainer.load_state_dict(state["trainer"])
         self._context.console.say(f"{self.phase}: continues after step {self.step}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
         for name, engine in self._engines.items():
             engine.training_state.load(checkpoint.reader(name))
-            engine.load_numbers(checkpoint.numbers["engines"][name])
+            engine.load_state_dict(checkpoint.state["engines"][name])
 
     def _load_best(self) -> None:
         assert self._best.step is not None

@@ -57,14 +57,14 @@ def responses(*, measured: bool = True) -> Responses:
 def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses: bool) -> None:
     reuse = LogprobReuse(settings(mode), actor_dropout=dropout)
     if mismatch is not None:
-        reuse.measured({MISMATCH: mismatch})
-    reuse.measured({})  # a step that measured nothing changes nothing
+        reuse.update({MISMATCH: mismatch})
+    reuse.update({})  # a step that measured nothing changes nothing
     assert reuse.decide(responses()) == reuses
 
 
 def test_without_measured_logprobs_nothing_is_reused() -> None:
     reuse = LogprobReuse(settings("auto"), actor_dropout=0.0)
-    reuse.measured({MISMATCH: 0.0})
+    reuse.update({MISMATCH: 0.0})
     assert not reuse.decide(responses(measured=False))
     always = LogprobReuse(settings("always"), actor_dropout=0.0)
     with pytest.raises(ConfigError, match=r"reuse_logprobs=always: rollout\.backend=hf measures"):

@@ -97,7 +97,7 @@ def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
 
     # 100, 300: mean 200, deviation 100; then 100, 300, 500, 700: mean 400, deviation sqrt(50000)
     assert rewards_of(one, 100, 300) == pytest.approx([0.5 - 2, 0.5 + 2])
-    other.load_numbers(json.loads(json.dumps(one.numbers)))
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     expected = [0.5 + 2 * 100 / 50000**0.5, 0.5 + 2 * 300 / 50000**0.5]
     assert rewards_of(one, 500, 700) == pytest.approx(expected)
     assert rewards_of(other, 500, 700) == pytest.approx(expected)

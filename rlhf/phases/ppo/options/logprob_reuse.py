@@ -49,7 +49,7 @@ class LogprobReuse:
             return False
         return self.mismatch <= config.max_logprob_mismatch
 
-    def measured(self, values: Mapping[str, float]) -> None:
+    def update(self, values: Mapping[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
 
