@@ -26,7 +26,7 @@ from rlhf.tracking.registry import check_name
 from rlhf.tracking.tracker import Sample, Tracker
 from rlhf.types import Ranks
 from tests.models_on_disk import save_models
-from tests.phases.ppo.test_fixed_examples import EVAL, TRAIN
+from tests.phases.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine
 
 Compose = Callable[[list[str]], DictConfig]

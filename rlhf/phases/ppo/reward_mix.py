@@ -84,7 +84,7 @@ class RewardMix:
                         scores_B = torch.full_like(model_scores_B, math.nan)
                         problem = str(error)
             if count := num_failed(scores_B):
-                self._failed(name, problem, count, at_step(prompts))
+                self._report_failure(name, problem, count, at_step(prompts))
             columns.append(scores_B)
         scores_BK = torch.stack(columns, dim=1)
         failed_BK = ~are_scores(scores_BK)
@@ -101,7 +101,7 @@ class RewardMix:
                 f"its fallback {self.parts[name].fallback:g}"
             )
 
-    def _failed(self, name: str, problem: str, count: int, where: str) -> None:
+    def _report_failure(self, name: str, problem: str, count: int, where: str) -> None:
         """Raise an error if the part has no fallback for ``count`` responses; else warn once."""
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"

@@ -158,13 +158,13 @@ class RLHFEngine:
         self._require_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
             open_to_engine(policy)
-        actor = self._trained(policy, Role.actor)
+        actor = self._learner(policy, Role.actor)
         copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
         reference = AdapterOff(actor) if copy is None else self._engine(copy, Role.reference)
         return SeparateModels(
             actor,
             reference,
-            self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
+            self._learner(self._scorer(learns=True), Role.critic) if self.has_critic else None,
             self.scores,
             self.rewards,
             temperature=config.rollout.temperature,
@@ -183,7 +183,7 @@ class RLHFEngine:
         )
         self._require_positions(trunk.pretrained, key="model")
         return TrunkModels(
-            self._trained(trunk, Role.actor),
+            self._learner(trunk, Role.actor),
             self.scores,
             self.rewards,
             temperature=config.rollout.temperature,
@@ -224,7 +224,7 @@ class RLHFEngine:
             wanted="rollout.max_prompt_tokens + max_response_tokens",
         )
 
-    def _trained(self, module: torch.nn.Module, role: Role) -> AnyEngine:
+    def _learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
         """Build an engine with its role's optimizer; the actor's steps include the corpus too."""
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:

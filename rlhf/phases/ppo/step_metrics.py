@@ -78,14 +78,14 @@ def rollout_metrics(
 
 def duplicates(prompts: PromptBatch, responses: Responses) -> Tensor:
     """Return for each of B responses whether another prompt got the same response: bool (B,)."""
-    prompt_B = _numbered(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
-    response_B = _numbered(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
+    prompt_B = _number_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
+    response_B = _number_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
     answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: distinct
     num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
     return num_prompts_R[response_B] > 1
 
 
-def _numbered(rows_BX: Tensor) -> Tensor:
+def _number_rows(rows_BX: Tensor) -> Tensor:
     """Return a number per row; equal rows have equal numbers."""
     _, numbers_B = torch.unique(rows_BX, dim=0, return_inverse=True)
     assert isinstance(numbers_B, Tensor)

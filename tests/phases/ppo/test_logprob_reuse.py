@@ -142,6 +142,13 @@ def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:
     assert torch.equal(asked.reference_logprobs_BT, rollout.reference_logprobs_BT)
 
 
+def test_copies_of_reused_logprobs_are_still_compared_with_training(compose: Compose) -> None:
+    trainer = trainer_of(compose, "always")
+    rollout = trainer.generate_experience(some_rollout().prompts)
+    copied = rollout._replace(logprobs_BT=rollout.logprobs_BT.clone())
+    assert trainer.train_rlhf(copied).metrics[MISMATCH] == pytest.approx(ERROR, abs=1e-5)
+
+
 def test_large_differences_are_counted_and_the_largest_is_told(compose: Compose) -> None:
     for mode, error, share in (("never", 0.05, 0.0), ("never", 0.3, 1.0), ("always", 0.3, 1.0)):
         trainer = trainer_of(compose, mode, error=error)

@@ -8,11 +8,9 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.batches import num_steps
-from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
-from rlhf.config.roles import Role, adapter_lr
+from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.models.build import lora_spec
 from rlhf.phases.ppo.optimizers import ppo_optimizer
 
 Compose = Callable[[list[str]], DictConfig]
@@ -82,33 +80,3 @@ def test_steps_and_epochs_are_both_caps(
 ) -> None:
     # ten prompts by four: 2.5 rollouts in a pass
     assert num_steps(10, 4, steps=steps, epochs=epochs) == expected
-
-
-def test_each_role_has_its_adapters(compose: Compose) -> None:
-    overrides = ["model=opt_125m", "lora=all", "lora.rank=8", "lora.critic_rank=4", "lora.lr=0.5"]
-    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
-    lora = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"])).lora
-    specs = {role: lora_spec(lora, role) for role in LoraRole}
-    assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
-        "sft": 8,
-        "reward": 8,
-        "actor": 8,
-        "critic": 4,
-    }
-    actor = specs[LoraRole.actor]
-    assert actor is not None
-    assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
-    assert actor.target_modules == ("q_proj",)
-    assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
-        "sft": 0.5,
-        "reward": 0.5,
-        "actor": 0.5,
-        "critic": 0.25,
-    }
-
-
-def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
-    lora = to_run_config(compose(["lora=default", "lora.roles=[critic]"])).lora
-    assert [role.value for role in LoraRole if lora_spec(lora, role)] == ["critic"]
-    none = to_run_config(compose([])).lora
-    assert not [role for role in LoraRole if lora_spec(none, role)]

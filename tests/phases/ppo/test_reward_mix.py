@@ -131,7 +131,7 @@ def test_a_fallback_replaces_what_failed(
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     mix = build_mix({"mine": part(RewardKind.stop, fallback=0)}, TOKENIZER)
     assert mix is not None
-    mix._failed("mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here")
+    mix._report_failure("mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here")
     mix.close()
     printed = "".join(capsys.readouterr())
     assert "WANDB_API_KEY=[redacted]" in printed

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf.algorithms.reward import end_loss
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.batching import eval_batches, pair_steps
+from rlhf.data.batching import pair_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.engine.settings import EngineSettings
@@ -236,20 +236,3 @@ def test_the_reward_model_has_its_own_dropout(
     overrides += ["reward_model.vocab_size=300", shape] if init == "random" else []
     ran = run(reward.run_reward, *overrides, "reward.batch_size=8", "reward.epochs=1")
     assert ran.engine.module.pretrained.config.attention_dropout == 0.25
-
-
-@pytest.mark.parametrize("lengths", [None, [3, 9, 1, 7, 5]])
-def test_held_out_rows_are_covered_once(lengths: list[int] | None) -> None:
-    by_rank = [
-        list(eval_batches(5, batch_size=2, ranks=Ranks(rank, 2), lengths=lengths))
-        for rank in range(2)
-    ]
-    kept = [
-        row
-        for turn in zip(*by_rank, strict=True)
-        for rows, keep_B in turn
-        for row, keep in zip(rows, keep_B.tolist(), strict=True)
-        if keep
-    ]
-    assert kept == ([0, 1, 2, 3, 4] if lengths is None else [1, 3, 4, 0, 2])
-    assert [len(batches) for batches in by_rank] == [2, 2]
