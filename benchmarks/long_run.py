@@ -40,7 +40,7 @@ class Meter(Tracker):
         from rlhf.engine.split_adamw import SplitAdamW
         from rlhf.engine.torch_engine import WholeAdamW
         from rlhf.phases.shared.checkpoints import Checkpoints
-        from rlhf.phases.shared.pulse import Pulse
+        from rlhf.phases.shared.step_signals import Heartbeat
 
         self._seconds: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
@@ -49,7 +49,7 @@ class Meter(Tracker):
         for part, owner, method in (
             ("checkpoints", Checkpoints, "_save"),
             ("signals and due checkpoints, with checkpoints", Checkpoints, "_after_step"),
-            ("watchdog: signs of life", Pulse, "start"),
+            ("watchdog: signs of life", Heartbeat, "start"),
             (NORMS, SplitAdamW, "grad_norm"),
             (NORMS, WholeAdamW, "grad_norm"),
         ):

@@ -80,7 +80,7 @@ def _iteration(trainer: Any, prompts: PromptBatch, wait: Callable[[], None]) -> 
         "train": ended - scored,
         "iteration": ended - started,
         "tokens": float(rollout.responses.keep_BT.sum()),
-        "reused": float(rollout.logprobs_BT is rollout.responses.logprobs_BT),
+        "reused": float(rollout.reuses_logprobs),
     }
 
 

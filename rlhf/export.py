@@ -42,8 +42,8 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward import RewardTrainer
 from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import exported
-from rlhf.phases.shared.model_sources import policy_source
+from rlhf.phases.shared.exporting import make_export, save_export
+from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
 from rlhf.stored_files import DamagedFileError, read_text
 from rlhf.tracking.console import build_console
@@ -110,9 +110,9 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     engine, source = _built(context, phase)
     engine.training_state.load(found.reader(ENGINES[phase]))
     with engine.averaged() if average else nullcontext():
-        export = exported(engine, as_=LoraExport.merged, source=source)
+        export = make_export(engine, as_=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."
-        context.save(export, folder, what=what, answers=phase is not Phase.reward)
+        save_export(context, export, folder, what=what, answers=phase is not Phase.reward)
 
 
 def kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:

@@ -132,6 +132,7 @@ class Rollout(NamedTuple):
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
     parts: PartScores | None = None  # what scores_B is the weighted sum of; None: of no parts
+    reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
 
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])
@@ -250,12 +251,11 @@ class Engine(Model, Protocol):
     def training_state(self) -> State:
         """Return the tensors that training changes; refused where they cannot be read."""
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what else training changes, as JSON values."""
 
-    def load_numbers(self, numbers: Mapping[str, Any], /) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Continue from the ``state`` of a checkpoint."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""

@@ -2,7 +2,7 @@
 
     <run>/<phase>/state/step-00000040/
         ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py)
-        state.json             everything else: step, numbers of the engines and of the phase
+        state.json             everything else: step, counters of the engines and of the phase
         manifest.json          size and SHA-256 of every file above
 
 A checkpoint is written beside its place, flushed to the drive, and renamed. On loading every file
@@ -27,7 +27,7 @@ from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.errors import CheckpointError
 from rlhf.stored_files import OTHERS, read_json
 
-NUMBERS = "state.json"
+STATE_JSON = "state.json"
 GIB = 1 << 30
 Stream = Iterable[tuple[str, Tensor]]
 
@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
     folder: Path
     step: int
-    numbers: Mapping[str, Any]
+    state: Mapping[str, Any]
 
     def reader(self, engine: str) -> Callable[[str, slice], Tensor]:
         """Return a function that reads a part of a flat tensor of ``engine``.
@@ -75,7 +75,7 @@ def write_checkpoint(
     phase_dir: Path,
     step: int,
     streams: Mapping[str, Stream],
-    numbers: Mapping[str, Any],
+    state: Mapping[str, Any],
     *,
     wanted_bytes: int,
 ) -> None:
@@ -101,7 +101,7 @@ def write_checkpoint(
             for engine, stream in streams.items():
                 (building / engine).mkdir(parents=True)
                 write_shards(building / engine, stream, SHARD_BYTES)
-            retrying(lambda: _complete(building, {"step": step, **numbers}))
+            retrying(lambda: _complete(building, {"step": step, **state}))
         retrying(lambda: _flush_folder(folder.parent))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -116,10 +116,10 @@ def write_checkpoint(
         ) from error
 
 
-def _complete(building: Path, numbers: Mapping[str, Any]) -> None:
-    """Write the numbers and the manifest beside the tensors, and flush all files to the drive."""
+def _complete(building: Path, state: Mapping[str, Any]) -> None:
+    """Write the state and the manifest beside the tensors, and flush all files to the drive."""
     (building / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed
-    (building / NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
+    (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
     files = identities(building, flush=True)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
     identity(building / MANIFEST, flush=True)
@@ -169,8 +169,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Return the checkpoint in ``folder``, which another rank has verified."""
-    numbers = json.loads((folder / NUMBERS).read_text(encoding="utf-8"))
-    return Checkpoint(folder, numbers["step"], numbers)
+    state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
+    return Checkpoint(folder, state["step"], state)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rlhf.config.choices import Dtype, ModelInit, RewardKind, TrainingEngine
+from rlhf.config.choices import Dtype, LoraRole, ModelInit, RewardKind, TrainingEngine
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
@@ -63,6 +64,11 @@ def has_reward_model(config: RunConfig) -> bool:
     if config.rewards:
         return any(part.kind is RewardKind.model for part in config.rewards.values())
     return config.reward_model.init is not ModelInit.gold
+
+
+def adapter_lr(lora: LoraConfig, role: LoraRole) -> float | None:
+    """Return the peak learning rate of a model's adapters; None: the learning rate of its phase."""
+    return lora.critic_lr if role is LoraRole.critic and lora.critic_lr else lora.lr
 
 
 def reward_columns(config: RunConfig) -> dict[str, str]:

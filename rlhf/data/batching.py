@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
 
 from rlhf.errors import DataError
+from rlhf.host_copies import sent
 from rlhf.random_streams import Shuffle
+from rlhf.types import Ranks
+
+T = TypeVar("T")
 
 SHORT = 64  # tokens; shorter sequences are padded to their exact length
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
@@ -39,6 +46,36 @@ def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
         rank = place if turn % 2 == 0 else ranks - 1 - place
         parts[rank].extend(order[first : first + micro])
     return parts
+
+
+def rows_of_rank(global_rows: Sequence[T], ranks: Ranks) -> list[T]:
+    """Return this rank's equal share of a global batch, in order."""
+    per_rank = len(global_rows) // ranks.size
+    return list(global_rows[ranks.rank * per_rank : (ranks.rank + 1) * per_rank])
+
+
+class EvalRows(NamedTuple):
+    """One rank's part of a held-out batch; ``keep_B`` is False for repeated rows that only pad."""
+
+    rows: list[int]
+    keep_B: Tensor
+
+
+def eval_batches(
+    total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
+) -> Iterator[EvalRows]:
+    """Yield batches of one size that cover ``total`` examples, the same number on every rank.
+
+    With ``lengths`` (one per example) the longest come first, so that batches need less padding.
+    """
+    stride = batch_size * ranks.size
+    order = list(range(total))
+    if lengths is not None:
+        order.sort(key=lambda row: -lengths[row])
+    for start in range(0, total, stride):
+        mine = range(start + ranks.rank * batch_size, start + (ranks.rank + 1) * batch_size)
+        keep_B = sent(torch.tensor([row < total for row in mine]), ranks.device)
+        yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
 
 
 class PairStep(NamedTuple):

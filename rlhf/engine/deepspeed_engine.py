@@ -156,15 +156,14 @@ class DeepSpeedEngine(BaseEngine):
         average = None if self._average is None else self._average.shards
         return self._state.tensors(average)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what else training changes, for a checkpoint."""
-        return {"lr_scale": self.lr_scale} | self._state.numbers
+        return {"lr_scale": self.lr_scale} | self._state.state_dict()
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
-        self.lr_scale = numbers["lr_scale"]
-        self._state.load_numbers(numbers)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
+        self.lr_scale = state["lr_scale"]
+        self._state.load_state_dict(state)
 
     def _train(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)

@@ -37,8 +37,7 @@ class DeepSpeedState:
         ranks = self._ranks if self._stage else Ranks()  # at stage 0 every rank has all of it
         return TrainingState(places, masters, moments, average, ranks)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the counters of schedule and optimizer, and the loss scaler."""
         # Only an optimizer of stage 1 or higher scales losses.
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
@@ -49,14 +48,14 @@ class DeepSpeedState:
             "loss_scaler": {k: v for k, v in scaled.items() if isinstance(v, int | float)},
         }
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from ``numbers``."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state``."""
         scheduler = self._engine.lr_scheduler
-        scheduler.last_epoch = numbers["steps"]
-        scheduler._step_count = numbers["steps"] + 1
+        scheduler.last_epoch = state["steps"]
+        scheduler._step_count = state["steps"] + 1
         scheduler._last_lr = scheduler.get_lr()
-        set_adamw_steps(self._adamw, self._shards(), numbers["adamw_steps"])
-        if scaled := numbers.get("loss_scaler"):
+        set_adamw_steps(self._adamw, self._shards(), state["adamw_steps"])
+        if scaled := state.get("loss_scaler"):
             vars(self._engine.optimizer.loss_scaler).update(scaled)
 
     @property

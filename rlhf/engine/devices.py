@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -195,3 +196,19 @@ def _own_store(device: Device) -> Store:
     folder = tempfile.mkdtemp(prefix="rlhf-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return FileStore(f"{folder}/store", 1)
+
+
+def forget_peak_memory(ranks: Ranks) -> None:
+    """Count a GPU's peak memory from now on; the peak of a process on a CPU is never forgotten."""
+    if ranks.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(ranks.device)
+
+
+def peak_memory_gib(ranks: Ranks) -> float:
+    """Return the peak memory of any rank in GiB: what torch took of the GPU, or of the process."""
+    if ranks.device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return float(ranks.max(torch.tensor(peak, dtype=torch.float64, device=ranks.device)))

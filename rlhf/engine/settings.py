@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from rlhf.algorithms.schedule import lr_schedule
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role, runs_on_torch, torch_obstacle
+from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.errors import CapabilityError
 from rlhf.types import Schedule
@@ -71,6 +73,32 @@ class OptimizerSettings:
     ema_beta: float = 0.0
     max_grad_norm: float
     schedule: Schedule
+
+    @classmethod
+    def of(
+        cls,
+        config: OptimizerConfig,
+        *,
+        total_steps: int,
+        adapter_lr: float | None = None,
+        ema_beta: float = 0.0,
+    ) -> OptimizerSettings:
+        """Return settings with a schedule over ``total_steps`` optimizer steps."""
+        return cls(
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            max_grad_norm=config.max_grad_norm,
+            adapter_lr=adapter_lr,
+            ema_beta=ema_beta,
+            schedule=lr_schedule(
+                config.lr_schedule.value,
+                warmup_steps=config.warmup_steps,
+                total_steps=total_steps,
+                min_ratio=config.min_lr_ratio,
+            ),
+        )
 
 
 def parameter_groups(module: nn.Module, optimizer: OptimizerSettings) -> list[dict[str, Any]]:

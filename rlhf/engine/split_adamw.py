@@ -65,14 +65,13 @@ class SplitAdamW:
         """Return the moments of each parameter, in the order of the masters."""
         return [{"first": each.first, "second": each.second} for each in self._states]
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Return the numbers of the state, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters of the state, for a checkpoint."""
         return {"adamw_steps": [self._steps]}
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
-        self._steps = int(max(numbers["adamw_steps"]))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
+        self._steps = int(max(state["adamw_steps"]))
 
     @torch.no_grad()
     def grad_norm(self) -> float:

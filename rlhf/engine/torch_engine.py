@@ -46,14 +46,13 @@ class WholeAdamW:
         """Return the moments of each parameter, in the order of the masters."""
         return [adamw_moments(self._adamw, each) for each in self._parameters()]
 
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Return the numbers of the state, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters of the state, for a checkpoint."""
         return {"adamw_steps": adamw_steps(self._adamw, self._parameters())}
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
-        set_adamw_steps(self._adamw, self._parameters(), numbers["adamw_steps"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
+        set_adamw_steps(self._adamw, self._parameters(), state["adamw_steps"])
 
     def grad_norm(self) -> float:
         """Return the Euclidean norm of all gradients."""
@@ -175,17 +174,16 @@ class TorchEngine(BaseEngine):
         average = None if self._average is None else self._average.shards
         return TrainingState(places, optimizer.masters, optimizer.moments, average, Ranks())
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what else training changes, for a checkpoint."""
         assert self._optimizer is not None, "this model does not learn"
-        return {"steps": self._steps, "lr_scale": self.lr_scale} | self._optimizer.numbers
+        return {"steps": self._steps, "lr_scale": self.lr_scale} | self._optimizer.state_dict()
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
         assert self._optimizer is not None, "this model does not learn"
-        self._steps, self.lr_scale = numbers["steps"], numbers["lr_scale"]
-        self._optimizer.load_numbers(numbers)
+        self._steps, self.lr_scale = state["steps"], state["lr_scale"]
+        self._optimizer.load_state_dict(state)
 
     def close(self) -> None:
         """Drop gradients, masters, moments and average; the module can still be run."""

@@ -26,6 +26,7 @@ from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.metrics import perplexity
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
+from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.report.evaluation_section import EVALUATION, table_rows, win_rows
 from rlhf.report.run_page import write_report
 from rlhf.stored_files import ANSWER, METRICS, PAIR, read_lines
@@ -73,7 +74,7 @@ def evaluate(
                 of_sample = {"num_prompts": count, "sample": sample}
                 for row in evaluator.answers(name, policy, decoder, **of_sample):
                     answers.write(row)
-        if len(examples := context.held_out(Phase.sft)):
+        if len(examples := phase_tokens(context, Phase.sft).eval):
             loss = held_out_loss(context, policy, examples, micro=evaluator.plan.micro)
             perplexities[name] = perplexity(loss)
         policy.close()
@@ -91,7 +92,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
     """Write the margin of each held-out pair, if the run has trained a reward model."""
     pairs, scorer = _emptied(path), evaluator.reward_model
     if scorer is not None and Phase.reward in evaluator.config.phase.order:
-        examples = evaluator.context.held_out(Phase.reward)
+        examples = phase_tokens(evaluator.context, Phase.reward).eval
         micro = evaluator.plan.micro
         for margin in held_out_margins(evaluator.context, scorer, examples, micro=micro):
             pairs.write({"margin": margin})

@@ -29,16 +29,15 @@ from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.ppo.reward_mix import build_mix
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.model_sources import policy_source
-from rlhf.phases.shared.policies import rollout_backend
+from rlhf.phases.shared.policies import policy_source, rollout_backend
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
-    answered,
+    answer_prompts,
     values_of,
 )
-from rlhf.phases.shared.reward_mix import build_mix
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
 from rlhf.runtime.worker import load_parts, quieten_libraries
 
@@ -104,8 +103,7 @@ class Evaluator:
     @cached_property
     def prompts(self) -> HeldOutPrompts:
         """Return the held-out prompts that the run's own evaluation uses."""
-        data = self.context.prompts(Phase.ppo)
-        return HeldOutPrompts(data.eval, self.context.part(Phase.ppo).eval)
+        return HeldOutPrompts.of(self.context, Phase.ppo)
 
     def policy(self, folder: Path) -> AnyEngine:
         """Load the policy of a folder.
@@ -149,7 +147,7 @@ class Evaluator:
             ranks=context.ranks,
         )
         policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
-        answering = partial(answered, context, policy, self.prompts, num_prompts=num_prompts)
+        answering = partial(answer_prompts, context, policy, self.prompts, num_prompts=num_prompts)
         for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
             values = {
                 key: values_B.tolist() for key, values_B in values_of(context, rollout).items()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf.config.choices import LoraRole
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.foreign_errors import translated
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
@@ -22,6 +24,20 @@ from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraSpec | None:
+    """Return the adapters of the model ``role``; None if it has no adapters."""
+    rank = lora.critic_rank if role is LoraRole.critic and lora.critic_rank else lora.rank
+    if not lora.rank or role not in lora.roles:
+        return None
+    return LoraSpec(
+        rank=rank,
+        alpha=lora.alpha,
+        dropout=lora.dropout,
+        target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
+        train_rest=lora.train_rest,
+    )
 
 
 def build_actor(

@@ -14,26 +14,26 @@ from torch import Tensor
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
-from rlhf.config.roles import Role
-from rlhf.data.collate import collate_pairs
+from rlhf.config.roles import Role, adapter_lr
+from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.intervals import wilson_interval
-from rlhf.metrics import Mean, Metrics, merge_metrics
+from rlhf.metrics import Mean, Metrics
 from rlhf.models.build import require_positions
 from rlhf.models.language_model import kept_logprobs
-from rlhf.phases.shared.adapters import adapter_lr
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import (
-    RunContext,
-    eval_batches,
-    optimizer_settings,
-    optimizer_step,
-    peak_memory_gib,
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.exporting import save_trained
+from rlhf.phases.shared.phase_data import answered_phase, phase_tokens
+from rlhf.phases.shared.policies import (
+    AdapterOff,
+    build_policy,
+    build_reference,
+    policy_source,
+    rollout_backend,
 )
-from rlhf.phases.shared.exporting import exported
-from rlhf.phases.shared.model_sources import policy_source
-from rlhf.phases.shared.policies import AdapterOff, build_policy, build_reference, rollout_backend
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
@@ -41,39 +41,53 @@ from rlhf.phases.shared.scoring import (
     WholeSequences,
     response_logprobs,
 )
-from rlhf.random_streams import Shuffle
+from rlhf.phases.shared.supervised import (
+    Rows,
+    collate_pair_rows,
+    measure_held_out,
+    run_supervised,
+    share_of_rank,
+    split_columns,
+    take_step,
+)
+from rlhf.random_streams import Shuffle, seed_for
 from rlhf.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositions
 
 
 def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config = context.config.dpo
-    data = context.tokens(Phase.dpo)
-    held_out = HeldOutPrompts(context.prompts(context.asked).eval, context.part(context.asked).eval)
+    data = phase_tokens(context, Phase.dpo)
+    held_out = HeldOutPrompts.of(context, answered_phase(context))
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
     if not checkpoints.is_resumed:
-        checkpoints.results = _answers(context, trainer, held_out, "before")
+        checkpoints.results = _evaluate_answers(context, trainer, held_out, "before")
 
-    shuffle = Shuffle(len(data.train), seed=context.seed("dpo", "shuffle"))
-    context.warn_of_few_steps("dpo", config, steps=total_steps)
-    with context.console.progress("dpo", total_steps) as progress:
-        for step in checkpoints.steps(total_steps):
-            context.seed_dropout(Phase.dpo, step)
-            values = trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
-            checkpoints.taken(values)
-            progress.advance(step, values)
-            if checkpoints.wants_evaluation(config.eval_every):
-                checkpoints.evaluated(_printed(*trainer.evaluate(data.eval)))
+    shuffle = Shuffle(len(data.train), seed=seed_for(context.config.seed, "dpo", "shuffle"))
 
-    accuracy, eval_loss = trainer.evaluate(data.eval)
-    checkpoints.log_held_out(_printed(accuracy, eval_loss))
-    result = checkpoints.results | _answers(context, trainer, held_out, "after")
-    export = exported(
-        trainer.policy, as_=context.config.lora.export, source=policy_source(context.config)
+    def train_step(step: int) -> dict[str, float]:
+        return trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
+
+    run_supervised(
+        context,
+        checkpoints,
+        config,
+        total_steps=total_steps,
+        train_step=train_step,
+        evaluate=lambda: _name_metrics(*trainer.evaluate(data.eval)),
     )
-    context.save(export, context.run_dir / "dpo" / "actor", what="A language model after DPO.")
+    accuracy, eval_loss = trainer.evaluate(data.eval)
+    checkpoints.log_held_out(_name_metrics(accuracy, eval_loss))
+    result = checkpoints.results | _evaluate_answers(context, trainer, held_out, "after")
+    save_trained(
+        context,
+        trainer.policy,
+        context.run_dir / "dpo" / "actor",
+        source=policy_source(context.config),
+        what="A language model after DPO.",
+    )
     trainer.close()
     return result | {
         "accuracy": accuracy.value(),
@@ -85,11 +99,11 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     }
 
 
-def _printed(accuracy: Mean, loss: Mean) -> dict[str, float]:
+def _name_metrics(accuracy: Mean, loss: Mean) -> dict[str, float]:
     return {"dpo/eval_accuracy": accuracy.value(), "dpo/eval_loss": loss.value()}
 
 
-def _answers(
+def _evaluate_answers(
     context: RunContext, trainer: DpoTrainer, held_out: HeldOutPrompts, when: str
 ) -> dict[str, Any]:
     """Return entries of result.json about the policy's answers; their names end in ``when``."""
@@ -121,7 +135,7 @@ class DpoTrainer:
             module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
         )
         lr = adapter_lr(config.lora, LoraRole.actor)
-        settings = optimizer_settings(config.dpo, total_steps=total_steps, adapter_lr=lr)
+        settings = OptimizerSettings.of(config.dpo, total_steps=total_steps, adapter_lr=lr)
         self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
         self._reference: TokenModel = AdapterOff(self.policy)
         self._copy: AnyEngine | None = None
@@ -147,45 +161,32 @@ class DpoTrainer:
         """Return the policy with all that an evaluation needs."""
         return AnsweringPolicy(self.policy, self._sampling, self._greedy, self, self._plan.micro)
 
-    def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
+    def train_step(self, rows: Rows) -> dict[str, float]:
         """Take one step on the global batch ``rows``, split over the ranks; return the metrics."""
         started, context = time.monotonic(), self._context
         num_pairs, micro = len(rows["chosen_ids"]), self._plan.micro
-        mine = context.share(range(num_pairs), rows["length"], micro=micro)
+        mine = share_of_rank(context, range(num_pairs), rows["length"], micro=micro)
+        rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
         def loss_of(batch: PreferenceBatch) -> tuple[Tensor, Metrics]:
             result = self._loss(batch)
             return result.loss / num_pairs, _metrics(result)
 
-        batches = (self._collate(rows, mine[i : i + micro]) for i in range(0, len(mine), micro))
-        metrics, report = optimizer_step(self.policy, batches, loss_of)
-        metrics = context.ranks.reduce_metrics(metrics)
-        return {
-            **{name: metric.value() for name, metric in metrics.items()},
-            "dpo/learning_rate": report.learning_rate,
-            "dpo/grad_norm": report.grad_norm,
-            "dpo/skipped_steps": float(report.is_skipped),
-            "dpo/pairs_per_second": num_pairs / (time.monotonic() - started),
-        }
+        batches = (self._collate(part) for part in split_columns(rows, micro))
+        _, values = take_step(context, Phase.dpo, self.policy, batches, loss_of)
+        return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
         """Return the accuracy of the implicit rewards, and the loss, on held-out pairs."""
-        config, ranks = self._context.config.dpo, self._context.ranks
-        total = min(len(examples), config.eval_examples)
-        metrics: Metrics = {}
-        with self.policy.evaluating():
-            for rows, keep_B in eval_batches(
-                total,
-                batch_size=self._plan.micro,
-                ranks=ranks,
-                lengths=examples["length"][:total],
-            ):
-                batch = self._collate(examples[rows], list(range(len(rows))))
-                result = self._loss(batch, keep_B)
-                part: Metrics = {"accuracy": result.accuracy, "loss": result.mean_loss}
-                metrics = merge_metrics(metrics, part)
-        metrics = ranks.reduce_metrics(metrics)
-        accuracy, loss = metrics["accuracy"], metrics["loss"]
+
+        def measure(rows: Rows, keep_B: Tensor) -> Metrics:
+            result = self._loss(self._collate(rows), keep_B)
+            return {"accuracy": result.accuracy, "loss": result.mean_loss}
+
+        context, micro = self._context, self._plan.micro
+        limit = context.config.dpo.eval_examples
+        found = measure_held_out(context, self.policy, examples, measure, limit=limit, micro=micro)
+        accuracy, loss = found["accuracy"], found["loss"]
         assert isinstance(accuracy, Mean)
         assert isinstance(loss, Mean)
         return accuracy, loss
@@ -196,15 +197,9 @@ class DpoTrainer:
         if self._copy is not None:
             self._copy.close()
 
-    def _collate(self, rows: dict[str, list[Any]], taken: list[int]) -> PreferenceBatch:
-        return collate_pairs(
-            [rows["chosen_ids"][row] for row in taken],
-            [rows["rejected_ids"][row] for row in taken],
-            [rows["prompt_tokens"][row] for row in taken],
-            pad_id=self._context.tokenizer.pad_token_id,
-            device=self._context.ranks.device,
-            most=self._context.config.dpo.max_tokens,
-        )
+    def _collate(self, rows: Rows) -> PreferenceBatch:
+        max_tokens = self._context.config.dpo.max_tokens
+        return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
 
     def _loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
         with self._reference.evaluating():

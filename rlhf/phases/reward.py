@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,64 +20,74 @@ from rlhf.algorithms.reward import (
 from rlhf.config import choices
 from rlhf.config.batches import phase_plans
 from rlhf.config.choices import LoraRole, Phase
-from rlhf.config.roles import Role, reward_model_base
+from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.batching import pair_steps
-from rlhf.data.collate import collate_pairs
+from rlhf.data.records import Record
+from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.select import build_engine
+from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.intervals import wilson_interval
-from rlhf.metrics import Mean, Metrics, merge_metrics
-from rlhf.models.build import build_scorer, require_positions
-from rlhf.models.sources import ModelSource
-from rlhf.phases.judged_pairs import judge_reward_model
-from rlhf.phases.shared.adapters import adapter_lr, lora_spec
+from rlhf.metrics import Mean, Metrics
+from rlhf.models.build import build_scorer, lora_spec, require_positions
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import (
-    RunContext,
-    eval_batches,
-    optimizer_settings,
-    optimizer_step,
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.exporting import save_trained
+from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.policies import reward_model_source
+from rlhf.phases.shared.supervised import (
+    Rows,
+    collate_pair_rows,
+    measure_held_out,
+    run_supervised,
+    share_of_rank,
+    split_columns,
+    take_step,
 )
-from rlhf.phases.shared.exporting import exported
+from rlhf.random_streams import seed_for
 from rlhf.types import PreferenceBatch, ValueModel
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def run_reward(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the reward model; return the phase's entries of result.json."""
     config = context.config.reward
-    data = context.tokens(Phase.reward)
+    data = phase_tokens(context, Phase.reward)
     lengths = data.train["length"][:]
     steps = pair_steps(
         data.train["group"][:] if config.group_pairs else range(len(lengths)),
         batch_size=config.batch_size,
         epochs=config.epochs,
-        seed=context.seed("reward", "shuffle"),
+        seed=seed_for(context.config.seed, "reward", "shuffle"),
     )
-    context.warn_of_few_steps("reward", config, steps=len(steps))
     trainer = RewardTrainer(context, total_steps=len(steps))
     checkpoints = Checkpoints(context, Phase.reward, {"model": trainer.engine})
     if config.eval_every and not checkpoints.is_resumed:
         checkpoints.log_held_out(trainer.evaluate(data.eval).values())
 
-    with context.console.progress("reward", len(steps)) as progress:
-        for number in checkpoints.steps(len(steps)):
-            context.seed_dropout(Phase.reward, number)
-            step = steps[number - 1]
-            mine = context.share(
-                list(zip(step.rows, step.weights, strict=True)),
-                [lengths[row] for row in step.rows],
-                micro=trainer.plan.micro,
-            )
-            values = trainer.train_step(
-                data.train[[row for row, _ in mine]],
-                [weight for _, weight in mine],
-                num_prompts=step.num_prompts,
-            )
-            checkpoints.taken(values)
-            progress.advance(number, values)
-            if checkpoints.wants_evaluation(config.eval_every):
-                checkpoints.evaluated(trainer.evaluate(data.eval).values())
+    def train_step(number: int) -> dict[str, float]:
+        step = steps[number - 1]
+        mine = share_of_rank(
+            context,
+            list(zip(step.rows, step.weights, strict=True)),
+            [lengths[row] for row in step.rows],
+            micro=trainer.plan.micro,
+        )
+        rows, weights = zip(*mine, strict=True)
+        return trainer.train_step(
+            data.train[list(rows)], list(weights), num_prompts=step.num_prompts
+        )
 
+    run_supervised(
+        context,
+        checkpoints,
+        config,
+        total_steps=len(steps),
+        train_step=train_step,
+        evaluate=lambda: trainer.evaluate(data.eval).values(),
+    )
     after = trainer.evaluate(data.eval)
     judged = judge_reward_model(
         context, data.eval, lambda pairs: trainer.evaluate(pairs).accuracy.value()
@@ -84,9 +95,11 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     minimal = judged.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
     checkpoints.log_held_out(after.values(), shares)
-    context.save(
-        exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
+    save_trained(
+        context,
+        trainer.engine,
         context.run_dir / "reward" / "model",
+        source=trainer.source,
         what="A reward model: one label, read at the end token.",
         answers=False,
     )
@@ -100,19 +113,38 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     }
 
 
-def reward_model_source(context: RunContext) -> ModelSource:
-    """Return what the reward model starts from: this run's SFT model, or a model of the config."""
+def judge_reward_model(
+    context: RunContext, examples: Dataset, accuracy_of: Callable[[Dataset], float]
+) -> dict[str, Any]:
+    """Return the entries of result.json that require a judge; an empty dict without a judge.
+
+    ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
+    scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
+    responses that score above a copy with this one flaw: most pairs differ in more than one.
+    """
+    if context.judge is None:
+        return {}
+    from datasets import Dataset
+
     config = context.config
-    key, base = reward_model_base(config)
-    if key == "model" and Phase.sft in config.phase.order:
-        source = ModelSource.folder(context.run_dir / "sft" / "model", base=base)
-    else:
-        source = ModelSource.of(base, key=key)
-    return replace(
-        source,
-        dropout=config.reward_model.dropout,
-        gradient_checkpointing=config.reward_model.gradient_checkpointing,
-    )
+    held_out = context.parts[Phase.reward].eval
+    records = [held_out[row] for row in examples["row"][: config.reward.eval_examples]]
+    pairs: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        assert record.prompt is not None
+        made = context.judge.minimal_pairs(record.prompt, seed=config.seed)
+        for kind, (right, flawed) in made.items():
+            pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
+    encoder = Encoder(context.tokenizer, config.data.template)
+    limit = Limit("reward.max_tokens", config.reward.max_tokens)
+    shares = {}
+    for kind, alike in pairs.items():
+        columns, _ = pair_columns(list(enumerate(alike)), encoder, limit)
+        shares[kind] = accuracy_of(Dataset.from_dict(columns))
+    return {
+        "best_possible_accuracy": context.judge.best_accuracy(records),
+        "minimal_pairs": shares,
+    }
 
 
 class WeightedPairs(NamedTuple):
@@ -141,12 +173,12 @@ class RewardTrainer:
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, self._context = context.config, context
         self.plan = phase_plans(config)[Phase.reward]
-        self.source = reward_model_source(context)
+        self.source = reward_model_source(config)
         self._loss_name = config.reward.loss
         scorer = build_scorer(
             self.source,
             context.tokenizer,
-            seed=context.seed("reward_model"),
+            seed=seed_for(config.seed, "reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
             shard=partitioner(
                 Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
@@ -164,16 +196,14 @@ class RewardTrainer:
             settings=context.settings,
             plan=self.plan,
             ranks=context.ranks,
-            optimizer=optimizer_settings(
+            optimizer=OptimizerSettings.of(
                 config.reward,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.reward),
             ),
         )
 
-    def train_step(
-        self, rows: dict[str, list[Any]], weights: list[float], *, num_prompts: int
-    ) -> dict[str, float]:
+    def train_step(self, rows: Rows, weights: list[float], *, num_prompts: int) -> dict[str, float]:
         """Take one step on this rank's share of a global batch, ``rows``; return the metrics.
 
         The loss is the weighted sum over the pairs of all ranks, divided by ``num_prompts``.
@@ -185,52 +215,37 @@ class RewardTrainer:
             result = summarise(losses_B, chosen_B, rejected_B, batch.weights_B)
             return result.loss / num_prompts, _metrics(result)
 
-        starts = range(0, len(weights), self.plan.micro)
+        max_tokens = self._context.config.reward.max_tokens
+        parts = split_columns({**rows, "weights": weights}, self.plan.micro)
         batches = (
-            WeightedPairs(self._collate(rows, start), self._weights(weights, start))
-            for start in starts
+            WeightedPairs(
+                collate_pair_rows(self._context, part, max_tokens=max_tokens),
+                torch.tensor(part["weights"], device=self._context.ranks.device),
+            )
+            for part in parts
         )
-        metrics, report = optimizer_step(self.engine, batches, loss_of)
-        metrics = self._context.ranks.reduce_metrics(metrics)
+        metrics, values = take_step(self._context, Phase.reward, self.engine, batches, loss_of)
         loss = metrics["reward/loss"]
         assert isinstance(loss, Mean)
-        return {
-            **{name: metric.value() for name, metric in metrics.items()},
-            "reward/learning_rate": report.learning_rate,
-            "reward/grad_norm": report.grad_norm,
-            "reward/skipped_steps": float(report.is_skipped),
-            "reward/pairs_per_second": int(loss.count) / (time.monotonic() - started),
-        }
+        return values | {"reward/pairs_per_second": int(loss.count) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> RewardEvaluation:
         """Return the mean accuracy, loss and scores on held-out pairs."""
-        total = min(len(examples), self._context.config.reward.eval_examples)
-        parts: Metrics = {}
-        with self.engine.evaluating():
-            for rows, keep_B in eval_batches(
-                total,
-                batch_size=self.plan.micro,
-                ranks=self._context.ranks,
-                lengths=examples["length"][:total],
-            ):
-                chosen_B, rejected_B, losses_B = self._scores(self._collate(examples[rows]))
-                part: Metrics = {
-                    "accuracy": Mean.of((chosen_B > rejected_B).float(), keep_B),
-                    "loss": Mean.of(losses_B, keep_B),
-                    "chosen_score": Mean.of(chosen_B, keep_B),
-                    "rejected_score": Mean.of(rejected_B, keep_B),
-                }
-                parts = merge_metrics(parts, part)
-        means = self._context.ranks.reduce_metrics(parts)
-        return RewardEvaluation(**{n: m for n, m in means.items() if isinstance(m, Mean)})
+        context, config = self._context, self._context.config.reward
 
-    def _collate(self, rows: dict[str, list[Any]], start: int = 0) -> PreferenceBatch:
-        part = slice(start, start + self.plan.micro)
-        return _collated(self._context, {name: values[part] for name, values in rows.items()})
+        def measure(rows: Rows, keep_B: Tensor) -> Metrics:
+            batch = collate_pair_rows(context, rows, max_tokens=config.max_tokens)
+            chosen_B, rejected_B, losses_B = self._scores(batch)
+            return {
+                "accuracy": Mean.of((chosen_B > rejected_B).float(), keep_B),
+                "loss": Mean.of(losses_B, keep_B),
+                "chosen_score": Mean.of(chosen_B, keep_B),
+                "rejected_score": Mean.of(rejected_B, keep_B),
+            }
 
-    def _weights(self, weights: list[float], start: int) -> Tensor:
-        part = weights[start : start + self.plan.micro]
-        return torch.tensor(part, device=self._context.ranks.device)
+        limit, micro = config.eval_examples, self.plan.micro
+        found = measure_held_out(context, self.engine, examples, measure, limit=limit, micro=micro)
+        return RewardEvaluation(**{n: m for n, m in found.items() if isinstance(m, Mean)})
 
     def _scores(self, batch: PreferenceBatch) -> PairScores:
         """Return end scores and losses of the pairs, from one forward pass over both sides."""
@@ -257,22 +272,12 @@ def held_out_margins(
     margins: list[float] = []
     with model.evaluating():
         for start in range(0, total, micro):
-            batch = _collated(context, examples[start : min(start + micro, total)])
+            rows = examples[start : min(start + micro, total)]
+            batch = collate_pair_rows(context, rows, max_tokens=context.config.reward.max_tokens)
             chosen_BS, rejected_BS = model(batch.both().ids_BS).chunk(2)
             chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
             margins += (chosen_B - end_scores(rejected_BS, batch.rejected.attend_BS)).tolist()
     return margins
-
-
-def _collated(context: RunContext, rows: dict[str, list[Any]]) -> PreferenceBatch:
-    return collate_pairs(
-        rows["chosen_ids"],
-        rows["rejected_ids"],
-        rows["prompt_tokens"],
-        pad_id=context.tokenizer.pad_token_id,
-        device=context.ranks.device,
-        most=context.config.reward.max_tokens,
-    )
 
 
 class PairScores(NamedTuple):

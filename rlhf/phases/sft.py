@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.algorithms.sft import SftLoss, sft_loss
+from rlhf.algorithms.sft import sft_loss
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, LossOn, Phase
-from rlhf.config.roles import Role
+from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
+from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.ulysses import HeadCounts, shared_attention
 from rlhf.engine.zero3_partition import partitioner
-from rlhf.metrics import Metrics, merge_metrics, perplexity
-from rlhf.models.build import build_actor, require_positions
+from rlhf.metrics import Metrics, perplexity
+from rlhf.models.build import build_actor, lora_spec, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
 from rlhf.models.sequence_parts import (
     PartOfLanguageModel,
@@ -25,16 +26,19 @@ from rlhf.models.sequence_parts import (
     use_shared_attention,
 )
 from rlhf.models.sources import ModelSource
-from rlhf.phases.shared.adapters import adapter_lr, lora_spec
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import (
-    RunContext,
-    eval_batches,
-    optimizer_settings,
-    optimizer_step,
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.exporting import save_trained
+from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.supervised import (
+    Rows,
+    measure_held_out,
+    run_supervised,
+    share_of_rank,
+    split_columns,
+    take_step,
 )
-from rlhf.phases.shared.exporting import exported
-from rlhf.random_streams import Shuffle
+from rlhf.random_streams import Shuffle, seed_for
 from rlhf.types import SequenceBatch, TokenModel
 
 if TYPE_CHECKING:
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
 def run_sft(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the SFT model; return the phase's entries of result.json."""
     config = context.config.sft
-    data = context.tokens(Phase.sft)
+    data = phase_tokens(context, Phase.sft)
     total_steps = phase_steps(context.config, Phase.sft, examples=len(data.train))
     trainer = SftTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.sft, {"model": trainer.engine})
@@ -53,24 +57,29 @@ def run_sft(context: RunContext) -> dict[str, Any]:
         checkpoints.log_held_out(checkpoints.results["before"])
 
     lengths = data.train["length"][:]
-    shuffle = Shuffle(len(data.train), seed=context.seed("sft", "shuffle"))
-    context.warn_of_few_steps("sft", config, steps=total_steps)
-    with context.console.progress("sft", total_steps) as progress:
-        for step in checkpoints.steps(total_steps):
-            context.seed_dropout(Phase.sft, step)
-            rows = shuffle.batch(step - 1, config.batch_size)
-            mine = context.share(rows, [lengths[row] for row in rows], micro=trainer.plan.micro)
-            values = trainer.train_step(data.train[mine])
-            checkpoints.taken(values)
-            progress.advance(step, values)
-            if checkpoints.wants_evaluation(config.eval_every):
-                checkpoints.evaluated(trainer.evaluate(data.eval))
+    shuffle = Shuffle(len(data.train), seed=seed_for(context.config.seed, "sft", "shuffle"))
 
+    def train_step(step: int) -> dict[str, float]:
+        rows = shuffle.batch(step - 1, config.batch_size)
+        row_lengths = [lengths[row] for row in rows]
+        mine = share_of_rank(context, rows, row_lengths, micro=trainer.plan.micro)
+        return trainer.train_step(data.train[mine])
+
+    run_supervised(
+        context,
+        checkpoints,
+        config,
+        total_steps=total_steps,
+        train_step=train_step,
+        evaluate=lambda: trainer.evaluate(data.eval),
+    )
     after = trainer.evaluate(data.eval)
     checkpoints.log_held_out(after)
-    context.save(
-        exported(trainer.engine, as_=context.config.lora.export, source=trainer.source),
+    save_trained(
+        context,
+        trainer.engine,
         context.run_dir / "sft" / "model",
+        source=trainer.source,
         what="A language model after supervised fine-tuning.",
     )
     trainer.engine.close()
@@ -94,7 +103,7 @@ class SftTrainer:
         model = build_actor(
             self.source,
             context.tokenizer,
-            seed=context.seed("model"),
+            seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.sft),
             shard=partitioner(
                 Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
@@ -107,7 +116,7 @@ class SftTrainer:
             settings=context.settings,
             plan=self.plan,
             ranks=context.ranks,
-            optimizer=optimizer_settings(
+            optimizer=OptimizerSettings.of(
                 config.sft,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.sft),
@@ -131,63 +140,44 @@ class SftTrainer:
         tokens = self._context.config.sft.max_tokens
         return PartOfLanguageModel(model, part=part, parts=self._sharing, tokens=tokens)
 
-    def train_step(self, rows: dict[str, list[Any]]) -> dict[str, float]:
+    def train_step(self, rows: Rows) -> dict[str, float]:
         """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
-        started = time.monotonic()
-        batches = [
-            self._collate(rows, start) for start in range(0, len(rows["ids"]), self.plan.micro)
-        ]
+        started, context = time.monotonic(), self._context
+        batches = [_collate(context, part) for part in split_columns(rows, self.plan.micro)]
         counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
         # Ranks that share sequences count the same tokens.
         num_kept, num_tokens = (
-            self._context.ranks.sum(torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0))
+            context.ranks.sum(torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0))
             // self._sharing
         )
 
         def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
-            result = self._loss(batch)
-            return result.loss / num_kept, {"loss": result.mean_loss}
+            result = sft_loss(kept_logprobs(self.engine, batch))
+            return result.loss / num_kept, {"sft/loss": result.mean_loss}
 
-        metrics, report = optimizer_step(self.engine, batches, loss_of)
-        metrics = self._context.ranks.reduce_metrics(metrics)
-        return {
-            "sft/loss": metrics["loss"].value(),
-            "sft/learning_rate": report.learning_rate,
-            "sft/grad_norm": report.grad_norm,
-            "sft/skipped_steps": float(report.is_skipped),
-            "sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started),
-        }
+        _, values = take_step(context, Phase.sft, self.engine, batches, loss_of)
+        return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:
         """Return loss and perplexity per kept token of held-out examples."""
         loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
         return {"sft/eval_loss": loss, "sft/eval_perplexity": perplexity(loss)}
 
-    def _collate(self, rows: dict[str, list[Any]], start: int) -> SequenceBatch:
-        part = slice(start, start + self.plan.micro)
-        return _collated(self._context, {name: values[part] for name, values in rows.items()})
-
-    def _loss(self, batch: SequenceBatch) -> SftLoss:
-        return sft_loss(kept_logprobs(self.engine, batch))
-
 
 def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micro: int) -> float:
     """Return the mean loss per kept token of held-out examples, in nats."""
-    total = min(len(examples), context.config.sft.eval_examples)
-    losses: Metrics = {}
-    lengths = examples["length"][:total]
-    with model.evaluating():
-        for rows, keep_B in eval_batches(
-            total, batch_size=micro, ranks=context.readers, lengths=lengths
-        ):
-            batch = _collated(context, examples[rows])
-            batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
-            loss = sft_loss(kept_logprobs(model, batch)).mean_loss
-            losses = merge_metrics(losses, {"loss": loss})
-    return context.ranks.reduce_metrics(losses)["loss"].value()
+
+    def measure(rows: Rows, keep_B: torch.Tensor) -> Metrics:
+        batch = _collate(context, rows)
+        batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
+        return {"loss": sft_loss(kept_logprobs(model, batch)).mean_loss}
+
+    limit = context.config.sft.eval_examples
+    found = measure_held_out(context, model, examples, measure, limit=limit, micro=micro)
+    return found["loss"].value()
 
 
-def _collated(context: RunContext, rows: dict[str, list[Any]]) -> SequenceBatch:
+def _collate(context: RunContext, rows: Rows) -> SequenceBatch:
     learns_all = context.config.sft.loss_on is LossOn.all
     return collate_sequences(
         rows["ids"],

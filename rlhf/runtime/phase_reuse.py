@@ -30,10 +30,12 @@ from rlhf.checkpoint.results import phase_result, taken_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
+from rlhf.engine.devices import forget_peak_memory
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.finite_numbers import finite
 from rlhf.foreign_errors import reason_of
-from rlhf.phases.shared.context import RunContext, forget_peak_memory
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import data_key
 from rlhf.runtime.plan_comparison import beside_the_plan
 from rlhf.types import Ranks
 
@@ -100,7 +102,7 @@ def store_key(context: RunContext, phase: Phase) -> str | None:
     if config.reuse.phases is not Reuse.always or phase not in REUSED:
         return None
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]
-    data = "".join(context.data_key(each) for each in so_far)
+    data = "".join(data_key(context, each) for each in so_far)
     return phase_key(config, phase, data=data, code=code_version())
 
 

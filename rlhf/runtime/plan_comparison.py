@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf.checkpoint.plan_file import read_plan
 from rlhf.config.choices import Phase
-from rlhf.phases.shared.context import peak_memory_gib
+from rlhf.engine.devices import peak_memory_gib
 from rlhf.types import Ranks
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rlhf.errors import RlhfError
 from rlhf.lasting_output import outlast_output
-from rlhf.phases.shared.stop_requests import StoppedError
+from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.phases.shared.pulse import Pulse
+from rlhf.phases.shared.step_signals import Heartbeat
 
 STACK_S = 1.0  # seconds in which a rank that goes on can print its stacks
 
@@ -49,14 +49,14 @@ class Process(NamedTuple):
 
 
 def watch(
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     seconds: float,
     *,
     rank: int,
     others: Mapping[int, Process],
     on_stuck: Callable[[str], None],
 ) -> None:
-    """Watch this rank's ``pulse`` from a thread, which calls ``on_stuck`` with a reason once.
+    """Watch this rank's ``heartbeat`` from a thread, which calls ``on_stuck`` with a reason once.
 
     The reason names those of the ``others`` that are stopped on this host.
     """
@@ -65,7 +65,7 @@ def watch(
 
     def wait() -> None:
         look, woken = min(1.0, seconds / 10), -math.inf
-        while min(pulse.silence, time.monotonic() - woken) < seconds:
+        while min(heartbeat.silence, time.monotonic() - woken) < seconds:
             slept_at = time.monotonic()
             time.sleep(look)
             if time.monotonic() - slept_at > look + seconds / 2:

@@ -155,7 +155,7 @@ def be_ready(
         return
     way_on = f"python launch.py resume={context.run_dir} continues the run"
     watch(
-        context.pulse,
+        context.heartbeat,
         60 * config.launcher.watchdog_minutes,
         rank=context.ranks.rank,
         others=others,
@@ -192,7 +192,7 @@ def build_context(
     if ranks.is_main:
         for name in LOGS:
             for checkpoint in resumes.values():
-                cut(run_dir / name, checkpoint.numbers["logs"].get(name, 0))
+                cut(run_dir / name, checkpoint.state["logs"].get(name, 0))
             drop_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
     return RunContext(
         config=config,

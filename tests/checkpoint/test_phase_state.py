@@ -32,14 +32,14 @@ TENSORS = {"weights/a": torch.arange(6.0), "first/a": torch.ones(6), "weights/b"
 
 def write(phase_dir: Path, step: int, *, wanted_bytes: int = 1) -> Path:
     streams = {"model": TENSORS.items()}
-    numbers = {"results": {"before": 0.5}}
-    write_checkpoint(phase_dir, step, streams, numbers, wanted_bytes=wanted_bytes)
+    state = {"results": {"before": 0.5}}
+    write_checkpoint(phase_dir, step, streams, state, wanted_bytes=wanted_bytes)
     return checkpoint_folder(phase_dir, step)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = load_checkpoint(write(tmp_path, 7))
-    assert (found.step, found.numbers["results"]) == (7, {"before": 0.5})
+    assert (found.step, found.state["results"]) == (7, {"before": 0.5})
     read = found.reader("model")
     assert read("weights/a", slice(2, 4)).tolist() == [2.0, 3.0]
     assert len(read("weights/b", slice(3, 3))) == 0

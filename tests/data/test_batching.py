@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.data.batching import deal, padded_width, pair_steps
+from rlhf.data.batching import deal, eval_batches, padded_width, pair_steps
 from rlhf.errors import DataError
 from rlhf.random_streams import Shuffle
+from rlhf.types import Ranks
 
 sizes = st.integers(1, 4)
 
@@ -137,3 +138,20 @@ def test_width_keeps_within_its_bounds() -> None:
     widths = {padded_width(n, most=2048) for n in range(64, 2049)}
     assert len(widths) == 5 * 8 + 1
     assert all(n <= padded_width(n, most=2048) <= 1.125 * n for n in range(1, 2049))
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 9, 1, 7, 5]])
+def test_held_out_rows_are_covered_once(lengths: list[int] | None) -> None:
+    by_rank = [
+        list(eval_batches(5, batch_size=2, ranks=Ranks(rank, 2), lengths=lengths))
+        for rank in range(2)
+    ]
+    kept = [
+        row
+        for turn in zip(*by_rank, strict=True)
+        for rows, keep_B in turn
+        for row, keep in zip(rows, keep_B.tolist(), strict=True)
+        if keep
+    ]
+    assert kept == ([0, 1, 2, 3, 4] if lengths is None else [1, 3, 4, 0, 2])
+    assert [len(batches) for batches in by_rank] == [2, 2]

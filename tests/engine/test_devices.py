@@ -9,9 +9,15 @@ import torch
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine import devices
-from rlhf.engine.devices import check_gpus, current_ranks, read_driver, resolve_dtype
+from rlhf.engine.devices import (
+    check_gpus,
+    current_ranks,
+    forget_peak_memory,
+    peak_memory_gib,
+    read_driver,
+    resolve_dtype,
+)
 from rlhf.errors import CapabilityError
-from rlhf.phases.shared.context import forget_peak_memory, peak_memory_gib
 from rlhf.types import Ranks
 from tests.pretend_cuda.gpu import GIB, Card, Gpu
 

@@ -15,7 +15,7 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.shared.reward_mix import RewardMix
+from rlhf.phases.ppo.reward_mix import RewardMix
 from rlhf.types import PromptBatch, Responses
 from tests.fuzz.case import Case
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
+from rlhf.config.choices import LoraRole
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import adapter_lr
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import (
     build_actor,
     build_scorer,
+    lora_spec,
     require_positions,
 )
 from rlhf.models.lora import LoraSpec, has_adapters
@@ -18,6 +24,8 @@ from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
+
+Compose = Callable[[list[str]], DictConfig]
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +123,33 @@ def test_a_trained_tokenizer_encodes_any_text_and_comes_back(tokenizer, tmp_path
 def test_a_tiny_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is too small.*258"):
         train_tokenizer(["a"], vocab_size=100)
+
+
+def test_each_role_has_its_adapters(compose: Compose) -> None:
+    overrides = ["model=opt_125m", "lora=all", "lora.rank=8", "lora.critic_rank=4", "lora.lr=0.5"]
+    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
+    lora = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"])).lora
+    specs = {role: lora_spec(lora, role) for role in LoraRole}
+    assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
+        "sft": 8,
+        "reward": 8,
+        "actor": 8,
+        "critic": 4,
+    }
+    actor = specs[LoraRole.actor]
+    assert actor is not None
+    assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
+    assert actor.target_modules == ("q_proj",)
+    assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
+        "sft": 0.5,
+        "reward": 0.5,
+        "actor": 0.5,
+        "critic": 0.25,
+    }
+
+
+def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
+    lora = to_run_config(compose(["lora=default", "lora.roles=[critic]"])).lora
+    assert [role.value for role in LoraRole if lora_spec(lora, role)] == ["critic"]
+    none = to_run_config(compose([])).lora
+    assert not [role for role in LoraRole if lora_spec(none, role)]

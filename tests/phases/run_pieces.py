@@ -18,14 +18,15 @@ from rlhf.data.splits import Part
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases import dpo
-from rlhf.phases.ppo import rlhf_engine
+from rlhf.phases.ppo import evaluation, rlhf_engine
+from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
 from rlhf.tracking.tracker import Sample, Tracker
 from rlhf.types import Ranks
 from tests.models_on_disk import save_models
-from tests.phases.ppo.test_fixed_examples import EVAL, TRAIN
+from tests.phases.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -72,30 +73,31 @@ class Judge:
 
 
 def run_context(
-    compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
+    compose: Compose, run_dir: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str
 ) -> tuple[RunContext, Notes]:
     """The context of one rank over a tiny policy and a tiny reward model."""
     text = " ".join(part for record in TRAIN for part in record if part)
-    save_models(folder, policy=text, reward=text)
+    save_models(run_dir, policy=text, reward=text)
     for module in (dpo, rlhf_engine):
         monkeypatch.setattr(module, "build_engine", PlannedEngine)
     notes = Notes()
 
-    def save(_: RunContext, export: Any, place: Path, **card: object) -> None:
-        notes.saved[str(place.relative_to(folder))] = export
+    def save(_: RunContext, export: Any, folder: Path, **card: object) -> None:
+        notes.saved[str(folder.relative_to(run_dir))] = export
 
-    monkeypatch.setattr(RunContext, "save", save)
+    for module in (exporting, evaluation):
+        monkeypatch.setattr(module, "save_export", save)
     paths = ["model=pretrained", "model@reward_model=pretrained"]
-    paths += [f"model.path={folder / 'policy'}", f"reward_model.path={folder / 'reward'}"]
+    paths += [f"model.path={run_dir / 'policy'}", f"reward_model.path={run_dir / 'reward'}"]
     config = to_run_config(compose([*paths, *overrides]))
-    config.data.cache_dir = str(folder / "cache")
+    config.data.cache_dir = str(run_dir / "cache")
     part = Part(TRAIN, EVAL)
     context = RunContext(
         config=config,
-        run_dir=folder,
+        run_dir=run_dir,
         ranks=Ranks(),
         settings=EngineSettings(zero=config.zero, dtype=Dtype.fp32),
-        tokenizer=load_tokenizer(folder / "policy", key="k"),
+        tokenizer=load_tokenizer(run_dir / "policy", key="k"),
         parts={phase: part for phase in (Phase.sft, Phase.reward, Phase.ppo)},
         judge=None,
         console=build_console(is_main=False, log_every=1),

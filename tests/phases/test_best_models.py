@@ -29,11 +29,11 @@ class Rising(Checkpoints):
     measured: list[int]
     saved: list[int]
 
-    def evaluated(self, values: Mapping[str, float]) -> None:
+    def log_evaluation(self, values: Mapping[str, float]) -> None:
         self.measured.append(self.step + 1)
-        lower_is_better = self._phase is not Phase.ppo
+        lower_is_better = self.phase is not Phase.ppo
         better = (-1) ** lower_is_better * float(self.step)
-        super().evaluated(dict.fromkeys(values, better))
+        super().log_evaluation(dict.fromkeys(values, better))
 
     def _save(self) -> None:
         self.saved.append(self.step)

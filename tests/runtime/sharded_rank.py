@@ -24,7 +24,7 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.shared.exporting import exported
+from rlhf.phases.shared.exporting import make_export
 from rlhf.types import Ranks
 from tests.models_on_disk import (
     disturb,
@@ -75,7 +75,7 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     values = [o if isinstance(o, Tensor) else o.logits for o in outputs]
     torch.testing.assert_close(values[1], values[0])
 
-    export = exported(engine, as_=LoraExport.merged, source=ModelSource(key="k", path=None))
+    export = make_export(engine, as_=LoraExport.merged, source=ModelSource(key="k", path=None))
     export.write(folder if ranks.is_main else None, shard_bytes=4000)
     if ranks.is_main:
         state = dict(merged_stream(inner(whole), expected.items()))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.phases.shared.pulse import Pulse
+from rlhf.phases.shared.step_signals import Heartbeat
 from rlhf.runtime.watchdog import Process
 from tests.runs import ROOT
 from tests.runtime.test_launcher import children
@@ -20,17 +20,17 @@ from tests.runtime.test_resume import is_there, start_run, wait_for
 
 
 def test_nothing_is_expected_outside_the_steps() -> None:
-    pulse = Pulse()
-    pulse.beat()
+    heartbeat = Heartbeat()
+    heartbeat.beat()
     time.sleep(0.02)
-    assert pulse.silence == 0
-    pulse.start()
+    assert heartbeat.silence == 0
+    heartbeat.start()
     time.sleep(0.02)
-    assert pulse.silence >= 0.02
-    pulse.beat()
-    assert pulse.silence < 0.02
-    pulse.stop()
-    assert pulse.silence == 0
+    assert heartbeat.silence >= 0.02
+    heartbeat.beat()
+    assert heartbeat.silence < 0.02
+    heartbeat.stop()
+    assert heartbeat.silence == 0
 
 
 def test_a_stopped_process_is_known() -> None:

@@ -14,7 +14,13 @@ from rlhf.intervals import paired_gain
 from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import exported, exported_critic
+from rlhf.phases.shared.exporting import (
+    make_critic_export,
+    make_export,
+    save_export,
+    save_trained,
+)
+from rlhf.phases.shared.phase_data import phase_records
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     PolicyEvaluation,
@@ -44,7 +50,7 @@ class PpoEvaluation:
         self._context = context
         self._engine = engine
         self._file = context.run_dir / "ppo" / "held_out.json"
-        self._prompts = HeldOutPrompts(examples, context.part(Phase.ppo).eval)
+        self._prompts = HeldOutPrompts(examples, phase_records(context, Phase.ppo).eval)
         self._by_prompt: dict[str, dict[str, list[float]]] = {}
         limit = context.config.ppo.ptx_eval_blocks
         self._blocks = blocks.eval[:limit] if blocks is not None else []
@@ -111,19 +117,18 @@ class PpoEvaluation:
 
 def save_models(context: RunContext, engine: RLHFEngine) -> None:
     """Write the actor, its moving average and the critic, if there are such models."""
-    config, folder = context.config, context.run_dir / "ppo"
-    export, source = config.lora.export, engine.policy_source
-    actor = exported(engine.actor, as_=export, source=source)
-    context.save(actor, folder / "actor", what="A language model after PPO.")
-    if config.ppo.ema_beta:
+    ppo, folder = context.config.ppo, context.run_dir / "ppo"
+    actor, source = engine.actor, engine.policy_source
+    what = "A language model after PPO."
+    save_trained(context, actor, folder / "actor", source=source, what=what)
+    if ppo.ema_beta:
         what = "The moving average of a language model during PPO."
-        with engine.actor.averaged():
-            context.save(actor, folder / "actor_ema", what=what)
-    if config.ppo.shared_trunk:
-        critic = exported_critic(engine.actor, context.tokenizer)
-    elif engine.critic is not None:
-        critic = exported(engine.critic, as_=export, source=engine.critic_source)
-    else:
-        return
+        with actor.averaged():
+            save_trained(context, actor, folder / "actor_ema", source=source, what=what)
     what = "PPO's critic: one label, read at every position."
-    context.save(critic, folder / "critic", what=what, answers=False)
+    save = partial(save_export, context, folder=folder / "critic", what=what, answers=False)
+    if ppo.shared_trunk:
+        save(make_critic_export(actor, context.tokenizer))
+    elif engine.critic is not None:
+        as_, source = context.config.lora.export, engine.critic_source
+        save(make_export(engine.critic, as_=as_, source=source))

@@ -24,21 +24,18 @@ from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
+from rlhf.engine.devices import peak_memory_gib
 from rlhf.errors import ConfigError
 from rlhf.metrics import Metrics, accumulate_metrics
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_together
-from rlhf.phases.ppo.objective import Aggregation, micro_batches, policy_penalty
-from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse
-from rlhf.phases.ppo.options.ptx import (
-    PtxCorpus,
-    add_corpus_gradient,
-    corpus_blocks,
-    ptx_corpus,
-)
+from rlhf.phases.ppo.objective import Aggregation, MicroBatch, micro_batches, policy_penalty
+from rlhf.phases.ppo.options import ptx
+from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
+    PpoStats,
     critic_metrics,
     moving_average,
     num_optimizer_steps,
@@ -49,8 +46,9 @@ from rlhf.phases.ppo.step_metrics import (
 )
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext, peak_memory_gib
-from rlhf.phases.shared.scoring import score_responses, split_rows
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.scoring import ResponseLogprobs, score_responses, split_rows
 from rlhf.random_streams import seed_dropout, stream
 from rlhf.types import PromptBatch, Rollout, StepReport
 
@@ -58,13 +56,13 @@ from rlhf.types import PromptBatch, Rollout, StepReport
 def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
     config = context.config.ppo
-    data = context.tokens(Phase.ppo)
+    data = phase_tokens(context, Phase.ppo)
     steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
     config = replace(config, steps=steps)
     context = replace(context, config=replace(context.config, ppo=config))
-    blocks = corpus_blocks(context)
+    blocks = ptx.corpus_blocks(context)
     engine = RLHFEngine(context.config, context.ranks)
-    trainer = PPOTrainer(engine, config, ptx_corpus(context, blocks))
+    trainer = PPOTrainer(engine, config, ptx.ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
     checkpoints = Checkpoints(context, Phase.ppo, engine.trained, trainer)
@@ -78,12 +76,12 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         for step in checkpoints.steps(steps):
             rollout = trainer.generate_experience(loader.batch(step - 1))
             stats = trainer.train_rlhf(rollout)
-            checkpoints.taken(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
+            checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
             if (reason := reason_to_end(config, stats.metrics)) is not None:
                 checkpoints.end(reason)
             if checkpoints.wants_evaluation(config.eval_every):
-                checkpoints.evaluated(evaluation.metrics())
+                checkpoints.log_evaluation(evaluation.metrics())
             if step % config.sample_every == 0 and not checkpoints.is_last:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)
 
@@ -102,17 +100,43 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     }
 
 
-class PpoStats(NamedTuple):
-    """Result of one PPO step; losses are means per response token over all its updates."""
+class Objective(NamedTuple):
+    """The objective of PPO on one mini-batch; a ``MiniBatchLosses``."""
 
-    actor_loss: float
-    critic_loss: float
-    metrics: dict[str, float]
+    config: PpoConfig
+    kl_ctl: float
+    mean: Aggregation
+    measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
-    @classmethod
-    def of(cls, values: dict[str, float]) -> PpoStats:
-        """Return the result with these metrics; the loss of a model that did not learn is 0."""
-        return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
+    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return the clipped surrogate plus penalties, and their metrics."""
+        surrogate = policy_loss(
+            policy.logprobs_BT,
+            batch.logprobs_BT,
+            batch.advantages_BT,
+            batch.keep_BT,
+            cliprange=self.config.cliprange,
+            cliprange_high=self.config.cliprange_high,
+            dual_clip=self.config.dual_clip,
+            total=self.mean.total,
+        )
+        penalty, found = policy_penalty(policy, batch, self.mean, self.config, kl_ctl=self.kl_ctl)
+        loss = (surrogate.loss + penalty) / self.mean.divisor
+        if self.measures_mismatch:
+            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
+        return loss, policy_metrics(surrogate) | found
+
+    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return the weighted value loss, and its metrics."""
+        value = value_loss(
+            values_BT,
+            batch.values_BT,
+            batch.returns_BT,
+            batch.keep_BT,
+            cliprange_value=self.config.cliprange_value,
+        )
+        loss = self.config.value_coef * value.loss / self.mean.num_tokens
+        return loss, critic_metrics(value)
 
 
 class PPOTrainer:
@@ -123,35 +147,35 @@ class PPOTrainer:
     """
 
     def __init__(
-        self, engine: RLHFEngine, config: PpoConfig, corpus: PtxCorpus | None = None
+        self, engine: RLHFEngine, config: PpoConfig, corpus: ptx.PtxCorpus | None = None
     ) -> None:
         if config.ptx_coef and corpus is None:
             raise ConfigError(
                 f"ppo.ptx_coef={config.ptx_coef}: there is no corpus to learn from; give "
                 "PPOTrainer a corpus, or set ppo.ptx_coef=0"
             )
-        self.setup = engine
+        self.engine = engine
         self.config = config
         self.corpus = corpus if config.ptx_coef else None
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
-        self.targets = TargetMaker(config, engine.ranks, engine.config.rewards)
+        self.target_maker = TargetMaker(config, engine.ranks, engine.config.rewards)
         self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
         self._updates_done = 0
         self._score_average: float | None = None
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
         """Return scored responses to ``prompts``: parts 1 and 2 of a PPO step."""
-        setup, started = self.setup, time.monotonic()
+        engine, started = self.engine, time.monotonic()
         # 1. Sample responses with the current policy.
-        responses = setup.rollout.generate(setup.actor, prompts)
+        responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
         rollout = score_responses(
-            setup.models,
+            engine.models,
             prompts,
             responses,
-            micro_batch_size=setup.plan.micro,
+            micro_batch_size=engine.plan.micro,
             with_policy=not self._reuse.decide(responses),
         )
         seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
@@ -163,72 +187,50 @@ class PPOTrainer:
         Raises:
             ConfigError: if the rollout does not divide into mini-batches.
         """
-        started, setup, config = time.monotonic(), self.setup, self.config
-        seed_dropout(setup.config.seed, "ppo", self.steps_done, rank=setup.ranks.rank)
+        started, engine, config = time.monotonic(), self.engine, self.config
+        ranks = engine.ranks
+        seed_dropout(engine.config.seed, "ppo", self.steps_done, rank=ranks.rank)
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
         kl_ctl = self.kl.coefficient
-        targets = self.targets(rollout, kl_ctl=kl_ctl)
-        metrics = rollout_metrics(
-            rollout, targets, setup.config.rewards, has_critic=setup.has_critic
-        )
+        self.target_maker.update_moments(rollout)
+        targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
+        learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batches(rollout):
-            batches = micro_batches(rollout, targets.advantages, rows, size=setup.plan.micro)
-            mean = Aggregation.of(config, rollout.responses.keep_BT[rows], setup.ranks)
-            learned: Metrics = {}
+            batches = micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
+            mean = Aggregation.of(config, rollout.responses.keep_BT[rows], ranks)
+            objective = Objective(config, kl_ctl, mean, rollout.reuses_logprobs and not updates)
+            update: Metrics = {}
             reports: dict[Role, StepReport] = {}
-            for learners in setup.models.learners(trains_actor=self.trains_actor):
+            for learners in engine.models.learners(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
-                    policy, values_BT = learner.forward(batch.sequences)
-                    losses = []
-                    if values_BT is not None:
-                        value = value_loss(
-                            values_BT,
-                            batch.values_BT,
-                            batch.returns_BT,
-                            batch.keep_BT,
-                            cliprange_value=config.cliprange_value,
-                        )
-                        losses.append(config.value_coef * value.loss / mean.num_tokens)
-                        learned = accumulate_metrics(learned, critic_metrics(value))
-                    if policy is not None:
-                        surrogate = policy_loss(
-                            policy.logprobs_BT,
-                            batch.logprobs_BT,
-                            batch.advantages_BT,
-                            batch.keep_BT,
-                            cliprange=config.cliprange,
-                            cliprange_high=config.cliprange_high,
-                            dual_clip=config.dual_clip,
-                            total=mean.total,
-                        )
-                        penalty = policy_penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
-                        losses.append((surrogate.loss + penalty) / mean.divisor)
-                        found = policy_metrics(
-                            surrogate, policy, batch, config, is_first=not updates
-                        )
-                        learned = accumulate_metrics(learned, found)
-                    learner.engine.backward(sum(losses[1:], losses[0]))
-                learned |= self._add_corpus_gradient(learners)
+                    # The critic's value loss, the actor's clipped surrogate; a trunk's sum of both.
+                    loss, metrics = learner.loss(batch, objective)
+                    learner.engine.backward(loss)
+                    update = accumulate_metrics(update, metrics)
+                update |= self._add_corpus_gradient(learners)
                 reports |= step_together(learners)
             updates.append(reports)
             self._updates_done += 1
-            metrics = accumulate_metrics(metrics, learned)
-            if self._has_moved_too_far(learned):
+            learned = accumulate_metrics(learned, update)
+            if self._has_moved_too_far(update):
                 break
 
         # 5. Steer the KL coefficient of the next rollout.
-        values = step_values(setup.ranks.reduce_metrics(metrics), updates)
-        num_sequences = len(rollout.scores_B) * setup.ranks.size
+        names = engine.config.rewards
+        found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
+        values = step_values(ranks.reduce_metrics(found | learned), updates)
+        num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
         # 6. Log.
-        values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values, rollout, started=started)
+        values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values)
+        values |= engine.speed.values(rollout, values, train_seconds=time.monotonic() - started)
+        values |= engine.constant_metrics | {"memory/peak_gib": peak_memory_gib(ranks)}
         return PpoStats.of(values)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return all that a step depends on besides the models, as JSON values."""
         return {
             "steps_done": self.steps_done,
@@ -236,20 +238,20 @@ class PPOTrainer:
             "kl_coefficient": self.kl.coefficient,
             "score_average": self._score_average,
             "mismatch": self._reuse.mismatch,
-            "score_moments": self.targets.numbers,
+            "score_moments": self.target_maker.state_dict(),
         }
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
-        self.steps_done, self._updates_done = numbers["steps_done"], numbers["updates_done"]
-        self.kl = replace(self.kl, coefficient=numbers["kl_coefficient"])
-        self._score_average = numbers["score_average"]
-        self._reuse.mismatch = numbers["mismatch"]
-        self.targets.load_numbers(numbers["score_moments"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
+        self.steps_done, self._updates_done = state["steps_done"], state["updates_done"]
+        self.kl = replace(self.kl, coefficient=state["kl_coefficient"])
+        self._score_average = state["score_average"]
+        self._reuse.mismatch = state["mismatch"]
+        self.target_maker.load_state_dict(state["score_moments"])
 
     def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
         """Return the advantages (B, T) of answers that are not learned from; None without GAE."""
-        return self.targets.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
+        return self.target_maker.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
 
     @property
     def trains_actor(self) -> bool:
@@ -258,11 +260,11 @@ class PPOTrainer:
 
     def _mini_batches(self, rollout: Rollout) -> Iterator[list[int]]:
         """Yield this rank's rows of every update: ``ppo_epochs`` passes, each in its own order."""
-        total, size = len(rollout.scores_B), self.setup.plan.per_rank
+        total, size = len(rollout.scores_B), self.engine.plan.per_rank
         exact_div(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
         for epoch in range(self.config.ppo_epochs):
-            names = ("mini_batches", self.setup.ranks.rank, self.steps_done, epoch)
-            shuffle = stream(self.setup.config.seed, *names)
+            names = ("mini_batches", self.engine.ranks.rank, self.steps_done, epoch)
+            shuffle = stream(self.engine.config.seed, *names)
             yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
 
     def _add_corpus_gradient(self, learners: Sequence[Learner]) -> Metrics:
@@ -270,28 +272,25 @@ class PPOTrainer:
         if self.corpus is None or all(learner.role is not Role.actor for learner in learners):
             return {}
         coefficient = self.config.ptx_coef
-        return add_corpus_gradient(self.setup, self.corpus, coefficient, update=self._updates_done)
+        update = self._updates_done
+        return ptx.add_corpus_gradient(self.engine, self.corpus, coefficient, update=update)
 
     def _has_moved_too_far(self, learned: Metrics) -> bool:
         """Return True if KL(old || new) of an update, over all ranks, is above stop_update_kl."""
         limit, key = self.config.stop_update_kl, "ppo/approx_kl"
         if limit is None or key not in learned:
             return False
-        return self.setup.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
+        return self.engine.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
 
-    def _finish_step(
-        self, values: dict[str, float], rollout: Rollout, *, started: float
-    ) -> dict[str, float]:
-        """Adapt what the next step depends on; return metrics of averages, speed and memory."""
-        setup, actor = self.setup, self.setup.actor
+    def _finish_step(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Adapt averages and the actor's learning rate to a step; return them as metrics."""
+        actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
-        self._reuse.measured(values)
+        self._reuse.update(values)
         self._score_average = moving_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
-        if self.config.lr_guard_kl is not None and "ppo/approx_kl" in values:
+        if limit is not None and "ppo/approx_kl" in values:
             logged["ppo/lr_scale"] = actor.lr_scale
-            actor.lr_scale = guarded_lr_scale(
-                actor.lr_scale, values["ppo/approx_kl"], limit=self.config.lr_guard_kl
-            )
-        logged |= setup.speed.values(rollout, values, train_seconds=time.monotonic() - started)
-        return logged | setup.constant_metrics | {"memory/peak_gib": peak_memory_gib(setup.ranks)}
+            kl = values["ppo/approx_kl"]
+            actor.lr_scale = guarded_lr_scale(actor.lr_scale, kl, limit=limit)
+        return logged

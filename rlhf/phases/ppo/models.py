@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from rlhf.config.roles import Role
+from rlhf.metrics import Metrics
 from rlhf.models.language_model import kept_logprobs
 from rlhf.models.trunk import TrunkOutput
+from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
     ResponseLogprobs,
@@ -36,11 +38,14 @@ from rlhf.types import (
 )
 
 
-class ForwardPass(NamedTuple):
-    """Outputs of a model in training, with gradients; None: another model's output."""
+class MiniBatchLosses(Protocol):
+    """The losses of one mini-batch: the objective of PPO."""
 
-    policy: ResponseLogprobs | None
-    values_BT: Tensor | None
+    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return a micro-batch's share of the actor's loss, and its metrics."""
+
+    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return a micro-batch's share of the critic's loss, and its metrics."""
 
 
 class Learner(Protocol):
@@ -54,8 +59,8 @@ class Learner(Protocol):
     def engine(self) -> Engine:
         """Return the engine that takes the steps."""
 
-    def forward(self, sequences: WholeSequences) -> ForwardPass:
-        """Run one micro-batch."""
+    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+        """Run one micro-batch; return its share of the mini-batch's loss, and its metrics."""
 
 
 class PpoModels(ScoringModels, Protocol):
@@ -88,8 +93,9 @@ class _Actor(NamedTuple):
     options: LogprobOptions
     role: Role = Role.actor
 
-    def forward(self, sequences: WholeSequences) -> ForwardPass:
-        return ForwardPass(response_logprobs(self.engine, sequences, self.options), None)
+    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+        policy = response_logprobs(self.engine, batch.sequences, self.options)
+        return objective.actor_loss(policy, batch)
 
 
 class _Critic(NamedTuple):
@@ -98,8 +104,8 @@ class _Critic(NamedTuple):
     engine: ValueEngine
     role: Role = Role.critic
 
-    def forward(self, sequences: WholeSequences) -> ForwardPass:
-        return ForwardPass(None, response_values(self.engine, sequences))
+    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+        return objective.critic_loss(response_values(self.engine, batch.sequences), batch)
 
 
 class SeparateModels:
@@ -179,11 +185,15 @@ class _Trunk(NamedTuple):
     options: LogprobOptions
     role: Role = Role.actor
 
-    def forward(self, sequences: WholeSequences) -> ForwardPass:
+    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+        sequences = batch.sequences
         output = self.engine(sequences.ids_BS, sequences.positions, self.options)
         assert output.policy is not None
+        values_BT = sequences.before_response(output.values_BS)
+        critic_loss, values = objective.critic_loss(values_BT, batch)
         policy = sequences.scatter_logprobs(output.policy)
-        return ForwardPass(policy, sequences.before_response(output.values_BS))
+        actor_loss, found = objective.actor_loss(policy, batch)
+        return critic_loss + actor_loss, values | found
 
 
 class TrunkModels:

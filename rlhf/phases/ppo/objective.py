@@ -11,10 +11,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
 from rlhf.algorithms.masking import masked_sum, sum_of_means
 from rlhf.config.choices import KlPlacement, LossAggregation
 from rlhf.config.schema.ppo import PpoConfig
+from rlhf.metrics import Mean, Metrics
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
@@ -33,7 +34,6 @@ class MicroBatch(NamedTuple):
     values_BT: Tensor
     advantages_BT: Tensor
     returns_BT: Tensor
-    reuses_logprobs: bool  # ``logprobs_BT`` were measured by the rollout backend
 
     @property
     def keep_BT(self) -> Tensor:
@@ -45,7 +45,6 @@ def micro_batches(
     rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
 ) -> list[MicroBatch]:
     """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
-    reuses = rollout.logprobs_BT is rollout.responses.logprobs_BT
     batches = []
     for part in split_rows(rows_by_length(rollout.prompts, rollout.responses, rows), size):
         taken = take_rows(rollout, part)
@@ -56,7 +55,6 @@ def micro_batches(
                 taken.reference_logprobs_BT,
                 taken.values_BT,
                 *take_rows(advantages, part),
-                reuses_logprobs=reuses,
             )
         )
     return batches
@@ -85,22 +83,27 @@ def policy_penalty(
     config: PpoConfig,
     *,
     kl_ctl: float,
-) -> Tensor | float:
-    """Return the terms added to the surrogate: KL penalty in the loss, minus entropy bonus.
+) -> tuple[Tensor | float, Metrics]:
+    """Return the terms added to the surrogate, and their metrics: KL penalty minus entropy bonus.
 
     By default both are 0: the KL penalty is part of the reward, as in InstructGPT.
     """
+    keep_BT, entropy_BT = batch.keep_BT, policy.entropy_BT
+    assert entropy_BT is not None
     penalty: Tensor | float = 0.0
+    metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
     if config.kl_placement is KlPlacement.loss:
-        kl_BT = kl_in_loss(policy, batch, config)
-        penalty = kl_ctl * mean.total(kl_BT, batch.keep_BT)
+        kl_BT = kl_in_loss(policy, batch, estimator=config.kl_estimator.value)
+        penalty = kl_ctl * mean.total(kl_BT, keep_BT)
+        metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
     if config.entropy_coef:
-        assert policy.entropy_BT is not None
-        penalty = penalty - config.entropy_coef * mean.total(policy.entropy_BT, batch.keep_BT)
-    return penalty
+        penalty = penalty - config.entropy_coef * mean.total(entropy_BT, keep_BT)
+    return penalty, metrics
 
 
-def kl_in_loss(policy: ResponseLogprobs, batch: MicroBatch, config: PpoConfig) -> Tensor:
+def kl_in_loss(
+    policy: ResponseLogprobs, batch: MicroBatch, *, estimator: KlEstimatorName
+) -> Tensor:
     """Return KL(policy || reference) of each response token (B, T), with gradients.
 
     k3 is not clamped: a clamp would remove the gradient where the policy is farthest away. It
@@ -110,4 +113,4 @@ def kl_in_loss(policy: ResponseLogprobs, batch: MicroBatch, config: PpoConfig) -
     # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
     sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
     kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)
-    return kl_estimate(*kept, estimator=config.kl_estimator.value)
+    return kl_estimate(*kept, estimator=estimator)

@@ -6,14 +6,12 @@ from dataclasses import fields
 
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import LoraRole
-from rlhf.config.roles import Role
+from rlhf.config.roles import Role, adapter_lr
 from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.errors import ConfigError
-from rlhf.phases.shared.adapters import adapter_lr
-from rlhf.phases.shared.context import optimizer_settings
 
 
 def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
@@ -29,7 +27,7 @@ def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
             "start the run with launch.py, which computes ppo.steps from ppo.epochs"
         )
     steps = ppo.steps - (ppo.actor_freeze_steps if is_actor else 0)
-    return optimizer_settings(
+    return OptimizerSettings.of(
         _optimizer_config(ppo, role),
         total_steps=steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
         adapter_lr=adapter_lr(config.lora, LoraRole.actor if is_actor else LoraRole.critic),

@@ -8,9 +8,10 @@ import torch
 
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.batching import rows_of_rank
 from rlhf.data.collate import collate_prompts
-from rlhf.phases.shared.context import RunContext, rows_of_rank
-from rlhf.random_streams import Shuffle, stream
+from rlhf.phases.shared.context import RunContext
+from rlhf.random_streams import Shuffle, seed_for, stream
 from rlhf.types import Columns, PromptBatch, Ranks
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class PromptLoader:
         self._context = context
         self._examples = examples
         self._records = context.parts[Phase.ppo].train
-        self._shuffle = Shuffle(len(examples), seed=context.seed("ppo", "shuffle"))
+        self._shuffle = Shuffle(len(examples), seed=seed_for(context.config.seed, "ppo", "shuffle"))
 
     def batch(self, step: int) -> PromptBatch:
         """Return this rank's prompts of a step, counted from 0."""

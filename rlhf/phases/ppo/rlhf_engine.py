@@ -19,7 +19,7 @@ from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import partitioner
 from rlhf.errors import ConfigError
-from rlhf.models.build import build_scorer, require_positions
+from rlhf.models.build import build_scorer, lora_spec, require_positions
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
@@ -27,19 +27,19 @@ from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.optimizers import ppo_optimizer
 from rlhf.phases.ppo.prompts import prompt_batch
+from rlhf.phases.ppo.reward_mix import build_mix
 from rlhf.phases.ppo.step_speed import StepSpeed
-from rlhf.phases.shared.adapters import lora_spec
-from rlhf.phases.shared.model_sources import critic_source, policy_source
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
     build_reference,
+    critic_source,
     learning_source,
+    policy_source,
     rollout_backend,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
-from rlhf.phases.shared.reward_mix import build_mix
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
 from rlhf.random_streams import seed_for
 from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
@@ -158,13 +158,13 @@ class RLHFEngine:
         self._require_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
             open_to_engine(policy)
-        actor = self._trained(policy, Role.actor)
+        actor = self._learner(policy, Role.actor)
         copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
         reference = AdapterOff(actor) if copy is None else self._engine(copy, Role.reference)
         return SeparateModels(
             actor,
             reference,
-            self._trained(self._scorer(learns=True), Role.critic) if self.has_critic else None,
+            self._learner(self._scorer(learns=True), Role.critic) if self.has_critic else None,
             self.scores,
             self.rewards,
             temperature=config.rollout.temperature,
@@ -183,7 +183,7 @@ class RLHFEngine:
         )
         self._require_positions(trunk.pretrained, key="model")
         return TrunkModels(
-            self._trained(trunk, Role.actor),
+            self._learner(trunk, Role.actor),
             self.scores,
             self.rewards,
             temperature=config.rollout.temperature,
@@ -224,7 +224,7 @@ class RLHFEngine:
             wanted="rollout.max_prompt_tokens + max_response_tokens",
         )
 
-    def _trained(self, module: torch.nn.Module, role: Role) -> AnyEngine:
+    def _learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
         """Build an engine with its role's optimizer; the actor's steps include the corpus too."""
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:

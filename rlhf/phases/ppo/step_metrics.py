@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
-from rlhf.config.choices import KlPlacement
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.metrics import Maximum, Mean, Metrics, Minimum, Moments
-from rlhf.phases.ppo.objective import MicroBatch, kl_in_loss
 from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
 from rlhf.phases.ppo.targets import Targets
-from rlhf.phases.shared.scoring import ResponseLogprobs, kl_per_sequence
+from rlhf.phases.shared.scoring import kl_per_sequence
 from rlhf.types import PromptBatch, Responses, Rollout, StepReport
+
+
+class PpoStats(NamedTuple):
+    """Result of one PPO step; losses are means per response token over all its updates."""
+
+    actor_loss: float
+    critic_loss: float
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, values: dict[str, float]) -> PpoStats:
+        """Return the result with these metrics; the loss of a model that did not learn is 0."""
+        return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
 
 
 def rollout_metrics(
@@ -56,7 +68,7 @@ def rollout_metrics(
             metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     measured_BT = rollout.responses.logprobs_BT
-    if measured_BT is not None and measured_BT is not rollout.logprobs_BT:
+    if measured_BT is not None and not rollout.reuses_logprobs:
         metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
     if targets.weights_BT is not None:
         metrics["ppo/rollout_weight"] = Mean.of(targets.weights_BT, keep_BT)
@@ -66,52 +78,34 @@ def rollout_metrics(
 
 def duplicates(prompts: PromptBatch, responses: Responses) -> Tensor:
     """Return for each of B responses whether another prompt got the same response: bool (B,)."""
-    prompt_B = _numbered(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
-    response_B = _numbered(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
+    prompt_B = _number_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
+    response_B = _number_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
     answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: distinct
     num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
     return num_prompts_R[response_B] > 1
 
 
-def _numbered(rows_BX: Tensor) -> Tensor:
+def _number_rows(rows_BX: Tensor) -> Tensor:
     """Return a number per row; equal rows have equal numbers."""
     _, numbers_B = torch.unique(rows_BX, dim=0, return_inverse=True)
     assert isinstance(numbers_B, Tensor)
     return numbers_B
 
 
-def policy_metrics(
-    loss: PolicyLoss,
-    policy: ResponseLogprobs,
-    batch: MicroBatch,
-    config: PpoConfig,
-    *,
-    is_first: bool,
-) -> Metrics:
-    """Return the actor's metrics of one micro-batch of updates.
-
-    In the ``is_first`` update no weight has changed yet, so reused log-probabilities are compared
-    with the log-probabilities of training.
-    """
-    assert policy.entropy_BT is not None
-    metrics: Metrics = {
+def policy_metrics(loss: PolicyLoss) -> Metrics:
+    """Return the metrics of the clipped surrogate of one micro-batch."""
+    return {
         "ppo/actor_loss": loss.actor_loss,
         "ppo/clipfrac": loss.clipfrac,
         "ppo/dual_clipfrac": loss.dual_clipfrac,
         "ppo/approx_kl": loss.approx_kl,
         "ppo/ratio_mean": loss.ratio_mean,
         "ppo/ratio_max": loss.ratio_max,
-        "ppo/entropy": Mean.of(policy.entropy_BT, batch.keep_BT),
     }
-    if config.kl_placement is KlPlacement.loss:
-        metrics["ppo/kl_loss"] = Mean.of(kl_in_loss(policy, batch, config), batch.keep_BT)
-    if is_first and batch.reuses_logprobs:
-        metrics |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
-    return metrics
 
 
 def critic_metrics(loss: ValueLoss) -> Metrics:
-    """Return the critic's metrics of one micro-batch of updates."""
+    """Return the metrics of the value loss of one micro-batch."""
     return {"ppo/critic_loss": loss.critic_loss, "ppo/value_clipfrac": loss.clipfrac}
 
 

@@ -54,7 +54,7 @@ class StepSpeed:
         """
         assert rollout.seconds is not None, "the rollout was not timed"
         seconds = PerPart(**rollout.seconds, train=train_seconds)
-        with_policy = rollout.logprobs_BT is not rollout.responses.logprobs_BT
+        with_policy = not rollout.reuses_logprobs
         tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.keep_BT.sum(dim=1)
         step = sum(seconds)
         found = {f"time/{part}_seconds": spent for part, spent in seconds._asdict().items()}

@@ -28,7 +28,7 @@ from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrecti
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.metrics import Moments
-from rlhf.phases.shared.reward_mix import weighted
+from rlhf.phases.ppo.reward_mix import sum_scores
 from rlhf.types import Ranks, Rollout
 
 
@@ -42,7 +42,7 @@ class Targets(NamedTuple):
 
 
 class TargetMaker:
-    """A function from a rollout to its targets: scaled scores, KL penalty, advantages, whitening.
+    """A maker of targets from rollouts: scaled scores, KL penalty, advantages, whitening.
 
     It stores the moments that scores are scaled by: of all rollouts so far, or of the reference.
     """
@@ -56,8 +56,8 @@ class TargetMaker:
         self._moments: Moments | None = None
         self._part_moments: dict[str, Moments] = {}  # of the parts to normalise
 
-    def __call__(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
-        """Return the targets of one rollout, under the current KL coefficient ``kl_ctl``."""
+    def update_moments(self, rollout: Rollout) -> None:
+        """Add the scores of a rollout to the moments that scores are scaled by."""
         for number, (name, part) in enumerate(self._parts.items()):
             if part.normalise:
                 now = self._moments_of(_part(rollout, number))
@@ -65,22 +65,20 @@ class TargetMaker:
                 self._part_moments[name] = now if so_far is None else so_far + now
         if self._config.scale_reward is not ScaleReward.none:
             self._moments = self._moments_with(self._scores(rollout))
-        return self._targets(rollout, kl_ctl=kl_ctl)
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the moments that scores and their parts are scaled by, as JSON values."""
         of_scores = None if self._moments is None else _as_json(self._moments)
         return {"scores": of_scores} | {
             f"parts/{name}": _as_json(moments) for name, moments in self._part_moments.items()
         }
 
-    def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from the ``numbers`` of a checkpoint."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the ``state`` of a checkpoint."""
         device = self._ranks.device
         moments = {
             name: Moments(*torch.tensor(each, dtype=torch.float64, device=device))
-            for name, each in numbers.items()
+            for name, each in state.items()
             if each is not None
         }
         self._moments = moments.pop("scores", None)
@@ -94,9 +92,10 @@ class TargetMaker:
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
             return None
-        return self._targets(rollout, kl_ctl=kl_ctl).raw.advantages_BT
+        return self.make(rollout, kl_ctl=kl_ctl).raw.advantages_BT
 
-    def _targets(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
+    def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
+        """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
         config, keep_BT = self._config, rollout.responses.keep_BT
         scores_B = self._scores(rollout)
         if self._moments is not None:
@@ -148,7 +147,7 @@ class TargetMaker:
             if name in self._part_moments:
                 moments = self._part_moments[name]
                 scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
-        return weighted(self._parts, torch.stack(scores_BK, dim=1))
+        return sum_scores(self._parts, torch.stack(scores_BK, dim=1))
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         """Return advantages of token rewards; override it to learn from an estimator of your own.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rlhf.checkpoint.best_step import BestStep
 from rlhf.checkpoint.phase_state import (
     Checkpoint,
     SkippedError,
@@ -21,21 +22,19 @@ from rlhf.checkpoint.phase_state import (
 )
 from rlhf.config.choices import Phase
 from rlhf.errors import RlhfError
-from rlhf.phases.shared.best_step import BestStep
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.stop_requests import StoppedError
+from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
 from rlhf.types import Engine
 
 
-class HasNumbers(Protocol):
-    """An object with a state of a few numbers."""
+class Stateful(Protocol):
+    """An object whose state is a few JSON values."""
 
-    @property
-    def numbers(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
 
-    def load_numbers(self, numbers: Mapping[str, Any], /) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Continue from a state."""
 
 
@@ -51,11 +50,11 @@ class Checkpoints:
         context: RunContext,
         phase: Phase,
         engines: Mapping[str, Engine],
-        trainer: HasNumbers | None = None,
+        trainer: Stateful | None = None,
     ) -> None:
         self._context = context
         self._config = context.config.checkpoint
-        self._phase = phase
+        self.phase = phase
         self._dir: Path = context.run_dir / phase
         self._engines = engines
         self._trainer = trainer
@@ -102,18 +101,18 @@ class Checkpoints:
         """
         self._total = total
         while self.step < total and not self._is_over:
-            self._context.pulse.start()
+            self._context.heartbeat.start()
             yield self.step + 1
             self.step += 1
             self._after_step()
-        self._context.pulse.stop()
+        self._context.heartbeat.stop()
         if self.loads_best and self._best.step not in {None, self.step}:
             self._load_best()
 
     def end(self, why: str) -> None:
         """End the phase after the current step."""
         self._is_over = True
-        self._context.console.say(f"{self._phase}: ends after step {self.step + 1}: {why}")
+        self._context.console.say(f"{self.phase}: ends after step {self.step + 1}: {why}")
 
     @property
     def is_last(self) -> bool:
@@ -130,7 +129,7 @@ class Checkpoints:
             return self.loads_best
         return every > 0 and (self.step + 1) % every == 0
 
-    def taken(self, values: Mapping[str, float], *, optimizer_steps: float = 1) -> None:
+    def log_step(self, values: Mapping[str, float], *, optimizer_steps: float = 1) -> None:
         """Log the metrics of the current step, and count steps in which no weight was updated.
 
         ``optimizer_steps`` is the number of the step's optimizer steps, skipped ones included.
@@ -138,23 +137,23 @@ class Checkpoints:
         Raises:
             RlhfError: if all of them were skipped in checkpoint.most_skipped steps in a row.
         """
-        self._context.tracker.log(self._phase, self.step + 1, values)
-        is_skipped = values[f"{self._phase}/skipped_steps"] == optimizer_steps
+        self._context.tracker.log(self.phase, self.step + 1, values)
+        is_skipped = values[f"{self.phase}/skipped_steps"] == optimizer_steps
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
             raise RlhfError(
-                f"{self._phase}: no optimizer step could be taken in {self._skipped} steps in a "
+                f"{self.phase}: no optimizer step could be taken in {self._skipped} steps in a "
                 f"row up to step {self.step + 1}, since gradients were not finite. Start again "
                 f"with a lower learning rate, or hardware.dtype=fp32; {_way_back(self._dir)}"
             )
 
-    def evaluated(self, values: Mapping[str, float]) -> None:
+    def log_evaluation(self, values: Mapping[str, float]) -> None:
         """Log the held-out metrics after the current step, which may be the best so far.
 
         Raises:
             ConfigError: if checkpoint.best is not one of them.
         """
-        self._context.tracker.log(self._phase, self.step + 1, values)
+        self._context.tracker.log(self.phase, self.step + 1, values)
         reason = self._best.update(values, self.step + 1)
         if reason is not None and not self._is_over:
             self.end(reason)
@@ -164,12 +163,12 @@ class Checkpoints:
     ) -> None:
         """Log held-out metrics before the first step, or of the models that the phase ends with.
 
-        If these are the best models, ``evaluated`` has logged ``values`` at their step.
+        If these are the best models, ``log_evaluation`` has logged ``values`` at their step.
         """
         is_logged = self.loads_best and self.step > 0
         logged = {**({} if is_logged else values), **(more or {})}
         if logged:
-            self._context.tracker.log(self._phase, self.step, logged)
+            self._context.tracker.log(self.phase, self.step, logged)
 
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
@@ -182,7 +181,7 @@ class Checkpoints:
             self._save()
             requests.wants_checkpoint = False
         if stops:
-            raise StoppedError(f"stopped after {self._phase} step {self.step}")
+            raise StoppedError(f"stopped after {self.phase} step {self.step}")
 
     def _is_due(self) -> bool:
         """Return True on the main rank if a checkpoint is due by time, on all if by steps."""
@@ -193,20 +192,20 @@ class Checkpoints:
         return by_steps or (by_time and self._context.ranks.is_main)
 
     def _save(self) -> None:
-        states = {name: engine.training_state for name, engine in self._engines.items()}
-        streams = {name: state.stream() for name, state in states.items()}
-        numbers = {
-            "engines": {name: engine.numbers for name, engine in self._engines.items()},
-            "trainer": self._trainer.numbers if self._trainer is not None else {},
+        tensors = {name: engine.training_state for name, engine in self._engines.items()}
+        streams = {name: each.stream() for name, each in tensors.items()}
+        state = {
+            "engines": {name: engine.state_dict() for name, engine in self._engines.items()},
+            "trainer": self._trainer.state_dict() if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.seconds,
             "logs": _sizes_of_logs(self._context.run_dir),
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
-            wanted = sum(state.bytes for state in states.values())
+            wanted = sum(each.bytes for each in tensors.values())
             try:
-                write_checkpoint(self._dir, self.step, streams, numbers, wanted_bytes=wanted)
+                write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted)
                 _remove_old(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
                 if self._best.step == self.step:
@@ -219,26 +218,26 @@ class Checkpoints:
         self._saved, self._saved_step = time.monotonic(), self.step
 
     def _continue_from(self, checkpoint: Checkpoint) -> None:
-        numbers = checkpoint.numbers
+        state = checkpoint.state
         self._load(checkpoint)
         self.step = self._saved_step = checkpoint.step
-        self.results = dict(numbers["results"])
-        self._seconds = numbers["seconds"]
+        self.results = dict(state["results"])
+        self._seconds = state["seconds"]
         best = self._best
-        best.value, best.step, best.waits, self._is_over = numbers["best"]
+        best.value, best.step, best.waits, self._is_over = state["best"]
         if self._trainer is not None:
-            self._trainer.load_numbers(numbers["trainer"])
-        self._context.console.say(f"{self._phase}: continues after step {self.step}")
+            self._trainer.load_state_dict(state["trainer"])
+        self._context.console.say(f"{self.phase}: continues after step {self.step}")
 
     def _load(self, checkpoint: Checkpoint) -> None:
         for name, engine in self._engines.items():
             engine.training_state.load(checkpoint.reader(name))
-            engine.load_numbers(checkpoint.numbers["engines"][name])
+            engine.load_state_dict(checkpoint.state["engines"][name])
 
     def _load_best(self) -> None:
         assert self._best.step is not None
         self._load(load_checkpoint(checkpoint_folder(self._dir, self._best.step)))
-        self._context.console.say(f"{self._phase}: ends with the models of step {self._best.step}")
+        self._context.console.say(f"{self.phase}: ends with the models of step {self._best.step}")
 
 
 def _sizes_of_logs(run_dir: Path) -> dict[str, int]:

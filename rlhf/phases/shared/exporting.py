@@ -1,20 +1,24 @@
-"""Export of an engine's model: an ordinary Hugging Face folder, or a peft adapter."""
+"""Save an engine's model: as an ordinary Hugging Face folder, or a peft adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.checkpoint.model_folder import apply_umask
+from rlhf.checkpoint.model_card import made_by
+from rlhf.checkpoint.model_folder import apply_umask, save_model
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
+from rlhf.model_call import model_call
 from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
+from rlhf.phases.shared.context import RunContext
 from rlhf.types import Engine
 
 if TYPE_CHECKING:
@@ -47,7 +51,7 @@ class Export(NamedTuple):
             save_adapter(folder, self.model, stream, base=place, revision=revision)
 
 
-def exported(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
+def make_export(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
     """Return the export of the engine's language model or scorer, which started from ``source``."""
     model: Any = engine.module.pretrained
     if has_adapters(model) and as_ is LoraExport.adapter:
@@ -86,7 +90,54 @@ def sample_as_trained(model: Any, rollout: RolloutConfig) -> None:
     )
 
 
-def exported_critic(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
+def save_export(
+    context: RunContext, export: Export, folder: Path, *, what: str, answers: bool = True
+) -> None:
+    """Write a model as a Hugging Face folder; every rank must call it.
+
+    ``what`` describes the model on its model card, which shows how it ``answers``, if it does.
+    """
+    if context.ranks.is_main:
+        made = f"Made by `rlhf` {version('rlhf')}, run `{context.config.name}`"
+        settings = f"seed {context.config.seed}; its config.yaml holds every setting"
+        description = f"{what} {made}, {settings}."
+        if answers:
+            sample_as_trained(export.model, context.config.rollout)
+            description += _call(context, folder)
+        rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
+        description += made_by(context.run_dir, rows=rows)
+        save_model(folder, export.write, context.tokenizer, description=description)
+    else:
+        export.write(None)
+    context.ranks.barrier()
+
+
+def save_trained(
+    context: RunContext,
+    engine: Engine,
+    folder: Path,
+    *,
+    source: ModelSource,
+    what: str,
+    answers: bool = True,
+) -> None:
+    """Write the model of an engine, which started from ``source``, as ``lora.export`` says."""
+    export = make_export(engine, as_=context.config.lora.export, source=source)
+    save_export(context, export, folder, what=what, answers=answers)
+
+
+def _call(context: RunContext, folder: Path) -> str:
+    """Return the lines of a model card that ask the model in ``folder``."""
+    records = next(iter(context.parts.values())).eval if context.parts else []
+    call = model_call(
+        f"{folder.parent.name}/{folder.name}",
+        [record.prompt or "" for record in records],
+        has_chat_template=context.tokenizer.chat_template is not None,
+    )
+    return "\n\n```python\n" + "\n".join(call) + "\n```"
+
+
+def make_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
     """Return the export of a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
     tensors = critic_state(trunk.module, saved_tensors(trunk.module))

@@ -1,4 +1,7 @@
-"""Build what PPO and DPO share: the trained policy, its reference, and its rollout backend."""
+"""Build what PPO and DPO share: the trained policy, its reference, and its rollout backend.
+
+Models start from an earlier phase of the run, or from a model in the configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,25 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.config.batches import rollout_plan
-from rlhf.config.choices import Backend, Dtype, LoraRole
+from rlhf.config.choices import Backend, Dtype, LoraRole, Phase
+from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.build import build_actor
+from rlhf.errors import ConfigError
+from rlhf.models.build import build_actor, lora_spec
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapter_of, adapters_off
+from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
-from rlhf.phases.shared.adapters import lora_spec
 from rlhf.phases.shared.exporting import write_weights
-from rlhf.phases.shared.model_sources import policy_source
 from rlhf.random_streams import seed_for
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
@@ -49,6 +54,55 @@ TORCH_DTYPES = {
     Dtype.bf16: torch.bfloat16,
     Dtype.fp16: torch.float16,
 }
+
+
+def policy_source(config: RunConfig) -> ModelSource:
+    """Return the source of the SFT model: this run's own, or the model that ``model`` names."""
+    if Phase.sft in config.phase.order:
+        return ModelSource.folder(_run_dir(config) / "sft" / "model", base=config.model)
+    return ModelSource.of(config.model, key="model")
+
+
+def reward_model_source(config: RunConfig) -> ModelSource:
+    """Return the source of the reward model: this run's SFT model, or a model of the config."""
+    key, base = reward_model_base(config)
+    if key == "model" and Phase.sft in config.phase.order:
+        source = ModelSource.folder(_run_dir(config) / "sft" / "model", base=base)
+    else:
+        source = ModelSource.of(base, key=key)
+    return replace(
+        source,
+        dropout=config.reward_model.dropout,
+        gradient_checkpointing=config.reward_model.gradient_checkpointing,
+    )
+
+
+def critic_source(config: RunConfig) -> ModelSource:
+    """Return the source that the critic starts from: the reward model, or SFT's without one.
+
+    The reward model is this run's own, or the model that ``reward_model`` names.
+
+    Raises:
+        CheckpointError: if the folder's model has no trained one-label head.
+    """
+    if not has_reward_model(config):
+        return policy_source(config)
+    if Phase.reward in config.phase.order:
+        _, base = reward_model_base(config)
+        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=base)
+    source = ModelSource.of(config.reward_model, key="reward_model")
+    require_trained_head(source)
+    return source
+
+
+def _run_dir(config: RunConfig) -> Path:
+    if config.run_dir is None:
+        raise ConfigError(
+            "run_dir=null: the models of this run's earlier phases are loaded from run_dir; "
+            "use the config.yaml that the launcher wrote, or phase=ppo with model.path and "
+            "reward_model.path"
+        )
+    return Path(config.run_dir)
 
 
 def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.config.choices import Phase
+from rlhf.data.batching import EvalRows, eval_batches
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import Record
 from rlhf.intervals import mean_of
-from rlhf.phases.shared.context import EvalRows, RunContext, eval_batches
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
     kl_per_sequence,
@@ -45,6 +48,11 @@ class HeldOutPrompts(NamedTuple):
 
     examples: Dataset
     records: list[Record]
+
+    @classmethod
+    def of(cls, context: RunContext, phase: Phase) -> HeldOutPrompts:
+        """Return the held-out prompts of a phase."""
+        return cls(phase_prompts(context, phase).eval, phase_records(context, phase).eval)
 
 
 class PolicyEvaluation(NamedTuple):
@@ -109,7 +117,7 @@ def evaluate_policy(
     """
     total = min(len(held_out.examples), num_prompts)
     values_by_name: dict[str, Tensor] = {}
-    for rollout, batch in answered(context, policy, held_out, num_prompts=num_prompts):
+    for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=num_prompts):
         _scatter(values_of(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
         for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
@@ -178,7 +186,7 @@ def answer_samples(
     none; ``model`` names what answers.
     """
     samples: list[Sample] = []
-    for rollout, batch in answered(context, policy, held_out, num_prompts=SAMPLES):
+    for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
         advantages_BT = advantages(rollout)
         texts = response_texts(context.tokenizer, rollout.responses)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
@@ -226,7 +234,7 @@ def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> di
     }
 
 
-def answered(
+def answer_prompts(
     context: RunContext,
     policy: AnsweringPolicy,
     held_out: HeldOutPrompts,
@@ -263,7 +271,7 @@ def _batches(
         generator=stream(context.config.seed, "evaluation", *([sample] if sample else [])),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
-        context.pulse.beat()
+        context.heartbeat.beat()
         yield _prompts(context, held_out, batch, draws_NT), batch
 
 

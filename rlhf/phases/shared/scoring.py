@@ -213,7 +213,7 @@ def score_responses(
             f"{what} failed {at_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
         )
     rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
-    return rollout._replace(parts=parts)
+    return rollout._replace(parts=parts, reuses_logprobs=not with_policy)
 
 
 def are_scores(scores: Tensor) -> Tensor:

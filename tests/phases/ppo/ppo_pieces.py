@@ -15,6 +15,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ModelScores
 from rlhf.types import Ranks, Responses, Rollout
 from tests.plain_engine import PlainEngine, TrainingEngine
@@ -116,6 +117,12 @@ def some_rollout(*, seed: int = 0) -> Rollout:
         noise(ROWS, 5),
         4 * noise(ROWS),
     )
+
+
+def targets_of(maker: TargetMaker, rollout: Rollout, *, kl_ctl: float) -> Targets:
+    """The targets of a rollout, whose scores count in the moments."""
+    maker.update_moments(rollout)
+    return maker.make(rollout, kl_ctl=kl_ctl)
 
 
 def kept(x_BT: Tensor) -> list[list[float]]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from rlhf.config.roles import Role
 from rlhf.phases.ppo.models import step_together
+from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import WholeSequences
 from rlhf.types import StepReport
 from tests.phases.ppo.ppo_pieces import PARTS, separate_engine, some_rollout
@@ -16,12 +20,18 @@ from tests.phases.ppo.ppo_pieces import PARTS, separate_engine, some_rollout
 def stepped(*, actor: bool, critic: bool, aligned: bool) -> dict[Role, StepReport]:
     models = separate_engine(overflows=(actor, critic), align_overflow=aligned).models
     rollout = some_rollout()
+    nothing_BT = torch.zeros(rollout.responses.ids_BT.shape)
     sequences = WholeSequences(rollout.prompts, rollout.responses)
+    batch = MicroBatch(sequences, *[nothing_BT] * 5)
+    objective: Any = SimpleNamespace(
+        actor_loss=lambda policy, _: (policy.logprobs_BT.sum(), {}),
+        critic_loss=lambda values_BT, _: (values_BT.sum(), {}),
+    )
     reports = {}
     for learners in models.learners(trains_actor=True):
         for learner, _ in product(learners, range(PARTS)):
-            policy, values_BT = learner.forward(sequences)
-            learner.engine.backward((values_BT if policy is None else policy.logprobs_BT).sum())
+            loss, _ = learner.loss(batch, objective)
+            learner.engine.backward(loss)
         reports |= step_together(learners)
     return reports
 

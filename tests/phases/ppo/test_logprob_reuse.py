@@ -57,14 +57,14 @@ def responses(*, measured: bool = True) -> Responses:
 def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses: bool) -> None:
     reuse = LogprobReuse(settings(mode), actor_dropout=dropout)
     if mismatch is not None:
-        reuse.measured({MISMATCH: mismatch})
-    reuse.measured({})  # a step that measured nothing changes nothing
+        reuse.update({MISMATCH: mismatch})
+    reuse.update({})  # a step that measured nothing changes nothing
     assert reuse.decide(responses()) == reuses
 
 
 def test_without_measured_logprobs_nothing_is_reused() -> None:
     reuse = LogprobReuse(settings("auto"), actor_dropout=0.0)
-    reuse.measured({MISMATCH: 0.0})
+    reuse.update({MISMATCH: 0.0})
     assert not reuse.decide(responses(measured=False))
     always = LogprobReuse(settings("always"), actor_dropout=0.0)
     with pytest.raises(ConfigError, match=r"reuse_logprobs=always: rollout\.backend=hf measures"):
@@ -101,8 +101,7 @@ def steps(trainer: PPOTrainer, count: int) -> list[tuple[bool, float | None]]:
     told = []
     for _ in range(count):
         rollout = trainer.generate_experience(some_rollout().prompts)
-        reused = rollout.logprobs_BT is rollout.responses.logprobs_BT
-        told.append((reused, trainer.train_rlhf(rollout).metrics.get(MISMATCH)))
+        told.append((rollout.reuses_logprobs, trainer.train_rlhf(rollout).metrics.get(MISMATCH)))
     return told
 
 
@@ -116,7 +115,7 @@ def test_auto_measures_first_and_then_reuses_and_measures_on(compose: Compose) -
 def test_auto_stops_reusing_what_has_gone_wrong(compose: Compose) -> None:
     trainer = trainer_of(compose, "auto")
     steps(trainer, 1)
-    trainer.setup.rollout.error = 0.3
+    trainer.engine.rollout.error = 0.3
     told = steps(trainer, 3)
     assert [reused for reused, _ in told] == [True, False, False]
     assert [value for _, value in told] == pytest.approx([0.3] * 3, abs=1e-5)
@@ -131,16 +130,23 @@ def test_other_modes_measure_all_the_same(compose: Compose, mode: str, *, reuses
 
 def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:
     trainer, runs = trainer_of(compose, "always"), []
-    trainer.setup.actor.module.register_forward_hook(lambda *_: runs.append(1))
+    trainer.engine.actor.module.register_forward_hook(lambda *_: runs.append(1))
     rollout = trainer.generate_experience(some_rollout().prompts)
     assert not runs
     assert kept(rollout.logprobs_BT) == kept(rollout.responses.logprobs_BT)
     asked = score_responses(
-        trainer.setup.models, rollout.prompts, rollout.responses, micro_batch_size=MICRO
+        trainer.engine.models, rollout.prompts, rollout.responses, micro_batch_size=MICRO
     )
     assert len(runs) == 2
     assert torch.equal(asked.values_BT, rollout.values_BT)
     assert torch.equal(asked.reference_logprobs_BT, rollout.reference_logprobs_BT)
+
+
+def test_copies_of_reused_logprobs_are_still_compared_with_training(compose: Compose) -> None:
+    trainer = trainer_of(compose, "always")
+    rollout = trainer.generate_experience(some_rollout().prompts)
+    copied = rollout._replace(logprobs_BT=rollout.logprobs_BT.clone())
+    assert trainer.train_rlhf(copied).metrics[MISMATCH] == pytest.approx(ERROR, abs=1e-5)
 
 
 def test_large_differences_are_counted_and_the_largest_is_told(compose: Compose) -> None:
@@ -170,7 +176,7 @@ def test_ranks_decide_together(compose: Compose) -> None:
             )
 
     trainer = trainer_of(compose, "auto")
-    trainer.setup.ranks = WithFarAway()
+    trainer.engine.ranks = WithFarAway()
     told = steps(trainer, 2)
     assert [reused for reused, _ in told] == [False, False]
     assert told[0][1] == pytest.approx((9 + ERROR) / 2, abs=1e-5)
@@ -179,5 +185,5 @@ def test_ranks_decide_together(compose: Compose) -> None:
 def test_a_backend_that_measures_nothing_tells_nothing(compose: Compose) -> None:
     trainer = trainer_of(compose, "auto")
     rollout: Rollout = some_rollout()
-    trainer.setup.rollout = SimpleNamespace(generate=lambda *_: rollout.responses)
+    trainer.engine.rollout = SimpleNamespace(generate=lambda *_: rollout.responses)
     assert steps(trainer, 2) == [(False, None)] * 2

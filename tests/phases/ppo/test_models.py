@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_together
+from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
 from rlhf.types import StepReport
@@ -84,12 +86,16 @@ def squares(values_BT: Tensor) -> Tensor:
 def learn(models: PpoModels, *, trains_actor: bool = True) -> dict[Role, StepReport]:
     """One update on ``SEQUENCES`` with gain and squares as the losses."""
     reports = {}
+    nothing_BT = torch.zeros(ROLLOUT.responses.ids_BT.shape)
+    batch = MicroBatch(SEQUENCES, *[nothing_BT] * 5)
+    objective: Any = SimpleNamespace(
+        actor_loss=lambda policy, _: (gain(policy), {}),
+        critic_loss=lambda values_BT, _: (squares(values_BT), {}),
+    )
     for learners in models.learners(trains_actor=trains_actor):
         for learner in learners:
-            policy, values_BT = learner.forward(SEQUENCES)
-            losses = [] if values_BT is None else [squares(values_BT)]
-            losses += [] if policy is None else [gain(policy)]
-            learner.engine.backward(sum(losses))
+            loss, _ = learner.loss(batch, objective)
+            learner.engine.backward(loss)
         reports |= step_together(learners)
     return reports
 

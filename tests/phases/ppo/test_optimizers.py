@@ -8,13 +8,10 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.batches import num_steps
-from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.phases.ppo.optimizers import ppo_optimizer
-from rlhf.phases.shared.adapters import adapter_lr, lora_spec
-from rlhf.phases.shared.context import optimizer_settings
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -29,7 +26,7 @@ def shares(settings: OptimizerSettings, steps: int) -> list[float]:
 @pytest.mark.parametrize("phase", ["sft", "reward", "dpo"])
 def test_a_phase_has_an_optimiser_of_its_own(phase: str, compose: Compose) -> None:
     config = to_run_config(compose([f"{phase}.{setting}" for setting in OWN]))
-    settings = optimizer_settings(getattr(config, phase), total_steps=7, adapter_lr=0.75)
+    settings = OptimizerSettings.of(getattr(config, phase), total_steps=7, adapter_lr=0.75)
     assert (settings.lr, settings.adapter_lr, settings.weight_decay) == (0.5, 0.75, 0.25)
     assert (settings.betas, settings.eps, settings.max_grad_norm) == ((0.7, 0.8), 1e-3, 3)
     # two steps of warm-up, then 1 - 0.9 * done with done = 0, 1/4, 2/4, 3/4, 1
@@ -83,33 +80,3 @@ def test_steps_and_epochs_are_both_caps(
 ) -> None:
     # ten prompts by four: 2.5 rollouts in a pass
     assert num_steps(10, 4, steps=steps, epochs=epochs) == expected
-
-
-def test_each_role_has_its_adapters(compose: Compose) -> None:
-    overrides = ["model=opt_125m", "lora=all", "lora.rank=8", "lora.critic_rank=4", "lora.lr=0.5"]
-    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
-    lora = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"])).lora
-    specs = {role: lora_spec(lora, role) for role in LoraRole}
-    assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
-        "sft": 8,
-        "reward": 8,
-        "actor": 8,
-        "critic": 4,
-    }
-    actor = specs[LoraRole.actor]
-    assert actor is not None
-    assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
-    assert actor.target_modules == ("q_proj",)
-    assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
-        "sft": 0.5,
-        "reward": 0.5,
-        "actor": 0.5,
-        "critic": 0.25,
-    }
-
-
-def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
-    lora = to_run_config(compose(["lora=default", "lora.roles=[critic]"])).lora
-    assert [role.value for role in LoraRole if lora_spec(lora, role)] == ["critic"]
-    none = to_run_config(compose([])).lora
-    assert not [role for role in LoraRole if lora_spec(none, role)]

@@ -19,6 +19,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.options.ptx import corpus_blocks
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from rlhf.types import Ranks
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
@@ -60,7 +61,7 @@ def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(
     made: Make, repeats: int, ranks: int
 ) -> None:
     context, _ = made(f"ppo.responses_per_prompt={repeats}")
-    examples = context.tokens(Phase.ppo).train
+    examples = phase_tokens(context, Phase.ppo).train
 
     def batches(step: int, size: int) -> list[tuple[str, list[int], list[float]]]:
         rows = []
@@ -146,7 +147,7 @@ def test_without_a_critic_none_is_kept(made: Make) -> None:
 
 def test_passes_over_the_prompts_end_the_run(made: Make) -> None:
     context, notes = made("ppo.steps=null", "ppo.epochs=0.5")
-    examples = context.tokens(Phase.ppo).train
+    examples = phase_tokens(context, Phase.ppo).train
     assert run_ppo(context)["steps"] == math.ceil(len(examples) / 2 / 4)
     assert len(notes.steps_with("ppo/actor_loss")) == math.ceil(len(examples) / 2 / 4)
 

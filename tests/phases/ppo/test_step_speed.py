@@ -23,11 +23,18 @@ def rollout(*, with_policy: bool) -> Rollout:
     keep_BT = torch.tensor([[True] * 4 + [False]])
     zeros_BT = torch.zeros(1, 5)
     prompts = PromptBatch(attend_BP.long(), attend_BP, torch.zeros(1, 5), ["a"])
-    measured_BT = torch.zeros(1, 5)
-    responses = Responses(keep_BT.long(), keep_BT, torch.tensor([True]), measured_BT)
-    logprobs_BT = torch.zeros(1, 5) if with_policy else measured_BT
+    responses = Responses(keep_BT.long(), keep_BT, torch.tensor([True]), zeros_BT)
     seconds = {"generate": SECONDS.generate, "score": SECONDS.score}
-    return Rollout(prompts, responses, logprobs_BT, zeros_BT, zeros_BT, torch.zeros(1), seconds)
+    return Rollout(
+        prompts,
+        responses,
+        zeros_BT.clone(),
+        zeros_BT,
+        zeros_BT,
+        torch.zeros(1),
+        seconds,
+        reuses_logprobs=not with_policy,
+    )
 
 
 # Per token and weight 2 operations; per layer 12 hidden ** 2 weights in products; attention over

@@ -15,7 +15,7 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.types import Ranks, Rollout
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Row, Rows
-from tests.phases.ppo.ppo_pieces import kept, some_rollout
+from tests.phases.ppo.ppo_pieces import kept, some_rollout, targets_of
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -30,7 +30,7 @@ def make(compose: Compose) -> Callable[..., list[Targets]]:
     def made(*overrides: str, kl_ctl: float = 0.0) -> list[Targets]:
         config = to_run_config(compose(["ppo.missing_end_penalty=0", *overrides])).ppo
         maker = TargetMaker(config, Ranks())
-        return [maker(rollout, kl_ctl=kl_ctl) for rollout in ROLLOUTS]
+        return [targets_of(maker, rollout, kl_ctl=kl_ctl) for rollout in ROLLOUTS]
 
     return made
 
@@ -174,7 +174,7 @@ def test_moments_are_those_of_all_ranks(compose: Compose) -> None:
     options = ["ppo.scale_reward=running", "ppo.whiten_advantages=false", FREE]
     options += ["ppo.missing_end_penalty=0"]
     config = to_run_config(compose(options)).ppo
-    targets = TargetMaker(config, WithAnother())(FIRST, kl_ctl=0.0)
+    targets = targets_of(TargetMaker(config, WithAnother()), FIRST, kl_ctl=0.0)
     scores = FIRST.scores_B.tolist()
     seen = [*scores, 10.0, 14.0]
     assert_scores(targets, reference.scale_scores(scores, seen, shift_mean=False))
@@ -194,7 +194,7 @@ def test_a_score_that_is_not_finite_is_left_out_of_the_moments(
     options = [f"ppo.scale_reward={scaling}", "ppo.scale_reward_shift=true", FREE]
     config = to_run_config(compose(["ppo.missing_end_penalty=0", *options])).ppo
     maker = TargetMaker(config, Ranks())
-    *_, last = (maker(rollout, kl_ctl=0.0) for rollout in others)
+    *_, last = (targets_of(maker, rollout, kl_ctl=0.0) for rollout in others)
     seen = others if scaling == "running" else others[:1]
     finite = [x for each in seen for x in each.scores_B.tolist() if math.isfinite(x)]
     expected = reference.scale_scores(ROLLOUTS[2].scores_B.tolist(), finite, shift_mean=True)
@@ -206,7 +206,7 @@ def test_a_rollout_without_a_finite_score_sets_no_scale(compose: Compose, scalin
     nothing = FIRST._replace(scores_B=torch.full_like(FIRST.scores_B, math.nan))
     options = [f"ppo.scale_reward={scaling}", FREE, "ppo.missing_end_penalty=0"]
     maker = TargetMaker(to_run_config(compose(options)).ppo, Ranks())
-    maker(nothing, kl_ctl=0.0)
+    targets_of(maker, nothing, kl_ctl=0.0)
     scores = FIRST.scores_B.tolist()
     expected = reference.scale_scores(scores, scores, shift_mean=False)
-    assert_scores(maker(FIRST, kl_ctl=0.0), expected)
+    assert_scores(targets_of(maker, FIRST, kl_ctl=0.0), expected)

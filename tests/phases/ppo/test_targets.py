@@ -14,6 +14,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.types import PartScores, PromptBatch, Ranks, Responses, Rollout
+from tests.phases.ppo.ppo_pieces import targets_of
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -39,7 +40,7 @@ def targets(compose: Compose) -> Callable[..., Callable[..., Targets]]:
     def made(*overrides: str) -> Callable[..., Targets]:
         config = to_run_config(compose([*BARE, *overrides])).ppo
         maker = TargetMaker(config, Ranks())
-        return lambda *scores: maker(rollout_of(*scores), kl_ctl=config.kl_ctl)
+        return lambda *scores: targets_of(maker, rollout_of(*scores), kl_ctl=config.kl_ctl)
 
     return made
 
@@ -92,11 +93,11 @@ def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
         scores_BK = torch.tensor([far, near]).T
         mixed = rollout_of(*(2 * score + 0.5 for score in far))
         scored = PartScores(scores_BK, torch.zeros_like(scores_BK, dtype=torch.bool))
-        return rewards(maker(mixed._replace(parts=scored), kl_ctl=0.0))
+        return rewards(targets_of(maker, mixed._replace(parts=scored), kl_ctl=0.0))
 
     # 100, 300: mean 200, deviation 100; then 100, 300, 500, 700: mean 400, deviation sqrt(50000)
     assert rewards_of(one, 100, 300) == pytest.approx([0.5 - 2, 0.5 + 2])
-    other.load_numbers(json.loads(json.dumps(one.numbers)))
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     expected = [0.5 + 2 * 100 / 50000**0.5, 0.5 + 2 * 300 / 50000**0.5]
     assert rewards_of(one, 500, 700) == pytest.approx(expected)
     assert rewards_of(other, 500, 700) == pytest.approx(expected)
@@ -126,7 +127,7 @@ def test_the_penalty_on_the_kl_is_in_the_rewards(compose: Compose) -> None:
     rollout = rollout_of(1.0)
     rollout = rollout._replace(logprobs_BT=torch.tensor([[-1.0, -2.0]]))
     rollout = rollout._replace(reference_logprobs_BT=torch.tensor([[-3.0, -1.0]]))
-    made = TargetMaker(config, Ranks())(rollout, kl_ctl=0.25)
+    made = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.25)
     assert made.rewards_BT.tolist() == [[-0.5, 1.25]]  # 1/4 of -(2, -1), and the score
 
 
@@ -138,7 +139,7 @@ def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
     before = maker.held_out_advantages(held_out, kl_ctl=0)
     assert before is not None
     assert before.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
-    maker(rollout_of(0.0, 4.0), kl_ctl=0)  # deviation 2
+    maker.update_moments(rollout_of(0.0, 4.0))  # deviation 2
     for _ in range(2):
         after = maker.held_out_advantages(held_out, kl_ctl=0)
         assert after is not None
@@ -158,7 +159,7 @@ def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose)
     measured = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
     correction = ["rollout.reuse_logprobs=never", "ppo.rollout_correction=token_tis"]
     without, found = (
-        TargetMaker(to_run_config(compose([*BARE, *more])).ppo, Ranks())(measured, kl_ctl=0.0)
+        TargetMaker(to_run_config(compose([*BARE, *more])).ppo, Ranks()).make(measured, kl_ctl=0.0)
         for more in ([], correction)
     )
     weights_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp().clamp(max=2.0)

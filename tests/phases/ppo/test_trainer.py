@@ -224,7 +224,7 @@ def test_entropy_and_kl_in_the_loss_have_the_gradient_that_they_should(
     config = config_of(compose, *options)
     stats = PPOTrainer(engine, config).train_rlhf(rollout)
 
-    targets = TargetMaker(config, Ranks())(rollout, kl_ctl=0.7)
+    targets = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.7)
     actor, critic = engine.actor.module, engine.critic.module
     logs_NV, ids_N = log_distributions(actor, rollout)
     new_N = logs_NV[torch.arange(len(ids_N)), ids_N]

@@ -14,9 +14,11 @@ from torch import Tensor
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
+from rlhf.metrics import Metrics
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.models import ForwardPass
-from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
+from rlhf.phases.ppo.models import MiniBatchLosses
+from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.shared.scoring import ResponseLogprobs
 from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
 from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
 
@@ -47,7 +49,7 @@ class Engine:
 class Learner(NamedTuple):
     role: Role
     engine: Engine
-    forward: Callable[[WholeSequences], ForwardPass]
+    loss: Callable[[MicroBatch, MiniBatchLosses], tuple[Tensor, Metrics]]
 
 
 class Answers:
@@ -63,14 +65,14 @@ class Answers:
         actor = Learner(Role.actor, self.actor, self._policy)
         return [[critic], [actor]] if trains_actor else [[critic]]
 
-    def _values(self, sequences: WholeSequences) -> ForwardPass:
-        self.rows.append(sequences.ids_BS[:, 0].tolist())
-        return ForwardPass(None, torch.full(sequences.keep_BT.shape, 2.0))
+    def _values(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+        self.rows.append(batch.sequences.ids_BS[:, 0].tolist())
+        return objective.critic_loss(torch.full(batch.keep_BT.shape, 2.0), batch)
 
-    def _policy(self, sequences: WholeSequences) -> ForwardPass:
-        shape = sequences.keep_BT.shape
-        logprobs_BT = torch.full(shape, -1.0 + self._drift)
-        return ForwardPass(ResponseLogprobs(logprobs_BT, torch.full(shape, 0.5)), None)
+    def _policy(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+        shape = batch.keep_BT.shape
+        policy = ResponseLogprobs(torch.full(shape, -1.0 + self._drift), torch.full(shape, 0.5))
+        return objective.actor_loss(policy, batch)
 
 
 def rollout(score: float) -> Rollout:

@@ -24,8 +24,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.errors import RlhfError
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.pulse import Pulse
-from rlhf.phases.shared.stop_requests import StopRequests
+from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
 from rlhf.types import Ranks
 
 
@@ -34,12 +33,14 @@ class Model:
     """An engine whose state is three tensors that all ranks must send."""
 
     sent: list[str] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
     bytes: int = 1
 
     @property
     def training_state(self) -> Model:
         return self
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
     def stream(self) -> Iterator[tuple[str, Tensor]]:
         for name in "abc":
@@ -58,7 +59,7 @@ class Run:
             ranks=Ranks(),
             console=SimpleNamespace(say=self.said.append),
             requests=StopRequests(),
-            pulse=Pulse(),
+            heartbeat=Heartbeat(),
             phase_started=0.0,
             resumes={},
             tracker=SimpleNamespace(log=lambda *_: None),
@@ -101,7 +102,7 @@ def test_refused_checkpoints_are_skipped_with_a_warning(run: Run, tmp_path: Path
 def test_the_best_checkpoint_is_not_skipped(run: Run, tmp_path: Path) -> None:
     losses = ({"sft/eval_loss": 1 / step} for step in run.phase.steps(4))
     with pytest.raises(SkippedError, match="step-00000002: the checkpoint is skipped"):
-        deque(map(run.phase.evaluated, losses))
+        deque(map(run.phase.log_evaluation, losses))
     assert kept(tmp_path) == ["1"]
 
 
@@ -109,10 +110,10 @@ def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> l
     """Take steps, evaluated when they ask for it; return the evaluated ones."""
     evaluated = []
     for step in run.phase.steps(total):
-        run.phase.taken({"sft/skipped_steps": 0.0})
+        run.phase.log_step({"sft/skipped_steps": 0.0})
         if run.phase.wants_evaluation(every):
             evaluated.append(step)
-            run.phase.evaluated({"sft/eval_loss": losses[step]})
+            run.phase.log_evaluation({"sft/eval_loss": losses[step]})
     return evaluated
 
 
@@ -137,7 +138,7 @@ def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) ->
             run.phase.end("it is far from its reference")
         if run.phase.wants_evaluation(5):
             seen.append(step)
-            run.phase.evaluated({"sft/eval_loss": 1.0})
+            run.phase.log_evaluation({"sft/eval_loss": 1.0})
     assert seen == [3]
 
 
@@ -163,7 +164,7 @@ def test_a_checkpoint_that_was_due_at_a_skipped_step_is_written_after_it(
     run.outage = set()
     run.phase._config = replace(run.phase._config, every_steps=10)
     for step in run.phase.steps(40):
-        run.phase.taken({"sft/skipped_steps": float(step in {10, 20, 21, 30})})
+        run.phase.log_step({"sft/skipped_steps": float(step in {10, 20, 21, 30})})
     assert [int(folder.name[5:]) for folder in reversed(checkpoints(tmp_path / "sft"))] == [
         *(11, 22, 31, 40)
     ]
@@ -175,9 +176,9 @@ def test_steps_with_one_of_many_updates_skipped_do_not_end_the_phase(
     run.outage = set()
     run.phase._config = replace(run.phase._config, every_steps=10, most_skipped=3)
     for _ in run.phase.steps(20):
-        run.phase.taken({"sft/skipped_steps": 1.0}, optimizer_steps=16)
+        run.phase.log_step({"sft/skipped_steps": 1.0}, optimizer_steps=16)
     assert len(checkpoints(tmp_path / "sft")) == 2
     for _ in range(2):
-        run.phase.taken({"sft/skipped_steps": 16.0}, optimizer_steps=16)
+        run.phase.log_step({"sft/skipped_steps": 16.0}, optimizer_steps=16)
     with pytest.raises(RlhfError, match="no optimizer step could be taken in 3 steps in a row"):
-        run.phase.taken({"sft/skipped_steps": 16.0}, optimizer_steps=16)
+        run.phase.log_step({"sft/skipped_steps": 16.0}, optimizer_steps=16)

@@ -79,8 +79,7 @@ def made(
 
 
 def held_out_of(context: RunContext) -> HeldOutPrompts:
-    data = context.tokens(Phase.ppo)
-    return HeldOutPrompts(data.eval, context.part(Phase.ppo).eval)
+    return HeldOutPrompts.of(context, Phase.ppo)
 
 
 @pytest.mark.slow

@@ -127,6 +127,16 @@ def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> No
     require_support(config_of(compose, model_type="gemma3_text", sliding_window=8))
 
 
+@pytest.fixture
+def counted_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token ids are those that a context of ``some_data`` has."""
+    for name in ("phase_tokens", "phase_prompts"):
+        monkeypatch.setattr(
+            rollout_checks, name, lambda context, phase, n=name: getattr(context, n)(phase)
+        )
+    monkeypatch.setattr(rollout_checks, "answered_phase", lambda _: Phase.reward)
+
+
 def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) -> Any:
     """A context whose phases have these many examples."""
 
@@ -135,9 +145,10 @@ def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) ->
         return TokenData(train, train, {"longer than a limit": 0, "no prompt": 3})
 
     console = SimpleNamespace(say=said.append)
-    return SimpleNamespace(config=config, tokens=tokens, console=console)
+    return SimpleNamespace(config=config, phase_tokens=tokens, console=console)
 
 
+@pytest.mark.usefixtures("counted_data")
 @pytest.mark.parametrize(
     ("words", "phase", "examples", "sizes"),
     [
@@ -174,24 +185,27 @@ def test_too_little_data_is_refused_before_a_phase_is_trained_with_sizes_that_wo
     require_data(some_data(counts, said, accepted), accepted.phase.order)
 
 
+@pytest.mark.usefixtures("counted_data")
 def test_a_phase_without_held_out_examples_is_refused_without_sizes(compose: Compose) -> None:
     config = to_run_config(compose([]))
     context = some_data({}, [], config)
-    context.tokens = lambda _: TokenData(range(9), [], {})
+    context.phase_tokens = lambda _: TokenData(range(9), [], {})
     with pytest.raises(DataError, match=r"0 held out, .* and 1\. Give more data"):
         require_data(context, [Phase.sft])
 
 
+@pytest.mark.usefixtures("counted_data")
 def test_dpo_without_a_held_out_prompt_that_fits_is_refused(compose: Compose) -> None:
     config = to_run_config(compose(["phase=pipeline_dpo", "rollout.max_prompt_tokens=5"]))
     context = some_data({Phase.dpo: 1000}, [], config)
-    context.asked, context.prompts = Phase.reward, lambda _: TokenData(range(9), [], {})
+    context.phase_prompts = lambda _: TokenData(range(9), [], {})
     with pytest.raises(DataError, match=r"answer that fits rollout\.max_prompt_tokens=5; raise"):
         require_data(context, [Phase.dpo])
-    context.prompts = lambda _: TokenData([], range(1), {})
+    context.phase_prompts = lambda _: TokenData([], range(1), {})
     require_data(context, [Phase.dpo])
 
 
+@pytest.mark.usefixtures("counted_data")
 def test_a_corpus_that_is_missing_is_refused_before_a_phase_is_trained(
     compose: Compose, tmp_path: Path
 ) -> None:

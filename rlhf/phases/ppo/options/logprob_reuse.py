@@ -5,6 +5,8 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from rlhf.config.choices import When
@@ -47,7 +49,7 @@ class LogprobReuse:
             return False
         return self.mismatch <= config.max_logprob_mismatch
 
-    def measured(self, values: dict[str, float]) -> None:
+    def update(self, values: Mapping[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
 

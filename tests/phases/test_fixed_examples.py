@@ -22,7 +22,10 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, sft
-from rlhf.phases.shared.context import RunContext, eval_batches
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.supervised import warn_of_few_steps
+from rlhf.random_streams import seed_for
 from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
 from rlhf.types import Ranks, StepReport
@@ -88,8 +91,7 @@ def run(
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
     for module in (sft, reward):
         monkeypatch.setattr(module, "build_engine", SummingEngine)
-        monkeypatch.setattr(module, "exported", lambda *_, **__: None)
-    monkeypatch.setattr(RunContext, "save", lambda *_, **__: None)
+        monkeypatch.setattr(module, "save_trained", lambda *_, **__: None)
 
     def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:
         config = to_run_config(
@@ -119,7 +121,7 @@ def run(
 
 def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) -> Tensor:
     """Of each step the mean over prompts of the mean loss of their pairs, one by one."""
-    data = ran.context.tokens(Phase.reward).train
+    data = phase_tokens(ran.context, Phase.reward).train
     module = ran.engine.module
     module.zero_grad()
 
@@ -130,7 +132,7 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
         data["group"][:],
         batch_size=batch_size,
         epochs=epochs,
-        seed=ran.context.seed("reward", "shuffle"),
+        seed=seed_for(ran.context.config.seed, "reward", "shuffle"),
     )
     for step in steps:
         prompts: dict[int, list[Tensor]] = {}
@@ -172,7 +174,7 @@ def test_a_phase_shorter_than_its_warm_up_is_told(
     context = run(sft.run_sft, "phase.order=[sft]", *short).context
     said: list[str] = []
     monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
-    context.warn_of_few_steps("sft", context.config.sft, steps=steps)
+    warn_of_few_steps(context.console, "sft", context.config.sft, steps=steps)
     if steps == 4:
         assert said == []
     else:
@@ -234,20 +236,3 @@ def test_the_reward_model_has_its_own_dropout(
     overrides += ["reward_model.vocab_size=300", shape] if init == "random" else []
     ran = run(reward.run_reward, *overrides, "reward.batch_size=8", "reward.epochs=1")
     assert ran.engine.module.pretrained.config.attention_dropout == 0.25
-
-
-@pytest.mark.parametrize("lengths", [None, [3, 9, 1, 7, 5]])
-def test_held_out_rows_are_covered_once(lengths: list[int] | None) -> None:
-    by_rank = [
-        list(eval_batches(5, batch_size=2, ranks=Ranks(rank, 2), lengths=lengths))
-        for rank in range(2)
-    ]
-    kept = [
-        row
-        for turn in zip(*by_rank, strict=True)
-        for rows, keep_B in turn
-        for row, keep in zip(rows, keep_B.tolist(), strict=True)
-        if keep
-    ]
-    assert kept == ([0, 1, 2, 3, 4] if lengths is None else [1, 3, 4, 0, 2])
-    assert [len(batches) for batches in by_rank] == [2, 2]

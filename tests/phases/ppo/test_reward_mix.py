@@ -14,8 +14,8 @@ from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.errors import RewardError
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.shared import reward_mix
-from rlhf.phases.shared.reward_mix import RewardMix, build_mix
+from rlhf.phases.ppo import reward_mix
+from rlhf.phases.ppo.reward_mix import RewardMix, build_mix
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError
 from rlhf.types import PromptBatch, Responses
@@ -131,7 +131,7 @@ def test_a_fallback_replaces_what_failed(
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     mix = build_mix({"mine": part(RewardKind.stop, fallback=0)}, TOKENIZER)
     assert mix is not None
-    mix._failed("mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here")
+    mix._report_failure("mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here")
     mix.close()
     printed = "".join(capsys.readouterr())
     assert "WANDB_API_KEY=[redacted]" in printed

@@ -84,13 +84,13 @@ class RewardMix:
                         scores_B = torch.full_like(model_scores_B, math.nan)
                         problem = str(error)
             if count := num_failed(scores_B):
-                self._failed(name, problem, count, at_step(prompts))
+                self._report_failure(name, problem, count, at_step(prompts))
             columns.append(scores_B)
         scores_BK = torch.stack(columns, dim=1)
         failed_BK = ~are_scores(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        return weighted(self.parts, scores_BK), PartScores(scores_BK, failed_BK)
+        return sum_scores(self.parts, scores_BK), PartScores(scores_BK, failed_BK)
 
     def close(self) -> None:
         """End the processes of the parts."""
@@ -101,7 +101,7 @@ class RewardMix:
                 f"its fallback {self.parts[name].fallback:g}"
             )
 
-    def _failed(self, name: str, problem: str, count: int, where: str) -> None:
+    def _report_failure(self, name: str, problem: str, count: int, where: str) -> None:
         """Raise an error if the part has no fallback for ``count`` responses; else warn once."""
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
@@ -152,6 +152,6 @@ def build_mix(
     return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
 
 
-def weighted(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:
+def sum_scores(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:
     """Return the weighted sums (B,) of the parts' scores."""
     return scores_BK @ scores_BK.new_tensor([part.weight for part in parts.values()])

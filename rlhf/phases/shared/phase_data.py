@@ -1,0 +1,53 @@
+"""The data of each phase: records, and token ids, which are cached on the drive."""
+
+from __future__ import annotations
+
+from rlhf.config.choices import Phase
+from rlhf.data.splits import Part
+from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tokenise
+from rlhf.phases.shared.context import RunContext
+from rlhf.user_paths import user_path
+
+
+def phase_records(context: RunContext, phase: Phase) -> Part:
+    """Return the records that a phase learns from; DPO uses the reward phase's pairs."""
+    return context.parts[Phase.reward if phase is Phase.dpo else phase]
+
+
+def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
+    """Return the phase's token ids."""
+    return _tokenise(context, phase_records(context, phase), phase)
+
+
+def phase_prompts(context: RunContext, phase: Phase) -> TokenData:
+    """Return the prompts of a phase's records, as token ids."""
+    return _tokenise(context, phase_records(context, phase), Phase.ppo)
+
+
+def answered_phase(context: RunContext) -> Phase:
+    """Return the phase whose held-out prompts DPO answers: PPO, or reward without PPO's records."""
+    return Phase.ppo if context.parts[Phase.ppo].eval else Phase.reward
+
+
+def data_key(context: RunContext, phase: Phase) -> str:
+    """Return a hash of the phase's records and the tokenizer."""
+    config = context.config
+    return cache_key(
+        phase_records(context, phase),
+        phase,
+        context.tokenizer,
+        limit=columns_for(phase, TokenLimits.of(config))[1].tokens,
+        template=config.data.template,
+    )
+
+
+def _tokenise(context: RunContext, part: Part, phase: Phase) -> TokenData:
+    config = context.config
+    return tokenise(
+        part,
+        phase,
+        context.tokenizer,
+        limits=TokenLimits.of(config),
+        cache_dir=user_path(config.data.cache_dir, key="data.cache_dir"),
+        template=config.data.template,
+    )

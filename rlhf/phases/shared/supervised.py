@@ -1,0 +1,158 @@
+"""The training loop of the phases that learn from examples: SFT, reward model and DPO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from rlhf.config.batches import num_readers
+from rlhf.config.schema.dpo import DpoConfig
+from rlhf.config.schema.reward import RewardConfig
+from rlhf.config.schema.sft import SftConfig
+from rlhf.data.batching import deal, eval_batches, rows_of_rank
+from rlhf.data.collate import collate_pairs
+from rlhf.metrics import Metrics, merge_metrics
+from rlhf.phases.shared.checkpoints import Checkpoints
+from rlhf.phases.shared.context import RunContext
+from rlhf.random_streams import seed_dropout
+from rlhf.tracking.console import Console
+from rlhf.types import Batch, Engine, Model, PreferenceBatch, Ranks
+
+T = TypeVar("T")
+PhaseConfig = SftConfig | RewardConfig | DpoConfig
+Rows = dict[str, list[Any]]  # examples by column
+
+
+def run_supervised(
+    context: RunContext,
+    checkpoints: Checkpoints,
+    config: PhaseConfig,
+    *,
+    total_steps: int,
+    train_step: Callable[[int], dict[str, float]],
+    evaluate: Callable[[], dict[str, float]],
+) -> None:
+    """Take the steps of a phase that are left, and evaluate the model every ``eval_every`` steps.
+
+    ``train_step`` takes one optimizer step, counted from 1. Both functions return metrics to log.
+    """
+    phase = checkpoints.phase
+    warn_of_few_steps(context.console, phase, config, steps=total_steps)
+    with context.console.progress(phase, total_steps) as progress:
+        for step in checkpoints.steps(total_steps):
+            seed_dropout(context.config.seed, phase, step, rank=context.ranks.rank)
+            values = train_step(step)
+            checkpoints.log_step(values)
+            progress.advance(step, values)
+            if checkpoints.wants_evaluation(config.eval_every):
+                checkpoints.log_evaluation(evaluate())
+
+
+def warn_of_few_steps(console: Console, phase: str, config: PhaseConfig, *, steps: int) -> None:
+    """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
+    if steps <= config.warmup_steps:
+        console.say(
+            f"warning: {phase} takes {steps} steps with {phase}.warmup_steps="
+            f"{config.warmup_steps}: the learning rate never reaches {phase}.lr={config.lr:g}. "
+            f"Give the phase more examples (data.split), raise {phase}.epochs, or lower "
+            f"{phase}.warmup_steps or {phase}.batch_size"
+        )
+
+
+def readers(context: RunContext) -> Ranks:
+    """Return this rank's place among the ranks that read different rows.
+
+    Ranks that share their sequences (zero.sequence_parallel_size) have the same place.
+    """
+    size = context.config.zero.sequence_parallel_size
+    return replace(context.ranks, rank=context.ranks.rank // size, size=num_readers(context.config))
+
+
+def share_of_rank(
+    context: RunContext, items: Sequence[T], lengths: Sequence[int], *, micro: int
+) -> list[T]:
+    """Return this rank's equal share of a global batch, ordered for micro-batches of ``micro``.
+
+    With data.bucket_by_length the items of a micro-batch have similar ``lengths`` (one per
+    item); the optimizer step is the same up to rounding.
+    """
+    ranks = readers(context)
+    if not context.config.data.bucket_by_length:
+        return rows_of_rank(items, ranks)
+    places = deal(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
+    return [items[place] for place in places]
+
+
+def split_columns(rows: Rows, size: int) -> Iterator[Rows]:
+    """Yield ``size`` rows at a time."""
+    for start in range(0, len(next(iter(rows.values()))), size):
+        yield {name: values[start : start + size] for name, values in rows.items()}
+
+
+def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> PreferenceBatch:
+    """Return rows of the tokenised pairs as a batch on this rank's device."""
+    return collate_pairs(
+        rows["chosen_ids"],
+        rows["rejected_ids"],
+        rows["prompt_tokens"],
+        pad_id=context.tokenizer.pad_token_id,
+        device=context.ranks.device,
+        most=max_tokens,
+    )
+
+
+def take_step(
+    context: RunContext,
+    phase: str,
+    engine: Engine,
+    batches: Iterable[Batch],
+    loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
+) -> tuple[Metrics, dict[str, float]]:
+    """Take one optimizer step on micro-batches; return its metrics over all ranks, and as numbers.
+
+    ``loss_of`` returns a micro-batch's share of the loss, and its metrics. The numbers include
+    those of the optimizer step.
+    """
+    metrics: Metrics = {}
+    for batch in batches:
+        loss, part = loss_of(batch)
+        engine.backward(loss)
+        metrics = merge_metrics(metrics, part)
+    report = engine.step()
+    metrics = context.ranks.reduce_metrics(metrics)
+    return metrics, {
+        **{name: metric.value() for name, metric in metrics.items()},
+        f"{phase}/learning_rate": report.learning_rate,
+        f"{phase}/grad_norm": report.grad_norm,
+        f"{phase}/skipped_steps": float(report.is_skipped),
+    }
+
+
+def measure_held_out(
+    context: RunContext,
+    model: Model,
+    examples: Any,
+    measure: Callable[[Rows, Tensor], Metrics],
+    *,
+    limit: int,
+    micro: int,
+) -> Metrics:
+    """Return metrics of the first ``limit`` held-out examples, over all ranks.
+
+    ``measure`` returns the metrics of ``micro`` rows, given a mask (B,) that is False for rows
+    that only pad.
+    """
+    total = min(len(examples), limit)
+    metrics: Metrics = {}
+    with model.evaluating():
+        for rows, keep_B in eval_batches(
+            total,
+            batch_size=micro,
+            ranks=readers(context),
+            lengths=examples["length"][:total],
+        ):
+            metrics = merge_metrics(metrics, measure(examples[rows], keep_B))
+    return context.ranks.reduce_metrics(metrics)
