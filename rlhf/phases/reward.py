@@ -23,7 +23,7 @@ from rlhf.config.roles import Role, reward_model_base
 from rlhf.data.batching import pair_steps
 from rlhf.data.collate import collate_pairs
 from rlhf.engine.select import build_engine
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.intervals import wilson_interval
 from rlhf.metrics import Mean, Metrics, merge_metrics
 from rlhf.models.build import build_scorer, require_positions
@@ -148,7 +148,7 @@ class RewardTrainer:
             context.tokenizer,
             seed=context.seed("reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
-            shard=partitioner(
+            shard=placer(
                 Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
             ),
         )

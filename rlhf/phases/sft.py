@@ -14,7 +14,7 @@ from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.ulysses import HeadCounts, shared_attention
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.metrics import Metrics, merge_metrics, perplexity
 from rlhf.models.build import build_actor, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
@@ -96,9 +96,7 @@ class SftTrainer:
             context.tokenizer,
             seed=context.seed("model"),
             lora=lora_spec(config.lora, LoraRole.sft),
-            shard=partitioner(
-                Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
-            ),
+            shard=placer(Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks),
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
