@@ -100,6 +100,57 @@ def test_fp32_responses_are_those_of_the_cpu(gpu: Gpu, name: str) -> None:
         assert generated(make(model), GPU) == expected, make.__name__
 
 
+def engine_of(model: PreTrainedModel, *, stage: int = 0, dtype: Dtype = Dtype.fp32) -> TorchEngine:
+    settings = EngineSettings(zero=zero_config(stage=stage), dtype=dtype)
+    ranks = Ranks(0, 1, GPU)
+    return TorchEngine(LanguageModel(model), role=Role.actor, settings=settings, ranks=ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_joint_projections_change_no_response(gpu: Gpu, name: str) -> None:
+    model = tiny_model(name)
+    expected = generated(fused(model), CPU)
+    engine_of(model)
+    for make in (fused, graphed):
+        decoder = make(model)
+        layers = decoder._layers if isinstance(decoder, FusedDecoder) else decoder._decoder._layers
+        assert [len(layer.query_key_value) for layer in layers] == [1] * len(layers)
+        assert generated(decoder, GPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "separate", "saved"), [("opt", 25, 2), ("llama", 41, 3), ("qwen2", 41, 3)]
+)
+@pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_layers_side_by_side_are_one_product(
+    gpu: Gpu, name: str, separate: int, saved: int, dtype: Dtype, stage: int
+) -> None:
+    """At stage 0 the weights are fp32; a rollout in bf16 copies them to joint ones."""
+    precision = torch.bfloat16 if dtype is Dtype.bf16 else torch.float32
+
+    def launches(num_layers: int, *, is_joint: bool) -> int:
+        model = tiny_model(name, num_hidden_layers=num_layers)
+        engine_of(model, stage=stage, dtype=dtype)
+        parts = decoder_parts(model, tokens=TOKENS)
+        for block in () if is_joint else parts.blocks:
+            for layer in filter(None, (*block.query_key_value, block.gate, block.up)):
+                layer.weight.data = layer.weight.data.to(precision, copy=True)
+        decoder = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=TOKENS, dtype=precision)
+        ids = torch.ones(ROWS, dtype=torch.long, device=GPU)
+        with torch.no_grad(), gpu.counting() as counts:
+            decoder.decode(ids, [4, 2, 3])
+        return counts.events[Event.launch]
+
+    apart, joint = (
+        launches(3, is_joint=is_joint) - launches(2, is_joint=is_joint)
+        for is_joint in (False, True)
+    )
+    assert apart - joint == saved
+    assert dtype is Dtype.bf16 or apart == separate  # in half precision the CPU's norms take more
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
@@ -232,9 +283,7 @@ def rollout_of(settings: FastSettings, ranks: Ranks) -> FastRollout:
 def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     """The weights are rounded to bf16 for the rollout, anew in each."""
     ranks = Ranks(0, 1, GPU)
-    engine_settings = EngineSettings(zero=zero_config(stage=0), dtype=Dtype.fp32)
-    model = LanguageModel(tiny_model("opt"))
-    engine = TorchEngine(model, role=Role.actor, settings=engine_settings, ranks=ranks)
+    engine = engine_of(tiny_model("opt"))
     settings = FastSettings(
         dtype=torch.bfloat16,
         max_rows=ROWS,
@@ -253,10 +302,10 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
         return counts.events[Event.capture]
 
     assert captures() > 0
-    for parameter in model.parameters():
+    for parameter in engine.module.parameters():
         parameter.data.mul_(1.5)
     assert captures() == 0
-    for parameter in model.parameters():
+    for parameter in engine.module.parameters():
         parameter.data = parameter.data * 0.5
     assert captures() > 0
 
@@ -273,10 +322,7 @@ def prompts() -> PromptBatch:
 def test_a_model_that_is_trained_answers(
     gpu: Gpu, name: str, stage: int, dtype: Dtype, has_graphs: bool
 ) -> None:
-    ranks = Ranks(0, 1, GPU)
-    settings = EngineSettings(zero=zero_config(stage=stage), dtype=dtype)
-    model = LanguageModel(tiny_model(name))
-    engine = TorchEngine(model, role=Role.actor, settings=settings, ranks=ranks)
+    engine = engine_of(tiny_model(name), stage=stage, dtype=dtype)
     rollout = rollout_of(
         FastSettings(
             dtype=torch.float32 if dtype is Dtype.fp32 else torch.bfloat16,
@@ -285,7 +331,7 @@ def test_a_model_that_is_trained_answers(
             cuda_graphs=has_graphs,
             keeps_graphs=False,
         ),
-        ranks,
+        Ranks(0, 1, GPU),
     )
     with gpu.counting() as counts:
         batch = prompts()

@@ -174,21 +174,21 @@ class FusedDecoder:
             mixed = layer.output.plus(attend(memory, heads).flatten(1), x)
             if order is BlockOrder.norm_last:
                 x = layer.attention_norm(mixed)
-                x = layer.mlp_norm(layer.down.plus(layer.widened(x), x))
+                x = layer.mlp_norm(layer.down.plus(layer.widen(x), x))
             else:
                 inner = x if order is BlockOrder.parallel else mixed
-                x = layer.down.plus(layer.widened(layer.mlp_norm(inner)), mixed)
+                x = layer.down.plus(layer.widen(layer.mlp_norm(inner)), mixed)
         return x
 
     def _heads(self, layer: Layer, x_TH: Tensor, rotate: Rotations | None) -> Heads:
-        query, key, value = self._split([project(x_TH) for project in layer.query_key_value])
+        query, key, value = self._split(layer, [project(x_TH) for project in layer.query_key_value])
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         if rotate is not None:
             query, key = rotate(query), rotate(key)
         return Heads(query, key, value)
 
-    def _split(self, projected: list[Tensor]) -> tuple[Tensor, ...]:
+    def _split(self, layer: Layer, projected: list[Tensor]) -> tuple[Tensor, ...]:
         """Split one projection, or three, into queries, keys and values (T, heads, D)."""
         parts, num_tokens = self._parts, len(projected[0])
         if len(parts.blocks[0].query_key_value) == 1:
@@ -196,7 +196,8 @@ class FusedDecoder:
         counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
         if len(projected) == 1:
             together = projected[0].view(num_tokens, sum(counts), parts.head_dim)
-            return torch.split(together, list(counts), dim=1)
+            split = torch.split(together, [counts[index] for index in layer.joint_order], dim=1)
+            return tuple(split[layer.joint_order.index(index)] for index in range(3))
         shapes = ((num_tokens, count, parts.head_dim) for count in counts)
         return tuple(x.view(shape) for x, shape in zip(projected, shapes, strict=True))
 
