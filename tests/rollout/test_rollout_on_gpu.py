@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.config.choices import Dtype, When
@@ -20,6 +21,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
+from rlhf.rollout.decoders import fused as fused_module
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -234,6 +236,46 @@ def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
     assert events[Event.sync] == 0
     # Tokens and log-probs together: one copy for each step, which decodes or begins new rows.
     assert 0 < events[Event.to_host] - events[Event.replay] <= len(LENGTHS)
+
+
+class AttentionByTorch:
+    """What the Triton kernel computes, which the emulated GPU does not run."""
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, memory: Any, at: Any
+    ) -> torch.Tensor:
+        rows = torch.arange(len(at), device=at.device)
+        for kept, newest in zip(memory, (key, value), strict=True):
+            kept[rows, :, at] = newest
+        is_seen = torch.arange(memory.shape[3], device=at.device) <= at[:, None]
+        keys, values = memory[:, : len(at)]
+        mask = is_seen[:, None, None]
+        return functional.scaled_dot_product_attention(
+            query[:, :, None], keys, values, mask, enable_gqa=True
+        )[:, :, 0]
+
+
+@pytest.mark.parametrize("by_lengths", [False, True])
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_with_attention_by_lengths_one_graph_serves_all(
+    gpu: Gpu, name: str, by_lengths: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(name, max_position_embeddings=256)
+    expected = generated(fused(model), CPU)
+    if by_lengths:
+        monkeypatch.setattr(fused_module, "gpu_attention", lambda *_, **__: AttentionByTorch())
+    model.to(GPU)
+    assert generated(fused(model), GPU) == expected
+    assert generated(graphed(model), GPU) == expected
+    draws = some_draws().to(GPU)
+    extent = Extent.of(ROWS, 200, draws)
+    decoder = GraphedDecoder(
+        fused(model, tokens=extent.columns), SAMPLING, end_id=-1, extent=extent, weights=[]
+    )
+    with torch.no_grad(), gpu.counting() as counts:
+        for position in (100, 127, 128, 150):
+            decoder.decode_and_draw([Newest(3, position, 0, 1)], draws)
+    assert counts.events[Event.capture] == (1 if by_lengths else 2)
 
 
 def test_without_memory_for_graphs_steps_are_launched(

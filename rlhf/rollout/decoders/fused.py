@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from rlhf.decoder_parts import BlockOrder, DecoderParts
 from rlhf.host_copies import sent
+from rlhf.kernels.attention_gpu import gpu_attention
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, Rotations
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
@@ -65,6 +66,13 @@ class FusedDecoder:
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
+        group = parts.num_heads // parts.num_kv_heads
+        self._attention = gpu_attention(self._device, dtype, group=group, size=parts.head_dim)
+
+    @property
+    def reads_whole_columns(self) -> bool:
+        """Return True if a decode step reads the same columns of the KV cache in every row."""
+        return self._attention is None
 
     def follow_weights(self) -> None:
         """Take the weights as they are now; those of the model itself are used without a copy."""
@@ -143,7 +151,9 @@ class FusedDecoder:
 
     def _attend_newest(self, positions_B: Tensor, columns: int) -> Attend:
         """Return the attention function for one new token in each of the first B rows."""
-        num_rows, parts = len(positions_B), self._parts
+        kernel, num_rows, parts = self._attention, len(positions_B), self._parts
+        if kernel is not None:
+            return lambda memory_2RKLD, heads: kernel(*heads, memory_2RKLD, positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
