@@ -7,8 +7,8 @@ A policy's folder is loaded by transformers' own ``from_pretrained``, and as thi
 (``build_actor``: checks, special tokens, dropout); ``RLHFEngine`` makes the four models and two
 optimisers of PPO ready. Each is a new process that loads twice: the first time shows the memory,
 the second, with imports done and the files in the page cache, the seconds. Two ranks load and save
-a frozen model under ZeRO-3: built whole by each and then sharded, or sharded while it is built;
-their peaks are of private memory, above what there was before, and in copies of the whole model.
+a frozen model at stage 1, where each has all of it, and under ZeRO-3; their peaks are of private
+memory, above what there was before, and in copies of the whole model.
 Tokenising is that of the synthetic data for each phase, as a run does it, written to its cache.
 """
 
@@ -28,7 +28,7 @@ LOADERS = ("from_pretrained", "build_actor", "RLHFEngine")
 VOCABULARY = 2048
 LIMIT = 256  # tokens of an example; none of the synthetic ones is longer
 MICRO_RECORDS, RECORDS = 200, 20_000
-SOURCES, DTYPES, BUILDS = ("stored", "random"), ("bf16", "fp32"), ("whole", "sharded")
+SOURCES, DTYPES, ZERO = ("stored", "random"), ("bf16", "fp32"), ("stage1", "stage3")
 
 
 def by_transformers(folder: Path, device: str) -> Callable[[], Any]:
@@ -125,11 +125,11 @@ def two_ranks(task: dict[str, Any]) -> dict[str, float]:
 
 
 def sharded_rows(shape: str, dtypes: list[str], rounds: int) -> list[dict[str, Any]]:
-    """Figures of two ranks: every source of weights, each precision and way to build."""
+    """Figures of two ranks: every source of weights, each precision and stage."""
     with tempfile.TemporaryDirectory() as folder:
         make_half(Path(folder), shape)
         ways = {
-            f"{source}, {dtype}, {build}": Way(
+            f"{source}, {dtype}, {zero}": Way(
                 script=Path(__file__),
                 task={
                     "way": "ranks",
@@ -137,12 +137,12 @@ def sharded_rows(shape: str, dtypes: list[str], rounds: int) -> list[dict[str, A
                     "shape": shape,
                     "source": source,
                     "dtype": dtype,
-                    "sharded": build == "sharded",
+                    "zero": zero,
                 },
             )
             for source in SOURCES
             for dtype in dtypes
-            for build in BUILDS
+            for zero in ZERO
         }
         found = take_turns(ways, rounds)
     return [{"shape": shape, "way": way, **medians(found[way])} for way in ways]

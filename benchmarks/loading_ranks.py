@@ -1,4 +1,4 @@
-"""One of two ranks under ZeRO-3 that load and save a model: seconds, and peaks of memory.
+"""One of two ranks that load and save a model by DeepSpeed: seconds, and peaks of memory.
 
 Not a command: ``loading.py`` starts the ranks.
 """
@@ -76,7 +76,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.config.roles import Role
     from rlhf.engine.select import build_engine
     from rlhf.engine.settings import EngineSettings
-    from rlhf.engine.zero3_partition import partitioner
+    from rlhf.engine.zero3_partition import placer
     from rlhf.models.build import build_actor
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.sources import ModelSource
@@ -91,7 +91,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
         architecture=None if is_stored else SHAPES[shape].policy.architecture(),
     )
     tokenizer = load_tokenizer(folder / "policy", key="model")
-    zero = run_config(folder, Work(), ["zero=stage3"]).zero
+    zero = run_config(folder, Work(), [f"zero={task['zero']}"]).zero
     shared: Any = {
         "settings": EngineSettings(zero=zero, dtype=Dtype(task["dtype"])),
         "plan": BatchPlan(per_rank=1, micro=1, accumulation=1),
@@ -99,7 +99,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     }
 
     def load() -> Any:
-        shard = partitioner(Role.reference, **shared) if task["sharded"] else None
+        shard = placer(Role.reference, **shared)
         model = build_actor(source, tokenizer, seed=1, shard=shard)
         return build_engine(LanguageModel(model), role=Role.reference, **shared)
 
@@ -113,8 +113,8 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     return {
         "loading": loading,
         "saving": saving,
-        "whole": sum(p.ds_numel * p.element_size() for p in parameters),
-        "shard": sum(p.ds_tensor.nbytes for p in parameters),
+        "whole": sum(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in parameters),
+        "shard": sum(getattr(p, "ds_tensor", p).nbytes for p in parameters),
     }
 
 

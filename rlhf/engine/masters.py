@@ -41,18 +41,17 @@ class Split(NamedTuple):
         self.high.copy_(weights)
 
 
-def rounded(weights: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of ``weights`` on ``device``, rounded to bf16 as ``Split`` does.
+def rounded(weights: Tensor, out: Tensor) -> Tensor:
+    """Write ``weights`` to ``out``, rounded to bf16 as ``Split`` does, and return ``out``.
 
     So frozen and trained copies are equal. The device holds only a chunk of them in fp32.
     """
-    copy = torch.empty(weights.shape, dtype=torch.bfloat16, device=device)
-    parts = (torch.split(each, CHUNK) for each in (copy.view(-1), weights.detach().reshape(-1)))
+    parts = (torch.split(each, CHUNK) for each in (out.view(-1), weights.detach().reshape(-1)))
     for part, source in zip(*parts, strict=True):
-        exact = source.to(device, torch.float32, copy=True)
+        exact = source.to(out.device, torch.float32, copy=True)
         exact.view(torch.int32).bitwise_or_(1)  # ties: see Split.split
         part.copy_(exact)
-    return copy
+    return out
 
 
 def write(shard: Tensor | Split, weights: Tensor) -> None:

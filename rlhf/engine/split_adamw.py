@@ -36,7 +36,7 @@ class SplitAdamW:
     The model computes with the upper 16 bits of each fp32 weight, rounded; the optimizer keeps the
     lower bits. With ``moments`` in bf16 both moments are rounded after each step; this is meant for
     beta2 up to about 0.99, above which a step changes the second moment by less than the rounding.
-    Parameters are cast to bf16, in place.
+    Parameters become bf16: each the tensor of ``places``, or else a new one.
     """
 
     def __init__(
@@ -46,12 +46,17 @@ class SplitAdamW:
         betas: tuple[float, float],
         eps: float,
         moments: torch.dtype,
+        places: Mapping[nn.Parameter, Tensor] | None = None,
     ) -> None:
         self.param_groups = groups
         self._betas = betas
         self._eps = eps
         self._steps = 0
-        self._states = [_state(p, moments) for group in groups for p in group["params"]]
+        trained = [parameter for group in groups for parameter in group["params"]]
+        halves = places or {
+            p: torch.empty(p.shape, dtype=torch.bfloat16, device=p.device) for p in trained
+        }
+        self._states = [_state(p, halves[p], moments) for p in trained]
         self._way = _way([state.parameter for state in self._states])
 
     @property
@@ -120,9 +125,11 @@ def _way(parameters: Sequence[nn.Parameter]) -> AdamwWay:
     return TorchWay() if kernels is None else ParameterTable(kernels, sizes, device)
 
 
-def _state(parameter: nn.Parameter, moments: torch.dtype) -> _State:
-    weights = parameter.detach().float().flatten().clone()  # a copy: split() overwrites bits
-    parameter.data = parameter.data.bfloat16().contiguous()
+def _state(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> _State:
+    """Return the state of ``parameter``, whose upper halves move to ``half``."""
+    # A copy, since split() overwrites bits.
+    weights = parameter.detach().to(half.device, torch.float32, copy=True).flatten()
+    parameter.data = half
     low = torch.empty(weights.shape, dtype=torch.int16, device=weights.device)
     first, second = (torch.zeros_like(weights, dtype=moments) for _ in range(2))
     state = _State(parameter, low, first, second)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.base import BaseEngine
+from rlhf.engine.layout import homes
 from rlhf.engine.masters import Masters, MovingAverage, rounded
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.split_adamw import SplitAdamW
@@ -101,21 +102,22 @@ class TorchEngine(BaseEngine):
         self._optimizer: SplitAdamW | WholeAdamW | None = None
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
-        for parameter in module.parameters():
-            # Frozen ones in parts: a GPU that holds them in bf16 may not hold them in fp32.
-            parameter.data = (
-                parameter.data.to(ranks.device)
-                if parameter.requires_grad or not has_half
-                else rounded(parameter.data, ranks.device)
-            )
-        module.to(ranks.device)  # buffers
+        dtype = torch.bfloat16 if has_half else torch.float32
+        places = homes(list(module.parameters()), dtype, ranks.device)
+        for parameter, home in places.items():
+            if not has_half:
+                parameter.data = home.copy_(parameter.data)
+            elif not parameter.requires_grad:
+                parameter.data = rounded(parameter.data, home)
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(ranks.device)
         if optimizer is None:
             return
         groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps
         self._peaks = [group["lr"] for group in groups]
         moments = torch.bfloat16 if settings.zero.moments is MomentsDtype.bf16 else torch.float32
         self._optimizer = (
-            SplitAdamW(groups, betas=betas, eps=eps, moments=moments)
+            SplitAdamW(groups, betas=betas, eps=eps, moments=moments, places=places)
             if has_half
             else WholeAdamW(groups, betas=betas, eps=eps)
         )

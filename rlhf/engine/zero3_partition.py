@@ -1,4 +1,4 @@
-"""Shard parameters over the ranks one at a time, before DeepSpeed gets the whole model."""
+"""Put parameters where DeepSpeed keeps them, one at a time, before it gets the whole model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,29 @@ from rlhf.types import Ranks
 HALF_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
 
 
-def partitioner(
+def placer(
     role: Role, *, settings: EngineSettings, plan: BatchPlan, ranks: Ranks
 ) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
-    """Return a function that shards a parameter like the engine, or None if it shards none."""
-    is_sharded = stage_of(role, settings.zero) == SHARDED_WEIGHTS
-    if not is_sharded or settings.runs_on_torch(role, ranks=ranks.size):
+    """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
+
+    None for the torch engine, whose masters are made from fp32 weights.
+    """
+    if settings.runs_on_torch(role, ranks=ranks.size):
         return None
-    return Partitioner(role, settings=settings, plan=plan, ranks=ranks)
+    if stage_of(role, settings.zero) == SHARDED_WEIGHTS:
+        return Partitioner(role, settings=settings, plan=plan, ranks=ranks)
+    dtype = _dtype(role, settings)
+
+    def place(parameter: nn.Parameter) -> torch.Tensor:
+        parameter.data = parameter.data.to(ranks.device, dtype)
+        return parameter.data
+
+    return place
+
+
+def _dtype(role: Role, settings: EngineSettings) -> torch.dtype:
+    has_half = has_half_weights(role, settings.zero, settings.dtype)
+    return HALF_DTYPES[settings.dtype] if has_half else torch.float32
 
 
 class Partitioner:
@@ -49,8 +64,7 @@ class Partitioner:
             ranks=ranks.size,
         )
         self._ranks = ranks
-        is_half = has_half_weights(role, zero, settings.dtype)
-        self._dtype = HALF_DTYPES[settings.dtype] if is_half else torch.float32
+        self._dtype = _dtype(role, settings)
         leave_uncompiled_kernels_alone()
         self._init = deepspeed.zero.Init(config_dict_or_path=config)
         if self._init.mem_efficient_linear:

@@ -1,6 +1,6 @@
-"""Build a model with sharded weights, without ever holding all of them in memory.
+"""Build a model whose weights are sharded, or sent to the device, one at a time.
 
-A folder's weights are memory-mapped, not read: every rank copies only its own part from the file.
+A folder's weights are memory-mapped: every rank reads only the part that it keeps from the file.
 Random weights are drawn block by block, in the order and with the values of an ordinary build.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Replaces a parameter with this rank's part of it, and returns that part in the engine's precision;
-# None if the parameter was sharded before.
+# Replaces a parameter with the part that this rank keeps, which may be all of it, and returns that
+# part in the engine's precision; None if the parameter was sharded before.
 Shard = Callable[[nn.Parameter], Tensor | None]
 
 

@@ -18,7 +18,7 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.intervals import wilson_interval
 from rlhf.metrics import Mean, Metrics
 from rlhf.models.build import require_positions
@@ -129,7 +129,7 @@ class DpoTrainer:
         self._context = context
         self._plan = phase_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
-        shard = partitioner(Role.actor, **shared)
+        shard = placer(Role.actor, **shared)
         module = build_policy(config, tokenizer, dropout=0.0, shard=shard)
         require_positions(
             module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
@@ -139,7 +139,7 @@ class DpoTrainer:
         self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
         self._reference: TokenModel = AdapterOff(self.policy)
         self._copy: AnyEngine | None = None
-        copy = build_reference(config, tokenizer, shard=partitioner(Role.reference, **shared))
+        copy = build_reference(config, tokenizer, shard=placer(Role.reference, **shared))
         if copy is not None:
             self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
         rollout = config.rollout

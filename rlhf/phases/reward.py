@@ -26,7 +26,7 @@ from rlhf.data.records import Record
 from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.intervals import wilson_interval
 from rlhf.metrics import Mean, Metrics
 from rlhf.models.build import build_scorer, lora_spec, require_positions
@@ -180,7 +180,7 @@ class RewardTrainer:
             context.tokenizer,
             seed=seed_for(config.seed, "reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
-            shard=partitioner(
+            shard=placer(
                 Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
             ),
         )

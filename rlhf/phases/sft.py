@@ -15,7 +15,7 @@ from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.ulysses import HeadCounts, shared_attention
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.metrics import Metrics, perplexity
 from rlhf.models.build import build_actor, lora_spec, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
@@ -105,9 +105,7 @@ class SftTrainer:
             context.tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.sft),
-            shard=partitioner(
-                Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
-            ),
+            shard=placer(Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks),
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(

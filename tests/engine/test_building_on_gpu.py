@@ -1,19 +1,28 @@
-"""While an engine is built, a GPU holds no more than the engine will hold, and one parameter."""
+"""While models and engines are built, GPU and host hold no more than needed, and one parameter."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
 from rlhf.engine import masters
 from rlhf.engine.masters import read
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
+from rlhf.engine.zero3_partition import placer
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.lora import LoraSpec
+from rlhf.models.sources import ModelSource
+from rlhf.models.zero3_init import Shard
 from rlhf.types import Ranks
 from tests.engine.test_torch_engine import ADAMW
+from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 from tests.pretend_cuda.gpu import Gpu
 from tests.zero_settings import zero_config
 
@@ -66,3 +75,46 @@ def test_weights_come_one_by_one(
         exact = [read(shard).cpu() for shard in engine._optimizer.masters.shards]
         for master, expected in zip(exact, here[:trained], strict=True):
             assert torch.equal(master, expected.flatten())
+
+
+def unsharded(stage: int) -> Shard | None:
+    """What one of eight ranks does with each parameter of a model that is loaded in bf16."""
+    return placer(
+        Role.actor,
+        settings=EngineSettings(zero=zero_config(stage=stage), dtype=Dtype.bf16),
+        plan=BatchPlan(per_rank=1, micro=1, accumulation=1),
+        ranks=Ranks(0, 8, torch.device("cuda", 0)),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stored", [None, torch.float32, torch.bfloat16])
+def test_a_rank_sends_each_parameter_in_its_precision(
+    gpu: Gpu, family: str, stage: int, stored: torch.dtype | None, tmp_path: Path
+) -> None:
+    tokenizer, source = small_tokenizer(), source_of(family)
+    if stored is not None:
+        save_base(tmp_path, family, tokenizer).to(stored).save_pretrained(tmp_path)
+        source = ModelSource(key="k", path=str(tmp_path))
+    expected = whole_state(build_scorer(source, tokenizer, seed=3).pretrained)
+    gpu.reset_peak()
+    model = build_scorer(source, tokenizer, seed=3, shard=unsharded(stage)).pretrained
+    dtype = torch.bfloat16 if stage else torch.float32
+    parameters = dict(model.named_parameters())
+    assert {(p.device.type, p.dtype) for p in parameters.values()} == {("cuda", dtype)}
+    assert gpu.peak <= gpu.used + max(p.nbytes for p in parameters.values())
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter.detach().cpu(), expected[name].to(dtype)), name
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_adapters_on_sent_layers_are_those_of_the_cpu(gpu: Gpu, stage: int) -> None:
+    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    source, tokenizer = source_of("llama"), small_tokenizer()
+    expected = whole_state(build_actor(source, tokenizer, seed=3, lora=spec))
+    model = build_actor(source, tokenizer, seed=3, lora=spec, shard=unsharded(stage))
+    dtype = torch.bfloat16 if stage else torch.float32
+    for name, parameter in model.named_parameters():
+        assert (parameter.device.type, parameter.dtype) == ("cuda", dtype), name
+        assert torch.equal(parameter.detach().cpu(), expected[name].to(dtype)), name

@@ -5,31 +5,40 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from rlhf.kernels import adamw_gpu, logprobs_gpu
+from rlhf.kernels import adamw_gpu, attention_gpu, logprobs_gpu
+from rlhf.kernels.attention_gpu import GpuAttention
 from tests.runs import python
 
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton comes with torch's CUDA wheels"
 )
-all_of_them = pytest.mark.parametrize("kernels", ["adamw", "logprobs"])
+all_of_them = pytest.mark.parametrize("kernels", ["adamw", "attention", "logprobs"])
 
 
-@pytest.mark.parametrize("module", [adamw_gpu, logprobs_gpu])
+def attention(device: torch.device) -> GpuAttention | None:
+    return attention_gpu.gpu_attention.__wrapped__(device, torch.bfloat16, group=1, size=64)
+
+
+@pytest.mark.parametrize(
+    "load", [adamw_gpu.gpu_kernels.__wrapped__, logprobs_gpu.gpu_kernels.__wrapped__, attention]
+)
 def test_without_triton_a_line_says_so(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load: Callable[[torch.device], object],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("adamw_triton", "logprobs_triton"):
+    for name in ("adamw_triton", "attention_triton", "logprobs_triton"):
         monkeypatch.delitem(sys.modules, f"rlhf.kernels.{name}", raising=False)
     with caplog.at_level(logging.WARNING):
-        assert module.gpu_kernels.__wrapped__(torch.device("cpu")) is None
+        assert load(torch.device("cuda", 0)) is None
     assert len(caplog.messages) == 1
     assert "No Triton for this GPU (" in caplog.text
     assert "\n" not in caplog.messages[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.config.choices import Dtype, When
@@ -20,6 +21,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
+from rlhf.rollout.decoders import fused as fused_module
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -98,6 +100,57 @@ def test_fp32_responses_are_those_of_the_cpu(gpu: Gpu, name: str) -> None:
     model.to(GPU)
     for make in makers:
         assert generated(make(model), GPU) == expected, make.__name__
+
+
+def engine_of(model: PreTrainedModel, *, stage: int = 0, dtype: Dtype = Dtype.fp32) -> TorchEngine:
+    settings = EngineSettings(zero=zero_config(stage=stage), dtype=dtype)
+    ranks = Ranks(0, 1, GPU)
+    return TorchEngine(LanguageModel(model), role=Role.actor, settings=settings, ranks=ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAST)
+def test_joint_projections_change_no_response(gpu: Gpu, name: str) -> None:
+    model = tiny_model(name)
+    expected = generated(fused(model), CPU)
+    engine_of(model)
+    for make in (fused, graphed):
+        decoder = make(model)
+        layers = decoder._layers if isinstance(decoder, FusedDecoder) else decoder._decoder._layers
+        assert [len(layer.query_key_value) for layer in layers] == [1] * len(layers)
+        assert generated(decoder, GPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "separate", "saved"), [("opt", 25, 2), ("llama", 41, 3), ("qwen2", 41, 3)]
+)
+@pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_layers_side_by_side_are_one_product(
+    gpu: Gpu, name: str, separate: int, saved: int, dtype: Dtype, stage: int
+) -> None:
+    """At stage 0 the weights are fp32; a rollout in bf16 copies them to joint ones."""
+    precision = torch.bfloat16 if dtype is Dtype.bf16 else torch.float32
+
+    def launches(num_layers: int, *, is_joint: bool) -> int:
+        model = tiny_model(name, num_hidden_layers=num_layers)
+        engine_of(model, stage=stage, dtype=dtype)
+        parts = decoder_parts(model, tokens=TOKENS)
+        for block in () if is_joint else parts.blocks:
+            for layer in filter(None, (*block.query_key_value, block.gate, block.up)):
+                layer.weight.data = layer.weight.data.to(precision, copy=True)
+        decoder = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=TOKENS, dtype=precision)
+        ids = torch.ones(ROWS, dtype=torch.long, device=GPU)
+        with torch.no_grad(), gpu.counting() as counts:
+            decoder.decode(ids, [4, 2, 3])
+        return counts.events[Event.launch]
+
+    apart, joint = (
+        launches(3, is_joint=is_joint) - launches(2, is_joint=is_joint)
+        for is_joint in (False, True)
+    )
+    assert apart - joint == saved
+    assert dtype is Dtype.bf16 or apart == separate  # in half precision the CPU's norms take more
 
 
 @pytest.mark.slow
@@ -185,6 +238,46 @@ def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
     assert 0 < events[Event.to_host] - events[Event.replay] <= len(LENGTHS)
 
 
+class AttentionByTorch:
+    """What the Triton kernel computes, which the emulated GPU does not run."""
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, memory: Any, at: Any
+    ) -> torch.Tensor:
+        rows = torch.arange(len(at), device=at.device)
+        for kept, newest in zip(memory, (key, value), strict=True):
+            kept[rows, :, at] = newest
+        is_seen = torch.arange(memory.shape[3], device=at.device) <= at[:, None]
+        keys, values = memory[:, : len(at)]
+        mask = is_seen[:, None, None]
+        return functional.scaled_dot_product_attention(
+            query[:, :, None], keys, values, mask, enable_gqa=True
+        )[:, :, 0]
+
+
+@pytest.mark.parametrize("by_lengths", [False, True])
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_with_attention_by_lengths_one_graph_serves_all(
+    gpu: Gpu, name: str, by_lengths: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(name, max_position_embeddings=256)
+    expected = generated(fused(model), CPU)
+    if by_lengths:
+        monkeypatch.setattr(fused_module, "gpu_attention", lambda *_, **__: AttentionByTorch())
+    model.to(GPU)
+    assert generated(fused(model), GPU) == expected
+    assert generated(graphed(model), GPU) == expected
+    draws = some_draws().to(GPU)
+    extent = Extent.of(ROWS, 200, draws)
+    decoder = GraphedDecoder(
+        fused(model, tokens=extent.columns), SAMPLING, end_id=-1, extent=extent, weights=[]
+    )
+    with torch.no_grad(), gpu.counting() as counts:
+        for position in (100, 127, 128, 150):
+            decoder.decode_and_draw([Newest(3, position, 0, 1)], draws)
+    assert counts.events[Event.capture] == (1 if by_lengths else 2)
+
+
 def test_without_memory_for_graphs_steps_are_launched(
     gpu: Gpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,9 +325,7 @@ def rollout_of(settings: FastSettings, ranks: Ranks) -> FastRollout:
 def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     """The weights are rounded to bf16 for the rollout, anew in each."""
     ranks = Ranks(0, 1, GPU)
-    engine_settings = EngineSettings(zero=zero_config(stage=0), dtype=Dtype.fp32)
-    model = LanguageModel(tiny_model("opt"))
-    engine = TorchEngine(model, role=Role.actor, settings=engine_settings, ranks=ranks)
+    engine = engine_of(tiny_model("opt"))
     settings = FastSettings(
         dtype=torch.bfloat16,
         max_rows=ROWS,
@@ -253,10 +344,10 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
         return counts.events[Event.capture]
 
     assert captures() > 0
-    for parameter in model.parameters():
+    for parameter in engine.module.parameters():
         parameter.data.mul_(1.5)
     assert captures() == 0
-    for parameter in model.parameters():
+    for parameter in engine.module.parameters():
         parameter.data = parameter.data * 0.5
     assert captures() > 0
 
@@ -273,10 +364,7 @@ def prompts() -> PromptBatch:
 def test_a_model_that_is_trained_answers(
     gpu: Gpu, name: str, stage: int, dtype: Dtype, has_graphs: bool
 ) -> None:
-    ranks = Ranks(0, 1, GPU)
-    settings = EngineSettings(zero=zero_config(stage=stage), dtype=dtype)
-    model = LanguageModel(tiny_model(name))
-    engine = TorchEngine(model, role=Role.actor, settings=settings, ranks=ranks)
+    engine = engine_of(tiny_model(name), stage=stage, dtype=dtype)
     rollout = rollout_of(
         FastSettings(
             dtype=torch.float32 if dtype is Dtype.fp32 else torch.bfloat16,
@@ -285,7 +373,7 @@ def test_a_model_that_is_trained_answers(
             cuda_graphs=has_graphs,
             keeps_graphs=False,
         ),
-        ranks,
+        Ranks(0, 1, GPU),
     )
     with gpu.counting() as counts:
         batch = prompts()

@@ -18,7 +18,7 @@ from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
@@ -55,7 +55,7 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     settings = EngineSettings(zero=zero_config(stage=3, param_persistence_threshold=0), dtype=dtype)
     plan = BatchPlan(per_rank=2, micro=2, accumulation=1)
     shared: Any = {"settings": settings, "plan": plan, "ranks": ranks}
-    sharded = build(shard=partitioner(Role.reward, **shared))
+    sharded = build(shard=placer(Role.reward, **shared))
     assert all(p.ds_tensor.numel() == -(-p.ds_numel // 2) for p in sharded.parameters()), name
     if dtype is Dtype.bf16:
         for parameter in whole.parameters():

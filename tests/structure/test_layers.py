@@ -122,7 +122,11 @@ ONLY_IN = {
         "rlhf/rollout/hybrid/hybrid_rollout.py",
         "rlhf/runtime/rendezvous.py",
     ),
-    "triton": ("rlhf/kernels/adamw_triton.py", "rlhf/kernels/logprobs_triton.py"),
+    "triton": (
+        "rlhf/kernels/adamw_triton.py",
+        "rlhf/kernels/attention_triton.py",
+        "rlhf/kernels/logprobs_triton.py",
+    ),
     "wandb": ("rlhf/tracking/", "rlhf/report/dashboards.py"),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/jobs/"),
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
+from rlhf.engine.layout import homes
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
 from rlhf.gpu_check.rows import Finding, Task, judged
 from rlhf.gpu_check.setting import CheckSetting
@@ -60,8 +61,10 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
 @torch.no_grad()
 def _compare(name: str, dtype: torch.dtype) -> Finding:
     model = tiny_model(name).to("cuda")
-    for parameter in model.parameters():  # not buffers: rotary frequencies stay in fp32
-        parameter.data = parameter.data.to(dtype)
+    # Side by side, as an engine stores them. Not buffers: rotary frequencies stay in fp32.
+    places = homes(list(model.parameters()), dtype, torch.device("cuda", 0))
+    for parameter, home in places.items():
+        parameter.data = home.copy_(parameter.data)
     ways = {has_graphs: distance(model, dtype, has_graphs) for has_graphs in (False, True)}
     is_right = all(is_near(each, dtype) for each in ways.values())
     figures = (

@@ -17,7 +17,7 @@ from rlhf.data.tokens import Encoder
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.engine.zero3_partition import partitioner
+from rlhf.engine.zero3_partition import placer
 from rlhf.errors import ConfigError
 from rlhf.models.build import build_scorer, lora_spec, require_positions
 from rlhf.models.scorer import Scorer
@@ -213,7 +213,7 @@ class RLHFEngine:
         return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
 
     def _shard(self, role: Role) -> Shard | None:
-        return partitioner(role, settings=self.settings, plan=self.plan, ranks=self.ranks)
+        return placer(role, settings=self.settings, plan=self.plan, ranks=self.ranks)
 
     def _require_positions(self, model: PreTrainedModel, *, key: str) -> None:
         rollout = self.config.rollout

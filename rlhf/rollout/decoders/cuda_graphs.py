@@ -60,7 +60,8 @@ class GraphedDecoder:
 
     A step decodes, draws the next tokens and moves on to them, all on the GPU: while no row joins
     or leaves, the host launches one graph and copies the drawn tokens. To keep shapes few, rows are
-    rounded up to a power of two, lengths to a multiple of ``COLUMNS``.
+    rounded up to a power of two, lengths to a multiple of ``COLUMNS``; with a kernel that reads
+    each row to its own length, one graph serves all lengths.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class GraphedDecoder:
             self._drawn_from = draws_NT
         used, longest = len(newest), max(row.position for row in newest) + 1
         rows = min(1 << (used - 1).bit_length(), self._extent.rows)
-        columns = _columns(longest)
+        whole = self._decoder.reads_whole_columns
+        columns = _columns(longest) if whole else self._extent.columns
         graph = self._graph(rows, columns, last=longest - 1)
         if newest != self._newest:
             # Unused rows write to the first columns of the KV cache, as their next prompt does.

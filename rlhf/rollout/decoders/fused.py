@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from rlhf.decoder_parts import BlockOrder, DecoderParts
 from rlhf.host_copies import sent
+from rlhf.kernels.attention_gpu import gpu_attention
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, Rotations
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
@@ -65,6 +66,13 @@ class FusedDecoder:
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
+        group = parts.num_heads // parts.num_kv_heads
+        self._attention = gpu_attention(self._device, dtype, group=group, size=parts.head_dim)
+
+    @property
+    def reads_whole_columns(self) -> bool:
+        """Return True if a decode step reads the same columns of the KV cache in every row."""
+        return self._attention is None
 
     def follow_weights(self) -> None:
         """Take the weights as they are now; those of the model itself are used without a copy."""
@@ -143,7 +151,9 @@ class FusedDecoder:
 
     def _attend_newest(self, positions_B: Tensor, columns: int) -> Attend:
         """Return the attention function for one new token in each of the first B rows."""
-        num_rows, parts = len(positions_B), self._parts
+        kernel, num_rows, parts = self._attention, len(positions_B), self._parts
+        if kernel is not None:
+            return lambda memory_2RKLD, heads: kernel(*heads, memory_2RKLD, positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
@@ -174,21 +184,21 @@ class FusedDecoder:
             mixed = layer.output.plus(attend(memory, heads).flatten(1), x)
             if order is BlockOrder.norm_last:
                 x = layer.attention_norm(mixed)
-                x = layer.mlp_norm(layer.down.plus(layer.widened(x), x))
+                x = layer.mlp_norm(layer.down.plus(layer.widen(x), x))
             else:
                 inner = x if order is BlockOrder.parallel else mixed
-                x = layer.down.plus(layer.widened(layer.mlp_norm(inner)), mixed)
+                x = layer.down.plus(layer.widen(layer.mlp_norm(inner)), mixed)
         return x
 
     def _heads(self, layer: Layer, x_TH: Tensor, rotate: Rotations | None) -> Heads:
-        query, key, value = self._split([project(x_TH) for project in layer.query_key_value])
+        query, key, value = self._split(layer, [project(x_TH) for project in layer.query_key_value])
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         if rotate is not None:
             query, key = rotate(query), rotate(key)
         return Heads(query, key, value)
 
-    def _split(self, projected: list[Tensor]) -> tuple[Tensor, ...]:
+    def _split(self, layer: Layer, projected: list[Tensor]) -> tuple[Tensor, ...]:
         """Split one projection, or three, into queries, keys and values (T, heads, D)."""
         parts, num_tokens = self._parts, len(projected[0])
         if len(parts.blocks[0].query_key_value) == 1:
@@ -196,7 +206,8 @@ class FusedDecoder:
         counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
         if len(projected) == 1:
             together = projected[0].view(num_tokens, sum(counts), parts.head_dim)
-            return torch.split(together, list(counts), dim=1)
+            split = torch.split(together, [counts[index] for index in layer.joint_order], dim=1)
+            return tuple(split[layer.joint_order.index(index)] for index in range(3))
         shapes = ((num_tokens, count, parts.head_dim) for count in counts)
         return tuple(x.view(shape) for x, shape in zip(projected, shapes, strict=True))
 

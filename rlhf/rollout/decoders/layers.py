@@ -5,7 +5,7 @@ Shapes: T = tokens, H = hidden size, O = outputs, I = inputs of a linear layer, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional
 from rlhf.decoder_parts import BlockParts, DecoderParts, LowRank
 from rlhf.kernels.decode import Linear, Norm
 from rlhf.rollout.decoders.projections import (
+    ACTIVATIONS,
     AdaptedProjection,
     Projection,
     can_pack,
@@ -31,16 +32,12 @@ class Layer(NamedTuple):
     attention_norm: Step
     mlp_norm: Step
     query_key_value: list[Projection]
+    joint_order: tuple[int, ...]  # of queries, keys and values in a joint projection
     query_norm: Step | None
     key_norm: Step | None
     output: Projection
-    gate: Projection | None
-    up: Projection
+    widen: Step  # to the MLP's hidden state
     down: Projection
-
-    def widened(self, x: Tensor) -> Tensor:
-        """Return the MLP's hidden state."""
-        return self.up(x) if self.gate is None else self.up.times(x, self.gate(x))
 
 
 class Rotations(NamedTuple):
@@ -87,8 +84,9 @@ class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
     On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
-    adapters are merged. On a GPU neither is: the model's own weights are used. There ``casts`` has
-    the copies of weights that are not in this precision, each with its weight.
+    adapters are merged. On a GPU the model's own weights are used. Layers become one projection
+    there if their weights follow one another in memory, in any order, and have no adapters.
+    ``casts`` has the copies of weights that are not in this precision, each with its weight.
     """
 
     def __init__(self, parts: DecoderParts, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
@@ -98,26 +96,62 @@ class LayerBuilder:
         self._activation = parts.activation
         self.casts: list[tuple[Tensor, Tensor]] = []
         device = parts.tokens.weight.device
-        self._joins = can_pack(device, dtype)
+        self._packs = can_pack(device, dtype)
         self._merges = device.type == "cpu"
 
     def layer(self, block: BlockParts) -> Layer:
         """Build the functions of one block."""
         modules = block.query_key_value
-        joined = [modules] if self._joins else [(module,) for module in modules]
-        activation = self._activation
-        gate = None if block.gate is None else self.project(block.gate, activation=activation)
+        order = tuple(range(len(modules))) if self._packs else self._joint_order(modules)
+        joint = [[modules[index] for index in order]] if order else [[each] for each in modules]
         return Layer(
             attention_norm=self.norm(block.attention_norm),
             mlp_norm=self.norm(block.mlp_norm),
-            query_key_value=[self.project(*together) for together in joined],
+            query_key_value=[self.project(*together) for together in joint],
+            joint_order=order,
             query_norm=None if block.query_norm is None else self.norm(block.query_norm),
             key_norm=None if block.key_norm is None else self.norm(block.key_norm),
             output=self.project(block.output),
-            gate=gate,
-            up=self.project(block.up, activation=None if gate else activation),
+            widen=self._widening(block),
             down=self.project(block.down),
         )
+
+    def _widening(self, block: BlockParts) -> Step:
+        """Build the function that computes the MLP's hidden state."""
+        if block.gate is None:
+            return self.project(block.up, activation=self._activation)
+        if not self._packs and self._joint_order((block.gate, block.up)) == (0, 1):
+            both, activate = self.project(block.gate, block.up), ACTIVATIONS[self._activation]
+
+            def widen(x: Tensor) -> Tensor:
+                gate, up = both(x).chunk(2, dim=-1)
+                return activate.function(gate).mul_(up)
+
+            return widen
+        gate, up = self.project(block.gate, activation=self._activation), self.project(block.up)
+        return lambda x: up.times(x, gate(x))
+
+    def _joint_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
+        """Return the order in which one product computes ``modules`` on a GPU; () if none does."""
+        if len(modules) > 1 and (self._merges or any(map(self._adapter_of, modules))):
+            return ()
+        own = range(len(modules))
+        by_address = sorted(own, key=lambda index: modules[index].weight.data_ptr())
+        for order in (own, by_address):
+            weights = [modules[index].weight for index in order]
+            biases = [modules[index].bias for index in order if modules[index].bias is not None]
+            if self._is_one(weights) and self._is_one(biases):
+                return tuple(order)
+        return ()
+
+    def _is_one(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if ``tensors`` follow one another in memory, or are copied anyway."""
+        if any(tensor.dtype is not self._dtype for tensor in tensors):
+            return True
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        ends = [tensor.data_ptr() + tensor.nbytes for tensor in tensors]
+        follow = all(end == after.data_ptr() for end, after in zip(ends, tensors[1:], strict=False))
+        return follow and len(storages) <= 1
 
     def embedding(self) -> Embedding:
         """Build the function that embeds tokens."""
@@ -135,17 +169,23 @@ class LayerBuilder:
 
     def joined(self, *modules: Any) -> Linear:
         """Return linear layers that share their inputs as one, on a CPU with adapters merged in."""
-        weights = [self._cast(self._weight(module)) for module in modules]
-        biases = [self._cast(module.bias) for module in modules if module.bias is not None]
-        if len(modules) == 1:  # without a copy
-            return Linear(weights[0], biases[0] if biases else None)
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        biases = [module.bias for module in modules if module.bias is not None]
+        weight = self._cast(*(self._weight(module) for module in modules))
+        return Linear(weight, self._cast(*biases) if biases else None)
 
-    def _cast(self, weight: Tensor) -> Tensor:
-        """Return ``weight`` in this precision, without a copy if it is."""
-        cast = weight.to(self._dtype)
-        if cast is not weight and not self._merges:  # a CPU packs its casts, and frees them
-            self.casts.append((cast, weight))
+    def _cast(self, *weights: Tensor) -> Tensor:
+        """Return ``weights`` as one in this precision, without a copy if they are."""
+        is_exact = all(weight.dtype is self._dtype for weight in weights)
+        if len(weights) == 1 and is_exact:
+            return weights[0]
+        if is_exact and not self._merges:
+            first, rows = weights[0].detach(), sum(len(weight) for weight in weights)
+            return first.as_strided((rows, *first.shape[1:]), first.stride())
+        casts = [weight.to(self._dtype) for weight in weights]
+        cast = casts[0] if len(casts) == 1 else torch.cat(casts)
+        if not self._merges:  # a CPU packs its casts, and frees them
+            parts = torch.split(cast, [len(weight) for weight in weights])
+            self.casts += zip(parts, weights, strict=True)
         return cast
 
     def _weight(self, module: Any) -> Tensor:

@@ -1,0 +1,103 @@
+"""Attention of one new token per row over the KV cache of a GPU, by the length of each row.
+
+Shapes: B = rows, Q = query heads, K = key/value heads, D = head size, R = rows of the KV cache, L =
+its columns.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.kernels.triton_trial import tried
+
+DTYPES = {torch.bfloat16, torch.float16, torch.float32}
+LEAST = 16  # rows and columns of the smallest product of tensor cores
+BLOCK_BYTES = 2**14  # of the keys, and of the values, that a program holds at a time
+WARPS = 4
+FUSED = {"enable_fp_fusion": True}  # Triton warns unless told: its default changes in 3.10
+
+
+class GpuAttention:
+    """The kernel of attention_triton.py."""
+
+    def __init__(self, kernels: ModuleType, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._kernels = kernels
+        self._block_bytes = block_bytes
+
+    def __call__(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        memory_2RKLD: Tensor,
+        positions_B: Tensor,
+    ) -> Tensor:
+        """Store keys and values at ``positions_B`` of a layer's KV cache; return (B, Q, D).
+
+        A row's queries attend to the columns up to its position, with scores divided by the square
+        root of D.
+        """
+        rows, num_heads, size = query_BQD.shape
+        num_kv_heads = memory_2RKLD.shape[2]
+        newest = (query_BQD, key_BKD, value_BKD)
+        assert memory_2RKLD.is_contiguous()
+        assert positions_B.is_contiguous()
+        assert all(each.stride(2) == 1 for each in newest)
+        out_BQD = query_BQD.new_empty(rows, num_heads, size)
+        strides = [each.stride(axis) for each in newest for axis in (0, 1)]
+        strides += [memory_2RKLD.stride(axis) for axis in (0, 2)]
+        self._kernels.attend[rows, num_kv_heads](
+            newest,
+            memory_2RKLD,
+            positions_B,
+            out_BQD,
+            tuple(strides),
+            **constants(num_heads // num_kv_heads, size, query_BQD.dtype, self._block_bytes),
+            num_warps=WARPS,
+            **FUSED,
+        )
+        return out_BQD
+
+
+def constants(
+    group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
+) -> dict[str, Any]:
+    """Return the sizes for which the kernel is compiled."""
+    wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
+    block = max(LEAST, block_bytes // (wide[1] * dtype.itemsize))
+    return {"SIZES": (group, size, *wide), "BLOCK": block}
+
+
+@cache
+def gpu_attention(
+    device: torch.device, dtype: torch.dtype, *, group: int, size: int
+) -> GpuAttention | None:
+    """Return the kernel for ``group`` query heads per key head, each of ``size``, on a GPU.
+
+    None, and a line in the log, if it does not run there.
+    """
+    if device.type != "cuda" or dtype not in DTYPES:
+        return None
+    otherwise = "torch attends over the KV cache to the longest row's length, which is slower"
+    load = partial(_load, device, dtype, group, size)
+    kernels = tried(load, otherwise=otherwise)
+    return None if kernels is None else GpuAttention(kernels)
+
+
+def _load(device: torch.device, dtype: torch.dtype, group: int, size: int) -> ModuleType:
+    """Import the kernel; compile and launch it, on one row of two tokens."""
+    from rlhf.kernels import attention_triton
+
+    memory_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)
+    query_BQD = torch.zeros(1, group, size, dtype=dtype, device=device)
+    key_BKD = query_BQD[:, :1]
+    positions_B = torch.ones(1, dtype=torch.int64, device=device)
+    attend = GpuAttention(attention_triton)
+    found = attend(query_BQD, key_BKD, key_BKD, memory_2RKLD, positions_B)
+    float(found.sum())  # waits: a launch that fails is noticed here
+    return attention_triton
