@@ -8,9 +8,10 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from rlhf.base.drive_errors import refusal_of_drive
+from rlhf.base.errors import RlhfError
+from rlhf.base.safe_text import for_terminal
 from rlhf.config.hydra_errors import explain
-from rlhf.drive_errors import refusal_of_drive
-from rlhf.errors import RlhfError
 from rlhf.jobs.job import begin, config_of, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, read_job, reading_command
 from rlhf.jobs.launcher_process import set_up_process
@@ -19,7 +20,6 @@ from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import script_name
 from rlhf.runtime.rendezvous import is_secondary_node, started_rank
-from rlhf.safe_text import for_terminal
 
 ROOT = Path(__file__).parent
 USER_ERROR = 2

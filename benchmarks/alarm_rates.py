@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from common import ROOT, table
 
+from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.config.choices import AlarmName
-from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 COMMON = (

@@ -117,7 +117,7 @@ def peak_gb(device: torch.device) -> float:
 
 def cpu_kind() -> str:
     """The highest instruction set of this CPU that the project has code for, whatever the cap."""
-    from rlhf.cpu import read_cpu
+    from rlhf.base.cpu import read_cpu
 
     return read_cpu().isa.name
 

@@ -14,7 +14,7 @@ from common import WARM_UPS, peak_gb, start
 from shapes import Work, run_config
 
 if TYPE_CHECKING:
-    from rlhf.types import Engine, PromptBatch, Responses
+    from rlhf.base.types import Engine, PromptBatch, Responses
 
 GENERATED = "time/generate_seconds"
 

@@ -43,7 +43,7 @@ from common import (
 from floors import BYTES, FLOORS, Rates, floors_way, step_bytes
 from shapes import SHAPES, TINY_MODEL, Shape, Work, make_models
 
-from rlhf.cpu import MAX_ISA, Isa
+from rlhf.base.cpu import MAX_ISA, Isa
 
 GENERATE = {
     f"generate {dtype}, {cache} cache": {"kind": "generate", "dtype": dtype, "cache": cache}

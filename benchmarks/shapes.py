@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from rlhf.base.types import PromptBatch
     from rlhf.config.schema.run import RunConfig
-    from rlhf.types import PromptBatch
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 FIRST_ID = 5  # prompts hold no special tokens
@@ -110,8 +110,8 @@ class Work:
         """Random prompts; another batch for every step."""
         import torch
 
+        from rlhf.base.random_streams import stream
         from rlhf.data.collate import collate_prompts
-        from rlhf.random_streams import stream
 
         ids = [
             torch.randint(FIRST_ID, vocab, (length,), generator=stream(1, "ids", step, row))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rlhf import PPOTrainer, RLHFEngine, load_run
 from rlhf.algorithms.advantages import Advantages
+from rlhf.base.types import Rollout
 from rlhf.config.choices import AdvantageEstimator
 from rlhf.phases.ppo.targets import TargetMaker
-from rlhf.types import Rollout
 
 RESPONSES = 4
 

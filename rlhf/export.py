@@ -18,11 +18,15 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from rlhf.base.command import exit_code
+from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
+from rlhf.base.stored_files import DamagedFileError, read_text
+from rlhf.base.types import Engine
+from rlhf.base.user_paths import user_path
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
-from rlhf.command import exit_code
 from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import load_run
 from rlhf.config.one_rank import on_one_rank
@@ -30,7 +34,6 @@ from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
-from rlhf.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.pretrained import adapters_of
@@ -45,11 +48,8 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import make_export, save_export
 from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
-from rlhf.stored_files import DamagedFileError, read_text
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import NullTracker
-from rlhf.types import Engine
-from rlhf.user_paths import user_path
 
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.types import Engine, StepReport
 from rlhf.checkpoint.streaming import saved_tensors
-from rlhf.types import Engine, StepReport
 
 
 def whole_state(engine: Engine, of: nn.Module | None = None) -> dict[str, Tensor]:

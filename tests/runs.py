@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlhf.cpu import cache_folder
+from rlhf.base.cpu import cache_folder
 from rlhf.gpu_check.equal_runs import untimed_metrics
 from tests.fork_server import ON_GPU, WarmPopen
 

@@ -11,8 +11,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from rlhf.base.cpu import multiplies_fp16
 from rlhf.config.freeze import freeze, to_run_config
-from rlhf.cpu import multiplies_fp16
 from tests.conftest import Compose
 from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
+from rlhf.base.errors import RlhfError
 from rlhf.config.choices import Source
 from rlhf.config.freeze import to_run_config
 from rlhf.data.reading import describe, load_datasets
-from rlhf.errors import RlhfError
 from tests.bad_inputs import all_answers
 from tests.bad_inputs.doors import GOOD
 

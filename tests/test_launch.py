@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import launch as app
-from rlhf.errors import DataError
+from rlhf.base.errors import DataError
 from tests import runs
 
 pytestmark = pytest.mark.slow

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.safe_text import FORMS
 from rlhf.config.freeze import keep_command, to_run_config
 from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets
 from rlhf.config.run_dir import refuse_links
-from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.report.summary import answers_side_by_side
-from rlhf.safe_text import FORMS
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))

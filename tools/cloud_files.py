@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf.command import exit_code
+from rlhf.base.command import exit_code
+from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.choices import Device
 from rlhf.config.hydra_errors import explain, opened
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError, RlhfError
 from rlhf.runtime.launch_mode import Program, launch_commands
 from tools.docs.pages import composed
 

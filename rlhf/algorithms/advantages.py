@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept
-from rlhf.metrics import Moments
+from rlhf.base.metrics import Moments
 
 MIN_DEVIATION = 1e-3  # scores that deviate less are not divided
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.metrics import Mean
+from rlhf.base.metrics import Mean
 
 DpoLossName = Literal["sigmoid", "ipo"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf.metrics import Moments
+from rlhf.base.metrics import Moments
 
 
 def last_kept(keep_BT: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import masked_sum
-from rlhf.metrics import Maximum, Mean
+from rlhf.base.metrics import Maximum, Mean
 
 # In nats. exp(20) = 5e8 is far beyond any clip range; above 88.7 a ratio in fp32 is infinite, and
 # the clip multiplies its infinite gradient by 0, which gives NaN.

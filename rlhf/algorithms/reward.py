@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.algorithms.masking import last_kept
-from rlhf.metrics import Mean
-from rlhf.types import PreferenceBatch
+from rlhf.base.metrics import Mean
+from rlhf.base.types import PreferenceBatch
 
 
 class RewardLoss(NamedTuple):

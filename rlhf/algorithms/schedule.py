@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from rlhf.types import Schedule
+from rlhf.base.types import Schedule
 
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 

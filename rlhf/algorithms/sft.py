@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from rlhf.metrics import Mean
+from rlhf.base.metrics import Mean
 
 
 class SftLoss(NamedTuple):

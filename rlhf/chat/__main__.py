@@ -17,9 +17,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from rlhf.command import exit_code
-from rlhf.safe_text import for_terminal, printable
-from rlhf.user_paths import user_path
+from rlhf.base.command import exit_code
+from rlhf.base.safe_text import for_terminal, printable
+from rlhf.base.user_paths import user_path
 
 T = TypeVar("T")
 

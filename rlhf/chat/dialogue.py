@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import Message, Reply, Talker, Write
-from rlhf.errors import ConfigError, RlhfError
 from rlhf.rollout.sampling import SamplingSettings
 
 COMMANDS: Mapping[str, str] = {

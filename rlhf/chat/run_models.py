@@ -10,13 +10,14 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from rlhf.base.errors import CheckpointError
+from rlhf.base.user_paths import user_path
 from rlhf.chat.talker import Reply, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import frozen_keys
 from rlhf.engine.devices import best_device, resolve_dtype
 from rlhf.engine.zero3_partition import HALF_DTYPES
-from rlhf.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.pretrained import load_config
@@ -25,7 +26,6 @@ from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.report.next_commands import POLICIES
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.user_paths import user_path
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.base.errors import DataError
 from rlhf.data.tokens import Encoder
-from rlhf.errors import DataError
 from rlhf.rollout.hf import only
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts

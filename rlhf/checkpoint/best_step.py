@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import CheckpointConfig
-from rlhf.errors import ConfigError
 
 LOWER_IS_BETTER = ("loss", "perplexity", "kl")
 

@@ -18,10 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint.manifest import MANIFEST, Identity, check_files, identities
 from rlhf.checkpoint.results import as_json_text, read_object, write_json
 from rlhf.config.choices import Phase
-from rlhf.errors import CheckpointError
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"

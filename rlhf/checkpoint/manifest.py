@@ -7,7 +7,7 @@ import os
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
-from rlhf.errors import CheckpointError
+from rlhf.base.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 BLOCK = 1 << 22  # bytes hashed at once

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.safe_text import redact
 from rlhf.checkpoint.results import finished_phases, phase_result
 from rlhf.config.choices import Source
 from rlhf.config.freeze import FROZEN, command_words, frozen_keys
-from rlhf.safe_text import redact
 
 PLACES = ("run_dir", "resume")  # of the run: they say nothing of the model
 TIMES = ("seconds", "planned", "measured")

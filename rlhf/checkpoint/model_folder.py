@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.atomic import is_transient, replacing, retrying
+from rlhf.base.atomic import is_transient, replacing, retrying
+from rlhf.base.errors import CheckpointError
+from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.manifest import MANIFEST, check_files, identities, identity
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
-from rlhf.errors import CheckpointError
-from rlhf.stored_files import OTHERS, read_json
 
 STATE_JSON = "state.json"
 GIB = 1 << 30

@@ -25,7 +25,13 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.cpu import cache_folder, read_cpu
+from rlhf.base.errors import CheckpointError
+from rlhf.base.foreign_errors import reason_of
+from rlhf.base.safe_text import for_terminal
+from rlhf.base.trust import is_trusted
+from rlhf.base.user_paths import user_path
 from rlhf.checkpoint.finished_phase import (
     RESULT,
     STATE,
@@ -39,12 +45,6 @@ from rlhf.checkpoint.results import phase_result, phase_result_path, read_object
 from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
-from rlhf.cpu import cache_folder, read_cpu
-from rlhf.errors import CheckpointError
-from rlhf.foreign_errors import reason_of
-from rlhf.safe_text import for_terminal
-from rlhf.trust import is_trusted
-from rlhf.user_paths import user_path
 
 GIB = 1 << 30
 PACKAGE = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlhf.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
+from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
 
 PLAN = "plan.json"
 COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float}

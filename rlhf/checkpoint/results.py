@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.errors import CheckpointError
+from rlhf.base.finite_numbers import finite, measured
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import CheckpointError
-from rlhf.finite_numbers import finite, measured
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:

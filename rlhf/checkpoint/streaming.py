@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rlhf.atomic import retrying
+from rlhf.base.atomic import retrying
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

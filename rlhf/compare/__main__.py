@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from rlhf.command import exit_code
+from rlhf.base.command import exit_code
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import user_path
 from rlhf.compare.answer_pairs import models_of_file, models_of_runs, paired
 from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
-from rlhf.errors import ConfigError
 from rlhf.tracking.console import build_console
-from rlhf.user_paths import user_path
 
 
 def main(arguments: Sequence[str]) -> int:

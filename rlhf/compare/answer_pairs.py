@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.base.errors import CheckpointError, ConfigError, DataError
+from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.freeze import frozen_keys
 from rlhf.data.layouts import Row
 from rlhf.data.tables import read_rows
-from rlhf.errors import CheckpointError, ConfigError, DataError
-from rlhf.stored_files import SAMPLE, read_lines
 
 TWO = 2
 

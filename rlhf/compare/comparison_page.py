@@ -19,9 +19,9 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs
 
+from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
-from rlhf.errors import ConfigError, RlhfError
 from rlhf.report.page import rendered
 
 HOST = "127.0.0.1"

@@ -11,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.intervals import wilson_interval
+from rlhf.base.stored_files import read_bytes, read_lines
 from rlhf.compare.answer_pairs import Answer, AnswerPair
-from rlhf.errors import ConfigError
-from rlhf.intervals import wilson_interval
-from rlhf.stored_files import read_bytes, read_lines
 from rlhf.tracking.jsonl import JsonlWriter
 
 

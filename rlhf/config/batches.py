@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 RANKS = "hardware.nodes*hardware.ranks_per_node"
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.cpu import ONEDNN_MAX_ISA, Isa, cache_folder, cores, read_cpu, usable_isa
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.cpu import ONEDNN_MAX_ISA, Isa, cache_folder, cores, read_cpu, usable_isa
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,11 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import reason_of
+from rlhf.base.stored_files import DamagedFileError, read_text
+from rlhf.base.user_paths import user_path
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import in_words, schema_types
 from rlhf.config.rules.run import validate
@@ -25,10 +29,6 @@ from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.stored_yaml import has_kind, read_plain
 from rlhf.config.typed import refused, shown, typed
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.foreign_errors import reason_of
-from rlhf.stored_files import DamagedFileError, read_text
-from rlhf.user_paths import user_path
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"

@@ -16,9 +16,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.other_names import our_words
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"

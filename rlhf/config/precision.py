@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.base.cpu import multiplies_bf16, multiplies_fp16, read_cpu
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
-from rlhf.cpu import multiplies_bf16, multiplies_fp16, read_cpu
-from rlhf.errors import CapabilityError
 
 
 def cpu_dtype(dtype: Dtype) -> Dtype:

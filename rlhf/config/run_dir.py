@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.safe_text import for_terminal
+from rlhf.base.user_paths import user_path
 from rlhf.config.freeze import FROZEN, load_frozen
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.safe_text import for_terminal
-from rlhf.user_paths import user_path
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"

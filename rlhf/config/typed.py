@@ -14,9 +14,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 
 def typed(cfg: DictConfig) -> DictConfig:

@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from rlhf.errors import DataError
-from rlhf.host_copies import sent
-from rlhf.random_streams import Shuffle
-from rlhf.types import Ranks
+from rlhf.base.errors import DataError
+from rlhf.base.host_copies import sent
+from rlhf.base.random_streams import Shuffle
+from rlhf.base.types import Ranks
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.base.errors import DataError
+from rlhf.base.foreign_errors import translated
 from rlhf.data.layouts import ASSISTANT_TURN, SPEAKERS
-from rlhf.errors import DataError
-from rlhf.foreign_errors import translated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

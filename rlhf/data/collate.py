@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlhf.base.host_copies import sent
+from rlhf.base.types import Columns, PreferenceBatch, PromptBatch, SequenceBatch
 from rlhf.data.batching import padded_width
-from rlhf.host_copies import sent
-from rlhf.types import Columns, PreferenceBatch, PromptBatch, SequenceBatch
 
 
 def _pad_right(rows: Sequence[Sequence[int]], *, width: int, pad_id: int) -> tuple[Tensor, Tensor]:

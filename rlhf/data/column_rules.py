@@ -14,10 +14,10 @@ from jmespath import Options, compile
 from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
 
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.base.foreign_errors import translated
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, kept, to_records
 from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
-from rlhf.errors import ConfigError, DataError
-from rlhf.foreign_errors import translated
 
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlhf.base.errors import DataError
+from rlhf.base.user_paths import user_path
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
@@ -20,8 +22,6 @@ from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.data.tables import Table, download, is_saved, stream, tables_at
 from rlhf.data.tokens import Encoder, Limit, sft_columns
-from rlhf.errors import DataError
-from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

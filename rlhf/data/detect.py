@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rlhf.base.errors import DataError
 from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout, Row, UnusableRowError
 from rlhf.data.records import Record
-from rlhf.errors import DataError
 
 # Expressions with brackets need quotes of their own within the override.
 OWN_COLUMNS = (

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.errors import DataError
+from rlhf.base.foreign_errors import translated
 from rlhf.data.layouts import KNOWN_COLUMNS
-from rlhf.errors import DataError
-from rlhf.foreign_errors import translated
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
 OTHER_DELIMITERS = ";\t|"

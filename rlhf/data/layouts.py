@@ -19,8 +19,8 @@ from enum import StrEnum
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
+from rlhf.base.errors import DataError
 from rlhf.data.records import Record
-from rlhf.errors import DataError
 
 ASSISTANT_TURN = "\n\nAssistant:"
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}

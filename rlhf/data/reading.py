@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.cleaning import clean, leave_out_repeated
@@ -12,7 +13,6 @@ from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
 from rlhf.data.records import RawDataset
 from rlhf.data.synthetic_pairs import generate_records, with_answers
 from rlhf.data.tables import Table, Tables, find_tables, rows_of
-from rlhf.errors import DataError
 
 
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:

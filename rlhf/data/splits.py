@@ -14,10 +14,10 @@ from collections.abc import Container, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.cleaning import fingerprint
 from rlhf.data.records import RawDataset, Record
-from rlhf.errors import DataError
 
 Key = bytes
 Bin = tuple[int, bool]  # index of the phase, True if held out

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlhf.base.errors import DataError
+from rlhf.base.foreign_errors import translated
+from rlhf.base.user_paths import user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import READERS, Reader
 from rlhf.data.layouts import Row
-from rlhf.errors import DataError
-from rlhf.foreign_errors import translated
-from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

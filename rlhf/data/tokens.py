@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.errors import DataError
+from rlhf.base.foreign_errors import translated
 from rlhf.config.choices import Phase, Template
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import ChatTemplate
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
-from rlhf.errors import DataError
-from rlhf.foreign_errors import translated
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
@@ -23,8 +25,6 @@ from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.training_state import TrainingState
 from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks, StepReport
 
 DRIVE_BLOCK = 512  # bytes per block that a drive reads or writes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.errors import CapabilityError
 
 
 def require_quantizer(zero: ZeroConfig) -> None:

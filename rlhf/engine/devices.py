@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.distributed import FileStore, HashStore, Store  # type: ignore[attr-defined]
 
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks
 
 DRIVER = Path("/proc/driver/nvidia/version")
 DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA -> its oldest driver; NVIDIA's release notes

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks
 
 AnyEngine = DeepSpeedEngine | TorchEngine
 

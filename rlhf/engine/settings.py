@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Schedule
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role, runs_on_torch, torch_obstacle
 from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.errors import CapabilityError
-from rlhf.types import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.types import Ranks, StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.base import BaseEngine
@@ -25,7 +26,6 @@ from rlhf.engine.training_state import (
     adamw_steps,
     set_adamw_steps,
 )
-from rlhf.types import Ranks, StepReport
 
 
 class WholeAdamW:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.base.types import Ranks
 from rlhf.engine.masters import Masters, Split, read
-from rlhf.types import Ranks
 
 ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
 Moments = Mapping[str, Tensor]  # "first" and "second" of one shard

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from rlhf.base.types import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.settings import EngineSettings
-from rlhf.types import Ranks
 
 HALF_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
 

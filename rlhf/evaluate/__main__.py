@@ -16,23 +16,23 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.command import exit_code
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import perplexity
+from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
+from rlhf.base.user_paths import user_path
 from rlhf.checkpoint.results import write_json
-from rlhf.command import exit_code
 from rlhf.config.choices import Phase
-from rlhf.errors import ConfigError
 from rlhf.evaluate.answer_rows import Decoding, Evaluator, Row, policies_of
 from rlhf.evaluate.benchmarks import require_lm_eval, task_scores
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
-from rlhf.metrics import perplexity
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.report.evaluation_section import EVALUATION, table_rows, win_rows
 from rlhf.report.run_page import write_report
-from rlhf.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import JsonlWriter
-from rlhf.user_paths import user_path
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
 CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
@@ -21,7 +22,6 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.errors import CheckpointError, ConfigError
 from rlhf.export import context_of
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel

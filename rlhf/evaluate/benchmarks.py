@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
 
 
 def require_lm_eval(tasks: Sequence[str]) -> None:

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.command import exit_code
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.base.command import exit_code
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.user_paths import user_path
 from rlhf.gpu_check.check_page import PAGE, Check, PartResult, summary, write_results
 from rlhf.gpu_check.processes import run_part
 from rlhf.gpu_check.rows import CheckRow
@@ -27,7 +28,6 @@ from rlhf.gpu_check.runs import require_launcher
 from rlhf.gpu_check.setting import Size
 from rlhf.gpu_check.table import BY_NAME, PARTS, CheckPart
 from rlhf.tracking.console import build_console
-from rlhf.user_paths import user_path
 
 FAILED = 1
 

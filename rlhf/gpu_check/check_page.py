@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
 from rlhf.checkpoint.results import write_json
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint.plan_file import read_plan
 from rlhf.config.machine_rates import GIB
-from rlhf.errors import CheckpointError
 from rlhf.tracking.tracker import Tracker
 
 LESS_MEMORY = "rlhf.gpu_check.hooks:LessMemory"

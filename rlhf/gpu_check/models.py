@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.models.build import build_actor
 from rlhf.models.families import FAMILIES
 from rlhf.models.sources import ModelSource

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.errors import RlhfError
-from rlhf.finite_numbers import finite
+from rlhf.base.errors import RlhfError
+from rlhf.base.finite_numbers import finite
 
 
 class RowVerdict(StrEnum):

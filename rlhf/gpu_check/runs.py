@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.errors import CapabilityError, CheckpointError
+from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.checkpoint.results import read_object
-from rlhf.errors import CapabilityError, CheckpointError
 from rlhf.jobs.sweep_jobs import PARENT
-from rlhf.stored_files import METRICS, read_lines
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
 LIMIT = 240  # seconds of one run: kernels of DeepSpeed may be compiled in the first

@@ -8,11 +8,11 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effects
 from rlhf.config.freeze import COMMAND, load_frozen
 from rlhf.config.schema.keys import AtResume
-from rlhf.errors import ConfigError
 
 
 def take_over(

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import user_path
 from rlhf.checkpoint.plan_file import PLAN
 from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
@@ -27,7 +29,6 @@ from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread
 from rlhf.config.run_dir import claim, make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.jobs.from_run import take_over
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.on_machine import is_auto, on_machine
@@ -39,7 +40,6 @@ from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import check_machine, check_started, started_rank, with_started_ranks
 from rlhf.tracking.config_tree import config_tree
 from rlhf.tracking.console import build_console
-from rlhf.user_paths import user_path
 
 
 class Stopped(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from rlhf.cpu import cap_libraries, require_linux
+from rlhf.base.cpu import cap_libraries, require_linux
+from rlhf.base.lasting_output import outlast_output
+from rlhf.base.safe_text import print_traceback
 from rlhf.jobs.sweep_jobs import end_with_parent
-from rlhf.lasting_output import outlast_output
 from rlhf.runtime.rendezvous import drop_pod_variables
-from rlhf.safe_text import print_traceback
 
 
 def set_up_process() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from rlhf.base.cpu import cores, multiplies_bf16
 from rlhf.config.cpu_rates import CpuRates, keep_rates
-from rlhf.cpu import cores, multiplies_bf16
 
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold

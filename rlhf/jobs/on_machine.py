@@ -11,8 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Device
-from rlhf.errors import CapabilityError
 
 AUTO = "auto"
 CPU = "cpu"

@@ -12,6 +12,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlhf.base.errors import DataError
+from rlhf.base.user_paths import user_path
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
 from rlhf.config.schema.data import DataConfig
@@ -21,10 +23,8 @@ from rlhf.data.records import Record
 from rlhf.data.splits import Part, blend, divide
 from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import Encoder, TokenLimits, columns_for
-from rlhf.errors import DataError
 from rlhf.models.tokenizers import byte_level_bpe
 from rlhf.planning.steps import Load, Loads, total_examples
-from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.finite_numbers import measured
+from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.checkpoint.results import read_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.errors import CapabilityError, ConfigError
-from rlhf.finite_numbers import measured
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, share
-from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
 

@@ -21,11 +21,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.jobs.sweep_command import (
     MULTIRUN,
     as_word,

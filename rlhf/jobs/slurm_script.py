@@ -8,7 +8,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.errors import ConfigError
+from rlhf.base.errors import ConfigError
 
 USER_ERROR = 2
 # Options that the Hydra plugin gives to submitit's constructor, and options that submitit takes

@@ -20,11 +20,11 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from rlhf.base.cpu import cores
+from rlhf.base.errors import ConfigError
+from rlhf.base.foreign_errors import translated
 from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.config.run_dir import SWEEPS
-from rlhf.cpu import cores
-from rlhf.errors import ConfigError
-from rlhf.foreign_errors import translated
 
 MULTIRUN = frozenset({"-m", "--multirun"})
 NAMED_BY = ("sweep", "experiment")  # the words that name the folder of a sweep

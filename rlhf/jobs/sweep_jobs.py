@@ -15,10 +15,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.checkpoint.results import objective_of
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.errors import CapabilityError, RlhfError
 
 OUTPUT = "output.log"
 PARENT = "RLHF_PARENT"  # number of the process with which this one ends, even if that is killed

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
-from rlhf.errors import CapabilityError
 from rlhf.jobs.on_machine import ThisMachine
 
 # Without one of these there is no GPU, and torch need not be imported to look for one.

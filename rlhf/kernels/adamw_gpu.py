@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rlhf.host_copies import sent
+from rlhf.base.host_copies import sent
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.triton_trial import tried
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rlhf.atomic import replacing
-from rlhf.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
-from rlhf.trust import is_trusted
+from rlhf.base.atomic import replacing
+from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
+from rlhf.base.trust import is_trusted
 
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # required level
 X86_ONLY = {"logprobs", "softmax", "decode"}

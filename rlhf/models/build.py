@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import translated
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.foreign_errors import translated
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
 from rlhf.models.lora import LoraSpec, add_adapters
 from rlhf.models.pretrained import load_pretrained

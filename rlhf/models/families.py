@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.decoder_parts import BlockOrder, BlockParts, DecoderParts
+from rlhf.base.decoder_modules import BlockOrder, BlockParts, DecoderParts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

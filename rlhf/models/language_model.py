@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from rlhf.base.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenModel, TokenPositions
 from rlhf.models.families import family_of
 from rlhf.models.output_layer import DEFAULT_OPTIONS, fused_logprobs, token_logprobs
-from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenModel, TokenPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf.errors import CheckpointError
+from rlhf.base.errors import CheckpointError
 
 # The key of everything that a run wrote itself: no key of the configuration names its place.
 RUN_FOLDER = "run folder"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.decoder_parts import LowRank
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.foreign_errors import translated
+from rlhf.base.decoder_modules import LowRank
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import translated
 from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.kernels.logprobs import logprob_kernel
-from rlhf.types import LogprobOptions, TokenLogprobs
 
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from rlhf.errors import CheckpointError
-from rlhf.foreign_errors import translated
+from rlhf.base.errors import CheckpointError
+from rlhf.base.foreign_errors import translated
 from rlhf.models.attention import own_attention
 from rlhf.models.lora import adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel, logprobs_at
 from rlhf.models.output_layer import DEFAULT_OPTIONS
-from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

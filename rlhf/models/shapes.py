@@ -9,9 +9,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.user_paths import user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
-from rlhf.user_paths import user_path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.errors import CheckpointError
+from rlhf.base.user_paths import user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
-from rlhf.errors import CheckpointError
 from rlhf.models.load_errors import RUN_FOLDER, load_failure
-from rlhf.user_paths import user_path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import translated
+from rlhf.base.user_paths import user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.foreign_errors import translated
 from rlhf.models.load_errors import RUN_FOLDER, load_failure
-from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
 from rlhf.models.build import build_actor
 from rlhf.models.families import FAMILIES, family_of, part_of
 from rlhf.models.language_model import logprobs_at, set_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 from rlhf.models.sources import ModelSource
-from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

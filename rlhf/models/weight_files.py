@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.errors import CheckpointError
+from rlhf.base.errors import CheckpointError
 from rlhf.models.sources import ModelSource
 
 FLOATS = {

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
+from rlhf.base.intervals import wilson_interval
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.random_streams import Shuffle, seed_for
+from rlhf.base.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role, adapter_lr
@@ -19,8 +23,6 @@ from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import placer
-from rlhf.intervals import wilson_interval
-from rlhf.metrics import Mean, Metrics
 from rlhf.models.build import require_positions
 from rlhf.models.language_model import kept_logprobs
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -50,8 +52,6 @@ from rlhf.phases.shared.supervised import (
     split_columns,
     take_step,
 )
-from rlhf.random_streams import Shuffle, seed_for
-from rlhf.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositions
 
 
 def run_dpo(context: RunContext) -> dict[str, Any]:

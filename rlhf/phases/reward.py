@@ -17,6 +17,10 @@ from rlhf.algorithms.reward import (
     end_scores,
     summarise,
 )
+from rlhf.base.intervals import wilson_interval
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.random_streams import seed_for
+from rlhf.base.types import PreferenceBatch, ValueModel
 from rlhf.config import choices
 from rlhf.config.batches import phase_plans
 from rlhf.config.choices import LoraRole, Phase
@@ -27,8 +31,6 @@ from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import placer
-from rlhf.intervals import wilson_interval
-from rlhf.metrics import Mean, Metrics
 from rlhf.models.build import build_scorer, lora_spec, require_positions
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -44,8 +46,6 @@ from rlhf.phases.shared.supervised import (
     split_columns,
     take_step,
 )
-from rlhf.random_streams import seed_for
-from rlhf.types import PreferenceBatch, ValueModel
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlhf.algorithms.sft import sft_loss
+from rlhf.base.metrics import Metrics, perplexity
+from rlhf.base.random_streams import Shuffle, seed_for
+from rlhf.base.types import SequenceBatch, TokenModel
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, LossOn, Phase
 from rlhf.config.roles import Role, adapter_lr
@@ -16,7 +19,6 @@ from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.ulysses import HeadCounts, shared_attention
 from rlhf.engine.zero3_partition import placer
-from rlhf.metrics import Metrics, perplexity
 from rlhf.models.build import build_actor, lora_spec, require_positions
 from rlhf.models.language_model import LanguageModel, kept_logprobs
 from rlhf.models.sequence_parts import (
@@ -38,8 +40,6 @@ from rlhf.phases.shared.supervised import (
     split_columns,
     take_step,
 )
-from rlhf.random_streams import Shuffle, seed_for
-from rlhf.types import SequenceBatch, TokenModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device, LoraRole, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.lora import check_lora
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlhf.planning.plan import Plan

@@ -6,11 +6,11 @@ from collections.abc import Container
 from dataclasses import replace
 from typing import NamedTuple
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Backend, Phase, PlanMode, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.models.model_uses import UnknownModelError
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.plan import Plan, plan_run

@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
+from rlhf.base.cpu import Isa, usable_isa
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.cpu_rates import typical_rates
 from rlhf.config.machine_rates import GIB, Machine, machine_of
@@ -16,8 +18,6 @@ from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.cpu import Isa, usable_isa
-from rlhf.errors import ConfigError
 from rlhf.models.model_uses import ModelUse, models_of
 from rlhf.planning.advice import advice
 from rlhf.planning.memory_model import weight_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlhf.base.user_paths import user_path
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.user_paths import user_path
 
 COUNTED = (".jsonl", ".csv")  # file types with one example per line
 LARGEST = 2**30  # bytes; lines of larger files are not counted

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf.command import exit_code
+from rlhf.base.command import exit_code
+from rlhf.base.user_paths import user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import write_report
 from rlhf.tracking.console import build_console
-from rlhf.user_paths import user_path
 
 
 def report(run_dir: Path) -> None:

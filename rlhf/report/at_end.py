@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlhf.foreign_errors import reason_of
-from rlhf.stored_files import RESULT, read_json
+from rlhf.base.foreign_errors import reason_of
+from rlhf.base.stored_files import RESULT, read_json
 from rlhf.tracking.console import build_console
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
 from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.base.errors import CheckpointError
+from rlhf.base.intervals import Estimate, estimate, mean_of, t_quantile
+from rlhf.base.stored_files import RESULT, read_json
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.config.schema.keys import NO_PHASE
-from rlhf.errors import CheckpointError
-from rlhf.intervals import Estimate, estimate, mean_of, t_quantile
-from rlhf.stored_files import RESULT, read_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.command import exit_code
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.base.command import exit_code
+from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.report.panels import PANELS, Panel
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import phase_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_lines
 from rlhf.report.charts import Chart, Line, line_chart
-from rlhf.stored_files import ANSWER, EVALUATED, read_json, read_lines
 
 EVALUATION = Path("evaluation") / "evaluation.json"
 MOST_PROMPTS = 12  # whose answers are shown side by side

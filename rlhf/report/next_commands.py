@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlhf.base.stored_files import SAMPLE, read_lines
+from rlhf.checkpoint.model_call import model_call
 from rlhf.config.choices import Source
 from rlhf.config.freeze import command_words, frozen_keys
-from rlhf.model_call import model_call
-from rlhf.stored_files import SAMPLE, read_lines
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")

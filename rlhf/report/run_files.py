@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.base.finite_numbers import measured_run
+from rlhf.base.stored_files import METRICS as METRICS_LINE
+from rlhf.base.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.config.freeze import frozen_keys
-from rlhf.finite_numbers import measured_run
 from rlhf.report.charts import Point
-from rlhf.stored_files import METRICS as METRICS_LINE
-from rlhf.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 

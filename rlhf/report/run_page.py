@@ -10,7 +10,7 @@ import json
 import shlex
 from pathlib import Path
 
-from rlhf.atomic import replacing
+from rlhf.base.atomic import replacing
 from rlhf.config.freeze import command_words
 from rlhf.report.alarms import alarms_of
 from rlhf.report.evaluation_section import read_evaluation

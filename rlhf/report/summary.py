@@ -7,10 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.base.safe_text import printable
+from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import alarms_of
 from rlhf.report.next_commands import short, what_to_type_next
-from rlhf.safe_text import printable
-from rlhf.stored_files import SAMPLE, read_lines
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:

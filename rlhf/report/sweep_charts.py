@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
-from rlhf.intervals import Estimate
+from rlhf.base.intervals import Estimate
 from rlhf.report.charts import Chart, Line, Tick, line_chart, number
 from rlhf.report.comparison import cell, shown
 

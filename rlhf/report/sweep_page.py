@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.atomic import replacing
-from rlhf.intervals import Estimate, estimate
+from rlhf.base.atomic import replacing
+from rlhf.base.intervals import Estimate, estimate
 from rlhf.report.charts import Chart
 from rlhf.report.comparison import ComparedRun, Setting, cell, difference, shown
 from rlhf.report.page import Headline, rendered

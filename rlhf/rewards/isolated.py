@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.rewards.answers import Answers
 
 SECONDS_TO_START = 120.0  # a function's module may import much

@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rlhf.base.errors import ConfigError, RewardError
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.errors import ConfigError, RewardError
 from rlhf.rewards.answers import Answers, Scorer
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
+from rlhf.base.errors import ConfigError, RewardError, RlhfError
+from rlhf.base.foreign_errors import translated
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.errors import ConfigError, RewardError, RlhfError
-from rlhf.foreign_errors import translated
 from rlhf.rewards.answers import Answers, Scorer
 from rlhf.rewards.outside import function, http
 from rlhf.rewards.rules import RULES

@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.foreign_errors import translated
+from rlhf.base.user_paths import read_text, user_path
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.errors import CapabilityError, ConfigError
-from rlhf.foreign_errors import translated
 from rlhf.rewards.answers import Answers, Scorer
-from rlhf.user_paths import read_text, user_path
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.decoder_modules import DecoderParts
+from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
 from rlhf.config.choices import When
-from rlhf.decoder_parts import DecoderParts
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
@@ -21,7 +22,6 @@ from rlhf.rollout.padding import padded, unpadded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import Engine, PromptBatch, Ranks, Responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from rlhf.host_copies import sent
-from rlhf.types import PromptBatch, Responses
+from rlhf.base.host_copies import sent
+from rlhf.base.types import PromptBatch, Responses
 
 
 class SampledAnswer(Protocol):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.host_copies import sent
+from rlhf.base.host_copies import sent
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, packed
 from rlhf.rollout.stopping import StopTexts

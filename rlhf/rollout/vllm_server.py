@@ -10,11 +10,11 @@ from uuid import uuid4
 
 import torch
 
-from rlhf.errors import RolloutError
+from rlhf.base.errors import RolloutError
+from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
 from rlhf.rollout.padding import padded, unpadded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
-from rlhf.types import Engine, PromptBatch, Ranks, Responses
 
 # Writes the actor's weights into a folder, tensor by tensor; every rank calls it, and all but rank
 # 0 pass None.

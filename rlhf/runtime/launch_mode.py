@@ -8,12 +8,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import user_path
 from rlhf.config.batches import num_ranks
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
-from rlhf.user_paths import user_path
 
 
 class LaunchMode(StrEnum):

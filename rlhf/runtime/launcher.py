@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
+from rlhf.base.errors import RlhfError
+from rlhf.base.safe_text import for_terminal
 from rlhf.checkpoint.results import objective_of
 from rlhf.config.freeze import freeze
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import RlhfError
 from rlhf.runtime import worker
 from rlhf.runtime.launch_mode import (
     LaunchMode,
@@ -40,7 +41,6 @@ from rlhf.runtime.rendezvous import (
     ignores_job_signals,
     started_rank,
 )
-from rlhf.safe_text import for_terminal
 from rlhf.tracking.console import build_console
 
 JOIN_MINUTES = 15  # time limit for the nodes of a SLURM job to connect

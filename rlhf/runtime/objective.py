@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.config.choices import Phase
-from rlhf.errors import CheckpointError, RlhfError
 
 # The objective is a measure of the last phase: the first of these that the phase has.
 MEASURES: Mapping[Phase, tuple[str, ...]] = {

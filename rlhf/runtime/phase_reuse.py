@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from filelock import Timeout
 
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.finite_numbers import finite
+from rlhf.base.foreign_errors import reason_of
+from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import (
     STATE,
     copy_lines,
@@ -31,13 +35,9 @@ from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import forget_peak_memory
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.finite_numbers import finite
-from rlhf.foreign_errors import reason_of
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import data_key
 from rlhf.runtime.plan_comparison import beside_the_plan
-from rlhf.types import Ranks
 
 Say = Callable[[str], None]
 REUSED = (Phase.sft, Phase.reward)  # what sweeps and searches vary comes after these

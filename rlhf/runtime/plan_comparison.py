@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.types import Ranks
 from rlhf.checkpoint.plan_file import read_plan
 from rlhf.config.choices import Phase
 from rlhf.engine.devices import peak_memory_gib
-from rlhf.types import Ranks
 
 
 def beside_the_plan(

@@ -14,13 +14,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.errors import RlhfError
-from rlhf.lasting_output import outlast_output
+from rlhf.base.errors import RlhfError
+from rlhf.base.lasting_output import outlast_output
+from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
-from rlhf.safe_text import print_traceback
 
 USER_ERROR = 2
 STOPPED = 130  # as after Ctrl-C

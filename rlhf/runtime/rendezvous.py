@@ -13,14 +13,14 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from rlhf.base.cpu import cores
+from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.cpu import cores
-from rlhf.errors import ConfigError, RlhfError
 from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task, whole_number
 from rlhf.runtime.watchdog import Process

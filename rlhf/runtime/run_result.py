@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.stored_files import PHASES, read_json
 from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phases
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime.objective import objective_measure
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
-from rlhf.stored_files import PHASES, read_json
 
 
 def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:

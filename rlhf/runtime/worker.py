@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
+from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import (
@@ -34,7 +36,6 @@ from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import Part, blend, check_usable, divide
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
-from rlhf.drive_errors import explaining_drive
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe as describe_kernels
@@ -57,7 +58,6 @@ from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import LOGS, cut, drop_phases
 from rlhf.tracking.trackers import build_tracker
-from rlhf.types import Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

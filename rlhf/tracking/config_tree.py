@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlhf.base.safe_text import for_terminal
 from rlhf.config.typed import shown
-from rlhf.safe_text import for_terminal
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
-from rlhf.safe_text import for_terminal
+from rlhf.base.safe_text import for_terminal
 
 if TYPE_CHECKING:
     from rich import progress

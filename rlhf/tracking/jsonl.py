@@ -9,10 +9,10 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from rlhf.atomic import is_transient, replacing, retrying
-from rlhf.errors import CheckpointError
-from rlhf.finite_numbers import finite
-from rlhf.stored_files import raw_lines
+from rlhf.base.atomic import is_transient, replacing, retrying
+from rlhf.base.errors import CheckpointError
+from rlhf.base.finite_numbers import finite
+from rlhf.base.stored_files import raw_lines
 
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run, appended to by rank 0
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.tracking.tracker import Sample, Tracker
 
 

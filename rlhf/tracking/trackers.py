@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.errors import ConfigError, RlhfError
-from rlhf.stored_files import METRICS, read_lines
 from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.registry import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules

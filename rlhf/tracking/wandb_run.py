@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlhf.base.errors import CapabilityError
+from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_lines, read_text
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
-from rlhf.errors import CapabilityError
-from rlhf.stored_files import SAMPLE, DamagedFileError, read_lines, read_text
 from rlhf.tracking.step_alarms import Alarm
 from rlhf.tracking.tracker import Sample, Tracker
 from rlhf.tracking.wandb_file import history

@@ -21,7 +21,7 @@ from rlhf.algorithms.advantages import (
     scale_scores,
     token_rewards,
 )
-from rlhf.metrics import Moments
+from rlhf.base.metrics import Moments
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,

@@ -23,9 +23,9 @@ from rlhf.algorithms.advantages import (
 from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss, value_loss
-from rlhf.metrics import Moments
+from rlhf.base.metrics import Moments
+from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import token_logprobs
-from rlhf.types import LogprobOptions
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
 from tests.algorithms.padded_batches import assert_close, keeps, normal, quick, seeds, with_garbage

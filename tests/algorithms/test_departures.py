@@ -23,20 +23,20 @@ from rlhf.algorithms.kl import KlController, kl_estimate
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Moments
+from rlhf.base.random_streams import Shuffle
+from rlhf.base.types import Responses
 from rlhf.config.batches import exact_div
 from rlhf.data.collate import collate_prompts
 from rlhf.data.splits import largest_remainder
 from rlhf.data.tokens import Encoder
 from rlhf.engine.masters import Masters, MovingAverage
-from rlhf.errors import ConfigError
-from rlhf.metrics import Moments
 from rlhf.models.build import build_actor, build_scorer, require_positions
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.output_layer import token_logprobs
 from rlhf.phases.shared.scoring import WholeSequences
-from rlhf.random_streams import Shuffle
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.types import Responses
 from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.padded_batches import assert_close, f64, keep_of, normal
 from tests.models_on_disk import small_tokenizer, source_of

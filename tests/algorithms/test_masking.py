@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept, masked_sum, whiten
-from rlhf.metrics import Moments
+from rlhf.base.metrics import Moments
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,

@@ -20,7 +20,7 @@ from rlhf.algorithms.ppo import (
     truncated_weights,
     value_loss,
 )
-from rlhf.metrics import Maximum, Mean
+from rlhf.base.metrics import Maximum, Mean
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,

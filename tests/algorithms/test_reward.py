@@ -18,7 +18,7 @@ from rlhf.algorithms.reward import (
     end_scores,
     summarise,
 )
-from rlhf.types import PreferenceBatch, SequenceBatch
+from rlhf.base.types import PreferenceBatch, SequenceBatch
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from rlhf.algorithms import dpo
 from rlhf.algorithms.sft import SftLoss, sft_loss
+from rlhf.base.types import SequenceBatch, TokenPositions
 from rlhf.models.output_layer import token_logprobs
-from rlhf.types import SequenceBatch, TokenPositions
 
 
 def kept_logprobs(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> tuple[Tensor, Tensor]:

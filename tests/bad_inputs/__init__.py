@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
+from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import explain, opened
 from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.errors import RlhfError
 from tests.bad_inputs.doors import (
     Input,
     data_inputs,

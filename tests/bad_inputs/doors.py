@@ -14,13 +14,13 @@ from pathlib import Path
 
 import rlhf.export
 import rlhf.report.__main__
+from rlhf.base.cpu import usable_isa
+from rlhf.base.errors import RlhfError
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema.run import RunConfig
-from rlhf.cpu import usable_isa
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import blend, check_usable, divide
-from rlhf.errors import RlhfError
 from rlhf.jobs.sweep_command import expanded
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.types import PromptBatch, Responses
+from rlhf.base.types import PromptBatch, Responses
 from tests.runs import TINY_RUN, python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

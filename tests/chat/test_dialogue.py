@@ -13,13 +13,13 @@ import torch
 from omegaconf import DictConfig
 from tokenizers.processors import TemplateProcessing
 
+from rlhf.base.errors import DataError
 from rlhf.chat.dialogue import COMMANDS, Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import Reply, Talker
 from rlhf.config.choices import Template
 from rlhf.data.chat import plain_template
 from rlhf.data.tokens import Encoder
-from rlhf.errors import DataError
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import POSITIONS, save_run
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError
 from rlhf.chat import run_models
 from rlhf.chat.dialogue import Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import Talker
 from rlhf.config.choices import Dtype
-from rlhf.errors import CheckpointError
 from rlhf.models.build import ModelSource
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import save_run

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint.finished_phase import finish_phase, verify_model, verify_phase
 from rlhf.checkpoint.results import finished_phases, phase_result
 from rlhf.config.choices import Phase
-from rlhf.errors import CheckpointError
 
 
 def line(phase: str, step: int) -> str:

@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from rlhf import atomic
+from rlhf.base import atomic
+from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import (
     SkippedError,
@@ -25,7 +26,6 @@ from rlhf.checkpoint.phase_state import (
     load_checkpoint,
     write_checkpoint,
 )
-from rlhf.errors import CheckpointError
 
 TENSORS = {"weights/a": torch.arange(6.0), "first/a": torch.ones(6), "weights/b": torch.zeros(3)}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import ConfigError
 from rlhf.compare.__main__ import main
 from rlhf.compare.answer_pairs import (
     Answer,
@@ -21,7 +22,6 @@ from rlhf.compare.answer_pairs import (
 from rlhf.compare.comparison_page import Comparison, page_of
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.data.tables import read_rows
-from rlhf.errors import ConfigError
 from tests.compare.compared import prompt, run_with
 
 ONE, TWO = AnsweringModel("one", {"p": "x", "q": "y"}), AnsweringModel("two", {"p": "z", "q": "w"})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import Dtype, KlEstimator, Phase
 from rlhf.config.freeze import (
     FROZEN,
@@ -22,7 +23,6 @@ from rlhf.config.freeze import (
     with_free_keys,
 )
 from rlhf.config.schema.model import ModelConfig
-from rlhf.errors import CheckpointError, ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
 

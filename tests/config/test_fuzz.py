@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import freeze, frozen_keys, to_run_config
 from rlhf.config.hydra_errors import explain
 from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.errors import RlhfError
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
 VALUES += ["99999999999999999999", "true", "🙂", "../../etc", "${oops}", "???"]

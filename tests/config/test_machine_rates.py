@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Dtype
 from rlhf.config.cpu_rates import (
     ESTIMATES,
@@ -18,8 +20,6 @@ from rlhf.config.cpu_rates import (
 )
 from rlhf.config.machine_rates import machine_of
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
-from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen
 from rlhf.planning.plan import plan_run
 from rlhf.planning.steps import Load
@@ -66,7 +66,7 @@ def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(
 ) -> None:
     assert machine_of(profile(compose, "a100_80g", dtype=Dtype.auto)).dtype is Dtype.bf16
     known = FLAGS[Isa.avx2] | flags
-    monkeypatch.setattr("rlhf.cpu.read_cpu", lambda: Cpu("EPYC", frozenset(known)))
+    monkeypatch.setattr("rlhf.base.cpu.read_cpu", lambda: Cpu("EPYC", frozenset(known)))
     monkeypatch.delenv(MAX_ISA, raising=False)
     monkeypatch.delenv(ONEDNN_MAX_ISA, raising=False)
     assert machine_of(profile(compose, "cpu")).dtype is dtype

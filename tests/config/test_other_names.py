@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import refuse_flags, schema_types, type_of, unknown_key
 from rlhf.config.other_names import NAMES, OTHER_NAMES, our_words
-from rlhf.errors import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
 

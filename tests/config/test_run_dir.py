@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
 from rlhf.config.freeze import freeze, to_run_config
 from rlhf.config.run_dir import make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError
+from rlhf.base.stored_files import DamagedFileError
 from rlhf.config.freeze import (
     COMMAND,
     FROZEN,
@@ -18,8 +20,6 @@ from rlhf.config.freeze import (
     load_frozen,
     to_run_config,
 )
-from rlhf.errors import CheckpointError
-from rlhf.stored_files import DamagedFileError
 
 BOMB = "seed: 1\na0: &a0 [x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.base.errors import DataError
+from rlhf.base.random_streams import Shuffle
+from rlhf.base.types import Ranks
 from rlhf.data.batching import deal, eval_batches, padded_width, pair_steps
-from rlhf.errors import DataError
-from rlhf.random_streams import Shuffle
-from rlhf.types import Ranks
 
 sizes = st.integers(1, 4)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
 from rlhf.data.chat import ChatTemplate, are_turns, conversation, plain_template
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise
-from rlhf.errors import DataError
 from rlhf.models.tokenizers import train_tokenizer
 
 ONE = "\n\nHuman: say kiwi\n\nAssistant:"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rlhf.base.types import take_rows
 from rlhf.data.collate import collate_pairs, collate_prompts, collate_sequences
-from rlhf.types import take_rows
 from tests.pretend_cuda.gpu import Event, Gpu
 
 CPU = torch.device("cpu")

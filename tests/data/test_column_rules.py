@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.errors import ConfigError, DataError
 from rlhf.data.column_rules import parse_columns
 from rlhf.data.detect import Converted
 from rlhf.data.layouts import Row
 from rlhf.data.records import Record
-from rlhf.errors import ConfigError, DataError
 
 KEY = "data.sets.pets.columns"
 

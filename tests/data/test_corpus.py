@@ -11,6 +11,7 @@ import datasets
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig
@@ -18,7 +19,6 @@ from rlhf.data.corpus import corpus_blocks, cut_blocks, ptx_blocks, ptx_texts
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.data.tokens import Encoder
-from rlhf.errors import DataError
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = [f"text number {n} of many" for n in range(20)]

@@ -15,13 +15,13 @@ import datasets
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import freeze, load_frozen, to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import blend, check_usable, divide
-from rlhf.errors import DataError
 
 pytestmark = pytest.mark.slow
 

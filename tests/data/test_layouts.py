@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.errors import DataError
 from rlhf.data.detect import Converted, detect_layout, to_records
 from rlhf.data.layouts import LAYOUTS, ColumnKind, Message, Row, render_prompt
 from rlhf.data.records import Record
-from rlhf.errors import DataError
 
 PROMPT = "\n\nHuman: Hi\n\nAssistant:"
 ASK = [{"role": "user", "content": "Hi"}]

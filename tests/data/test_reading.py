@@ -16,6 +16,7 @@ import pytest
 from omegaconf import DictConfig
 from pyarrow import Table, parquet
 
+from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig, DatasetConfig
@@ -24,7 +25,6 @@ from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import divide
 from rlhf.data.synthetic_pairs import generate_records
 from rlhf.data.tables import SAMPLES
-from rlhf.errors import ConfigError, DataError
 from rlhf.models.tokenizers import train_tokenizer
 
 HH = Path(__file__).parents[3] / "shared" / "data" / "hh_harmless_dev.jsonl"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import Part, blend, check_usable, largest_remainder
 from rlhf.data.splits import divide as divide_all
-from rlhf.errors import DataError
 
 SPLIT = [2.0, 4.0, 4.0]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
 from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise
-from rlhf.errors import DataError
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = ["\n\nHuman: say kiwi\n\nAssistant:", " kiwi", " plum and fig", "some text"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlhf.base.types import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
@@ -20,7 +21,6 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
 from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
-from rlhf.types import Ranks
 from tests.engine.test_torch_engine import ADAMW
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 from tests.pretend_cuda.gpu import Gpu

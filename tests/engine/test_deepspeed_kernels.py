@@ -10,9 +10,9 @@ import torch
 import torch.utils.cpp_extension
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import CapabilityError
 from rlhf.phases.shared.preflight import require_support
 from tests.pretend_cuda.gpu import Gpu
 

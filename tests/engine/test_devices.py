@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine import devices
 from rlhf.engine.devices import (
@@ -17,8 +19,6 @@ from rlhf.engine.devices import (
     read_driver,
     resolve_dtype,
 )
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks
 from tests.pretend_cuda.gpu import GIB, Card, Gpu
 
 V100 = Card("Tesla V100-SXM2-32GB", int(31.7 * GIB), (7, 0))

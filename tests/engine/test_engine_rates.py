@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.errors import CapabilityError
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.errors import CapabilityError
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role
@@ -19,8 +21,6 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.errors import CapabilityError
-from rlhf.types import Ranks
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
 

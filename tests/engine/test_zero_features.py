@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
 from rlhf.engine import deepspeed_engine, deepspeed_kernels, masters
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.errors import CapabilityError
 from tests.engine.test_torch_engine import engine_of, train
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.types import Ranks
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.streaming import saved_tensors
 from rlhf.config.batches import BatchPlan
@@ -20,7 +21,6 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import Export
-from rlhf.types import Ranks
 from tests.zero_settings import zero_config
 
 

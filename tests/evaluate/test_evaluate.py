@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.evaluate.__main__ import evaluate, main
 from tests.runs import ROOT, finished, launch
 

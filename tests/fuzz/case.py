@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from rlhf.errors import RlhfError
+from rlhf.base.errors import RlhfError
 
 SECONDS = 20.0  # after which an input counts as a hang
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint import phase_store
 from rlhf.checkpoint.finished_phase import NOT_LISTED, copy_lines, finish_phase, logged
 from rlhf.checkpoint.manifest import identities
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase
 from rlhf.config.choices import Phase
-from rlhf.errors import CheckpointError
 from tests.fuzz.case import Case
 
 KEY = "0123456789abcdef"

@@ -11,12 +11,12 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.reward_mix import RewardMix
-from rlhf.types import PromptBatch, Responses
 from tests.fuzz.case import Case
 
 SECONDS = 0.4  # of a part that never answers

@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from rlhf.base.errors import RlhfError
+from rlhf.base.stored_files import RESULT, read_json
 from rlhf.chat.run_models import RunModels
 from rlhf.checkpoint.model_card import made_by, results_of
 from rlhf.checkpoint.phase_state import latest_valid
@@ -21,7 +23,6 @@ from rlhf.checkpoint.plan_file import read_plan
 from rlhf.checkpoint.results import write_json
 from rlhf.compare.answer_pairs import models_of_runs, paired
 from rlhf.config.freeze import load_run
-from rlhf.errors import RlhfError
 from rlhf.evaluate.__main__ import figures_of
 from rlhf.evaluate.answer_rows import policies_of
 from rlhf.export import export_final
@@ -30,7 +31,6 @@ from rlhf.report.compare_runs import compare
 from rlhf.report.evaluation_section import EVALUATION
 from rlhf.report.summary import show_summary
 from rlhf.runtime.run_result import unfinished_phases, whole_result
-from rlhf.stored_files import RESULT, read_json
 from rlhf.tracking.console import Console
 from rlhf.tracking.jsonl import LOGS, drop_phases
 from rlhf.tracking.trackers import build_tracker

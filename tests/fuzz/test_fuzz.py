@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import ConfigError
+from rlhf.base.errors import ConfigError
 from tests.fuzz.case import FAULTS, Case, Verdict, judged
 from tests.fuzz.doors import mixed
 

@@ -8,8 +8,8 @@ from importlib import import_module
 import pytest
 import torch
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
-from rlhf.errors import CapabilityError
 from rlhf.gpu_check import models
 from rlhf.gpu_check.parts import decoders, pipelines
 from rlhf.gpu_check.rows import RowVerdict, measured_row

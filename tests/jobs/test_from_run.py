@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import freeze, keep_command, to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.jobs.from_run import take_over
 
 Compose = Callable[[list[str]], DictConfig]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend, divide
 from rlhf.data.tokens import TokenLimits, tokenise
-from rlhf.errors import DataError
 from rlhf.jobs.read_loads import read_loads
 from rlhf.models.tokenizers import tokenizer_for
 from tests.planning.planned import Compose, changed, run_of

@@ -14,7 +14,7 @@ import yaml
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
-from rlhf.errors import ConfigError
+from rlhf.base.errors import ConfigError
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _measure
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start

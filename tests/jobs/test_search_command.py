@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import ConfigError
+from rlhf.base.errors import ConfigError
 from rlhf.jobs.search_command import Dimension, search_of
 
 STUDY = "study: {trials: 4, maximize: [ppo.gold_after]}\n"

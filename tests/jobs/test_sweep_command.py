@@ -14,9 +14,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import ConfigError
 from rlhf.jobs.search_command import search_of
 from rlhf.jobs.sweep_command import expanded, jobs_at_a_time, placed, without_leavings
 from rlhf.tracking.metric_table import METRICS

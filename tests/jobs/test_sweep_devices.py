@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.jobs.sweep_jobs import _devices
 
 TWO = """\

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import rlhf.jobs.on_machine
+from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
-from rlhf.errors import CapabilityError
 from rlhf.jobs.on_machine import on_machine
 from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, this_machine
 from tests.planning.planned import Compose

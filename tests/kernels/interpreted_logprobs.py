@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlhf.base.types import LogprobOptions
 from rlhf.kernels import logprobs_triton
 from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_kernels
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
-from rlhf.types import LogprobOptions
 from tests.kernels.test_logprobs import (  # noqa: F401
     read,
     some_logits,

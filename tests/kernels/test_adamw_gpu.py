@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.types import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.adamw_ways import TorchWay
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.adamw_gpu import PART, ParameterTable, gpu_kernels, parts
-from rlhf.types import Ranks
 from tests.engine.test_torch_engine import engine_of
 from tests.kernels.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf import cpu
-from rlhf.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.base import cpu
+from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.kernels import compiling
 from rlhf.kernels.compiling import KERNELS, compiled, describe, kernel
 

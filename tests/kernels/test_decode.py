@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.kernels.decode import (
     Combine,
     CompiledActivation,

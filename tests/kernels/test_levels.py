@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlhf.base.cpu import MAX_ISA, Isa, read_cpu, usable_isa
+from rlhf.base.types import LogprobOptions
 from rlhf.config.choices import Dtype
-from rlhf.cpu import MAX_ISA, Isa, read_cpu, usable_isa
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.kernels.compiling import KERNELS, kernel
 from rlhf.models.output_layer import fused_logprobs
 from rlhf.rollout.decoders.projections import projection
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.types import LogprobOptions
 
 HALF = {"atol": 1e-2, "rtol": 1e-2}  # bf16 keeps 8 bits
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlhf.base.types import LogprobOptions
 from rlhf.kernels import logprobs_gpu
 from rlhf.kernels.logprobs import logprob_kernel
 from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_kernels
@@ -24,7 +25,6 @@ from rlhf.models.output_layer import (
     fused_logprobs,
 )
 from rlhf.rollout.sampling import SamplingSettings, _kernel_for
-from rlhf.types import LogprobOptions
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
 from tests.runs import ROOT

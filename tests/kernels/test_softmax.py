@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.kernels.softmax import softmax_, softmax_slopes_
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.base.types import LogprobOptions, SequenceBatch, TokenPositions
 from rlhf.config.choices import Device
 from rlhf.config.roles import Role
 from rlhf.engine.devices import current_ranks
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
-from rlhf.types import LogprobOptions, SequenceBatch, TokenPositions
 from tests.engine.zero3_rank import engine_of
 from tests.models_on_disk import small_tokenizer, source_of
 

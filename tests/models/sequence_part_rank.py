@@ -10,6 +10,7 @@ import deepspeed
 import torch
 from torch import Tensor
 
+from rlhf.base.types import SequenceBatch
 from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.ulysses import HeadCounts, shared_attention
@@ -22,7 +23,6 @@ from rlhf.models.sequence_parts import (
     heads_of,
     use_shared_attention,
 )
-from rlhf.types import SequenceBatch
 from tests.models_on_disk import small_tokenizer, some_ids, source_of
 
 TOKENS = 9  # odd, so that the last part has padding

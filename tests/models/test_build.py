@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import adapter_lr
-from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import (
     build_actor,
     build_scorer,

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlhf.errors import CheckpointError
+from rlhf.base.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.lora import LoraSpec, save_adapter

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
 from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.types import LogprobOptions, TokenPositions
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import FAMILIES
 from rlhf.models.language_model import LanguageModel, OutputLayer
-from rlhf.types import LogprobOptions, TokenPositions
 from tests.models_on_disk import small_tokenizer, whole_state
 from tests.rounding import assert_near, terms_of
 

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf.errors import CheckpointError, ConfigError
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import (
     LoraSpec,

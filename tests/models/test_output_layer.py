@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlhf.base.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
 from rlhf.models.output_layer import (
     TORCH_TOKENS,
     Block,
@@ -19,7 +20,6 @@ from rlhf.models.output_layer import (
     fused_logprobs,
     token_logprobs,
 )
-from rlhf.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import (
     assert_close,

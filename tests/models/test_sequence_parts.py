@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Ranks
 from rlhf.engine.ulysses import HeadCounts, shared_attention
-from rlhf.errors import CapabilityError
 from rlhf.models.build import build_actor
 from rlhf.models.sequence_parts import PartOfLanguageModel
-from rlhf.types import Ranks
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.runs import TORCHRUN, python
 

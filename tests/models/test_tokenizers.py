@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.model import ModelConfig
-from rlhf.errors import CheckpointError, ConfigError
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, tokenizer_for, train_tokenizer
 

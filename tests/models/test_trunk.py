@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import SharedTrunk, build_trunk, critic_model, critic_state
-from rlhf.types import LogprobOptions, TokenLogprobs, TokenPositions
 from tests.models_on_disk import (
     FAMILIES,
     disturb,

@@ -12,6 +12,7 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
+from rlhf.base.types import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.splits import Part
@@ -24,7 +25,6 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
 from rlhf.tracking.tracker import Sample, Tracker
-from rlhf.types import Ranks
 from tests.models_on_disk import save_models
 from tests.phases.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine

@@ -13,6 +13,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.algorithms.reward import end_loss
+from rlhf.base.random_streams import seed_for
+from rlhf.base.types import Ranks, StepReport
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.batching import pair_steps
@@ -25,10 +27,8 @@ from rlhf.phases import reward, sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
-from rlhf.random_streams import seed_for
 from rlhf.tracking.console import build_console
 from rlhf.tracking.registry import check_name
-from rlhf.types import Ranks, StepReport
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]

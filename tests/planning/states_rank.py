@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.types import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
@@ -24,7 +25,6 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.types import Ranks
 from tests.engine.test_deepspeed_config import zero
 
 RANKS = 2

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.run import validate
-from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen, decide
 from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of

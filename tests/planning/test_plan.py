@@ -12,13 +12,13 @@ from hydra import initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Backend, Device, Dtype, LoraRole, Phase, When
 from rlhf.config.freeze import to_run_config
 from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.planning.decide import chosen
 from rlhf.planning.plan import Plan, best_of, plan_run
 from tests.conftest import CONF

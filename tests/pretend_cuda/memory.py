@@ -113,10 +113,10 @@ def _steps(config: RunConfig) -> range:
 
 
 def _sft(gpu: Gpu, config: RunConfig) -> Bytes:
+    from rlhf.base.random_streams import seed_for
     from rlhf.engine.devices import current_ranks, resolve_dtype
     from rlhf.engine.settings import EngineSettings
     from rlhf.phases.sft import SftTrainer
-    from rlhf.random_streams import seed_for
     from tests.models_on_disk import small_tokenizer
 
     hardware = config.hardware

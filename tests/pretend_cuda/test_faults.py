@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rlhf.types import SequenceBatch, TokenPositions
+from rlhf.base.types import SequenceBatch, TokenPositions
 from tests.pretend_cuda.gpu import GIB, Event, Gpu
 
 CAPTURING = "operation not permitted when stream is capturing"

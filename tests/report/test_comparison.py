@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.intervals import t_quantile
+from rlhf.base.intervals import t_quantile
 from rlhf.report.comparison import ComparedRun, Setting, comparison_json, difference, settings_of
 
 

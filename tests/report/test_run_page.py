@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError
+from rlhf.base.stored_files import METRICS as METRICS_LINE
+from rlhf.base.stored_files import read_lines
 from rlhf.config.choices import AlarmName
 from rlhf.config.freeze import freeze, keep_command, to_run_config
-from rlhf.errors import CheckpointError
 from rlhf.report import __main__ as report
 from rlhf.report.panels import PANELS
 from rlhf.report.run_page import write_report
-from rlhf.stored_files import METRICS as METRICS_LINE
-from rlhf.stored_files import read_lines
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.step_alarms import Alarm
 from tests.browser import needs_chromium, show

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.intervals import Estimate
+from rlhf.base.intervals import Estimate
 from rlhf.report.comparison import ComparedRun, settings_of
 from rlhf.report.sweep_charts import Place, frontier, parameter_chart
 from rlhf.report.sweep_page import importances, sweep_page, write_sweep_report

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.errors import ConfigError
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.rules import RULES, last_number
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlhf.base.types import PromptBatch, Ranks, Responses
 from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
@@ -19,7 +20,6 @@ from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import PromptBatch, Ranks, Responses
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of

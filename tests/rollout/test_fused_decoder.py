@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rlhf.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.models.families import FAMILIES as TABLE
 from rlhf.models.families import decoder_parts
 from rlhf.models.lora import adapter_of

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.data.collate import collate_prompts
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import PromptBatch, Responses
 from tests.plain_engine import PlainEngine
 from tests.rollout.decoder_checks import VOCABULARY, some_prompts, tiny_model
 

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from rlhf.base.types import PromptBatch, Ranks
 from rlhf.config.choices import Dtype, When
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts
@@ -31,7 +32,6 @@ from rlhf.rollout.padding import unpadded
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import PromptBatch, Ranks
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST

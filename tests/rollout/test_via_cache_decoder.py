@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from tests.rollout.decoder_checks import (
     CHECKS,

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.errors import RolloutError
+from rlhf.base.errors import RolloutError
+from rlhf.base.types import PromptBatch, Ranks
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
 from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
-from rlhf.types import PromptBatch, Ranks
 from tests.runs import TINY_RUN, launch
 
 END, PAD = 1, 0

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlhf.base.types import Ranks
 from rlhf.checkpoint.streaming import saved_tensors
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
@@ -25,7 +26,6 @@ from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import make_export
-from rlhf.types import Ranks
 from tests.models_on_disk import (
     disturb,
     save_base,

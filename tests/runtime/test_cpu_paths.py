@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.cpu import Isa, multiplies_fp16, read_cpu
+from rlhf.base.cpu import Isa, multiplies_fp16, read_cpu
 from rlhf.kernels.compiling import KERNELS
 from tests.runs import TINY_RUN, launch
 

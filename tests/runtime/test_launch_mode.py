@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import ConfigError
 from rlhf.runtime.launch_mode import (
     LaunchMode,
     Program,

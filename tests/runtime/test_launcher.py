@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import ConfigError
 from rlhf.runtime import launcher
 from rlhf.runtime.rank import Failure, FailureKind, read_failure, write_failure
 from tests import runs

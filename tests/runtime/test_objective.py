@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.errors import CheckpointError, RlhfError
+from rlhf.base.finite_numbers import finite, measured_run
 from rlhf.checkpoint.results import objective_of, write_json
 from rlhf.config.freeze import FROZEN
-from rlhf.errors import CheckpointError, RlhfError
-from rlhf.finite_numbers import finite, measured_run
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
 from rlhf.runtime.objective import objective_measure, require_finite

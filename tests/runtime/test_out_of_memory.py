@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.allocation_errors import is_out_of_memory
+from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
 from rlhf.runtime.out_of_memory import OutOfMemoryError, explained, with_less_memory

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint.finished_phase import finish_phase
 from rlhf.checkpoint.phase_store import PhaseStore
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import CheckpointError
 from rlhf.runtime.phase_reuse import look_over, store_phase
 from tests.runs import TINY_RUN, launch, new_cache
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import ConfigError
 from rlhf.runtime.rendezvous import (
     drop_pod_variables,
     is_secondary_node,

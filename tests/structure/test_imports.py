@@ -28,7 +28,7 @@ Graph = Mapping[str, set[str]]
 
 
 def module_of(path: str) -> str:
-    """rlhf/errors.py -> rlhf.errors"""
+    """rlhf/base/errors.py -> rlhf.base.errors"""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

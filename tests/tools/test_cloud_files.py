@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlhf.errors import ConfigError
+from rlhf.base.errors import ConfigError
 from tools.cloud_files import EXAMPLE, write
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlhf import atomic
-from rlhf.errors import CheckpointError
+from rlhf.base import atomic
+from rlhf.base.errors import CheckpointError
 from rlhf.tracking.jsonl import JsonlWriter, cut, drop_phases
 from rlhf.tracking.trackers import FileTracker
 

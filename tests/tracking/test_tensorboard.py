@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import WandbMode
-from rlhf.errors import CapabilityError
 from rlhf.tracking.tensorboard import TensorBoardTracker
 from rlhf.tracking.tracker import Sample
 from rlhf.tracking.trackers import build_tracker

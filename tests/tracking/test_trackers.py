@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.schema.tracking import TrackingConfig
-from rlhf.errors import ConfigError
 from rlhf.tracking.tracker import NullTracker, Sample, Token, Tracker
 from rlhf.tracking.trackers import BestEffort, FileTracker, Trackers, build_tracker
 

@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import TrackingConfig
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 from rlhf.tracking import wandb_run
 
 wandb_run.INIT_TIMEOUT_SECONDS = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 
 def check_data(config: RunConfig) -> None:

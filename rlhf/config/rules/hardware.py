@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.errors import ConfigError
 
 
 def check_hardware(hardware: HardwareConfig) -> None:

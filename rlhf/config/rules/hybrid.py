@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Backend, Device, MomentsDtype, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 BACKEND = "rollout.backend=hybrid_engine"
 OPTIMIZER_STAGE = 2

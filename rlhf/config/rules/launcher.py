@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.foreign_errors import translated
+from rlhf.base.user_paths import read_text, user_path
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
-from rlhf.foreign_errors import translated
-from rlhf.user_paths import read_text, user_path
 
 LAST_PORT = 65535
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import (
     LoraExport,
     LoraRole,
     ModelInit,
 )
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 
 def check_lora(config: RunConfig) -> None:

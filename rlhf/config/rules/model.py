@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import ModelInit, Phase, Source
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 RESPONSE_TOKENS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import (
     AdvantageEstimator,
     KlEstimator,
     KlPlacement,
 )
 from rlhf.config.schema.ppo import COMPARING, PpoConfig
-from rlhf.errors import ConfigError
 
 
 def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:

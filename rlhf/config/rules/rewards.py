@@ -6,11 +6,11 @@ import re
 from dataclasses import MISSING, fields
 from urllib.parse import urlsplit
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 OF_ALL = ("kind", "weight", "normalise")
 OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")

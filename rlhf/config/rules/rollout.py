@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import (
     Backend,
     RolloutCorrection,
@@ -9,7 +10,6 @@ from rlhf.config.choices import (
 )
 from rlhf.config.rules.hybrid import check_hybrid_engine
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 
 def check_rollout(config: RunConfig) -> None:

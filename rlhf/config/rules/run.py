@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.rules.checkpoint import check_checkpoint
@@ -23,7 +24,6 @@ from rlhf.config.rules.sequence_parallel import check_sequence_parallel
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 
 def validate(config: RunConfig) -> None:

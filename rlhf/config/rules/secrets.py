@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.safe_text import FORMS, redact
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
-from rlhf.safe_text import FORMS, redact
 
 # How to pass a secret of each form without a configuration.
 WAYS_OUT = {

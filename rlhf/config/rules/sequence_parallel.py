@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask, which no rank has for all tokens
 

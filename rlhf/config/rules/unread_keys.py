@@ -7,10 +7,10 @@ from operator import attrgetter
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.effects import effects
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 
 def refuse_unread(config: RunConfig, overrides: Sequence[str]) -> None:

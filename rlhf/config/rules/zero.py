@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import (
     Device,
     Dtype,
@@ -14,7 +15,6 @@ from rlhf.config.choices import (
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_obstacle
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.errors import ConfigError
 
 # Entries of DeepSpeed's JSON that zero.extra must not set, and our keys that set them.
 DECIDED = {

@@ -12,8 +12,8 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
-from rlhf.errors import ConfigError
 
 
 class Bound(NamedTuple):

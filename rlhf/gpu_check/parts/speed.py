@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import load_run
 from rlhf.gpu_check.rows import Finding, RowVerdict, Task
 from rlhf.gpu_check.runs import SHORT_RUN, run
@@ -22,7 +23,6 @@ from rlhf.gpu_check.setting import CheckSetting, Size
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import rollout_backend
 from rlhf.rollout.padding import unpadded
-from rlhf.types import PromptBatch
 
 COMMON = (
     *SHORT_RUN,

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rlhf.base.intervals import paired_gain
+from rlhf.base.stored_files import HELD_OUT, read_json
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.data.corpus import PtxBlocks
-from rlhf.intervals import paired_gain
 from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
@@ -28,7 +29,6 @@ from rlhf.phases.shared.policy_evaluation import (
     answer_samples,
     evaluate_policy,
 )
-from rlhf.stored_files import HELD_OUT, read_json
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -20,13 +20,15 @@ from torch import Tensor
 
 from rlhf.algorithms.kl import KlController, guarded_lr_scale
 from rlhf.algorithms.ppo import policy_loss, value_loss
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Metrics, accumulate_metrics
+from rlhf.base.random_streams import seed_dropout, stream
+from rlhf.base.types import PromptBatch, Rollout, StepReport
 from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.engine.devices import peak_memory_gib
-from rlhf.errors import ConfigError
-from rlhf.metrics import Metrics, accumulate_metrics
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_together
 from rlhf.phases.ppo.objective import Aggregation, MicroBatch, micro_batches, policy_penalty
@@ -49,8 +51,6 @@ from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.scoring import ResponseLogprobs, score_responses, split_rows
-from rlhf.random_streams import seed_dropout, stream
-from rlhf.types import PromptBatch, Rollout, StepReport
 
 
 def run_ppo(context: RunContext) -> dict[str, Any]:

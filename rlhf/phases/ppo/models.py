@@ -11,8 +11,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from rlhf.base.metrics import Metrics
+from rlhf.base.types import (
+    Engine,
+    LogprobOptions,
+    SequenceBatch,
+    StepReport,
+    TokenEngine,
+    TokenModel,
+    TokenPositions,
+    ValueEngine,
+)
 from rlhf.config.roles import Role
-from rlhf.metrics import Metrics
 from rlhf.models.language_model import kept_logprobs
 from rlhf.models.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
@@ -25,16 +35,6 @@ from rlhf.phases.shared.scoring import (
     WholeSequences,
     response_logprobs,
     response_values,
-)
-from rlhf.types import (
-    Engine,
-    LogprobOptions,
-    SequenceBatch,
-    StepReport,
-    TokenEngine,
-    TokenModel,
-    TokenPositions,
-    ValueEngine,
 )
 
 

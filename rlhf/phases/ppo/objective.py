@@ -13,16 +13,16 @@ from torch import Tensor
 from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
 from rlhf.algorithms.masking import masked_sum, sum_of_means
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.types import Ranks, Rollout, take_rows
 from rlhf.config.choices import KlPlacement, LossAggregation
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.metrics import Mean, Metrics
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
     rows_by_length,
     split_rows,
 )
-from rlhf.types import Ranks, Rollout, take_rows
 
 
 class MicroBatch(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import LoraRole
 from rlhf.config.roles import Role, adapter_lr
@@ -11,7 +12,6 @@ from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.errors import ConfigError
 
 
 def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:

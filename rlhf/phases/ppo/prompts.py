@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rlhf.base.random_streams import Shuffle, seed_for, stream
+from rlhf.base.types import Columns, PromptBatch, Ranks
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.batching import rows_of_rank
 from rlhf.data.collate import collate_prompts
 from rlhf.phases.shared.context import RunContext
-from rlhf.random_streams import Shuffle, seed_for, stream
-from rlhf.types import Columns, PromptBatch, Ranks
 
 if TYPE_CHECKING:
     from datasets import Dataset

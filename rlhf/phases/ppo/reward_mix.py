@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlhf.base.errors import RewardError
+from rlhf.base.types import Judge, PartScores, PromptBatch, Responses
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.errors import RewardError
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
     NO_SCORE,
@@ -29,7 +30,6 @@ from rlhf.phases.shared.scoring import (
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import HERE, FailureError, close_parts, start_parts
 from rlhf.tracking.console import build_console
-from rlhf.types import Judge, PartScores, PromptBatch, Responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

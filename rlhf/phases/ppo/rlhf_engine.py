@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.random_streams import seed_for
+from rlhf.base.types import Columns, Engine, PromptBatch, Ranks, RolloutBackend
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
@@ -18,7 +21,6 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import placer
-from rlhf.errors import ConfigError
 from rlhf.models.build import build_scorer, lora_spec, require_positions
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
@@ -41,10 +43,8 @@ from rlhf.phases.shared.policies import (
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
-from rlhf.random_streams import seed_for
 from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
 from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
-from rlhf.types import Columns, Engine, PromptBatch, Ranks, RolloutBackend
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
+from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
+from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence
-from rlhf.types import PromptBatch, Responses, Rollout, StepReport
 
 
 class PpoStats(NamedTuple):

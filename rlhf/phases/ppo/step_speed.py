@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from rlhf.base.types import Ranks, Rollout
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import machine_of
 from rlhf.config.roles import Role
@@ -22,7 +23,6 @@ from rlhf.models.model_uses import (
     models_of,
 )
 from rlhf.phases.ppo.step_metrics import learners
-from rlhf.types import Ranks, Rollout
 
 
 class PerPart(NamedTuple):

@@ -24,12 +24,12 @@ from rlhf.algorithms.advantages import (
 from rlhf.algorithms.kl import kl_estimate
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import truncated_weights
+from rlhf.base.metrics import Moments
+from rlhf.base.types import Ranks, Rollout
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrection, ScaleReward
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardPart
-from rlhf.metrics import Moments
 from rlhf.phases.ppo.reward_mix import sum_scores
-from rlhf.types import Ranks, Rollout
 
 
 class Targets(NamedTuple):

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rlhf.base.errors import RlhfError
+from rlhf.base.types import Engine
 from rlhf.checkpoint.best_step import BestStep
 from rlhf.checkpoint.phase_state import (
     Checkpoint,
@@ -21,11 +23,9 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
-from rlhf.errors import RlhfError
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
-from rlhf.types import Engine
 
 
 class Stateful(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf.base.types import Judge, Ranks
 from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
@@ -16,7 +17,6 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
 from rlhf.tracking.console import Console
 from rlhf.tracking.tracker import Tracker
-from rlhf.types import Judge, Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from rlhf.base.types import Engine
+from rlhf.checkpoint.model_call import model_call
 from rlhf.checkpoint.model_card import made_by
 from rlhf.checkpoint.model_folder import apply_umask, save_model
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.model_call import model_call
 from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
 from rlhf.phases.shared.context import RunContext
-from rlhf.types import Engine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rlhf.base.user_paths import user_path
 from rlhf.config.choices import Phase
 from rlhf.data.splits import Part
 from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tokenise
 from rlhf.phases.shared.context import RunContext
-from rlhf.user_paths import user_path
 
 
 def phase_records(context: RunContext, phase: Phase) -> Part:

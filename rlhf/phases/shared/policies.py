@@ -15,11 +15,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.random_streams import seed_for
+from rlhf.base.types import (
+    LogprobOptions,
+    Ranks,
+    RolloutBackend,
+    TokenEngine,
+    TokenLogprobs,
+    TokenPositions,
+)
+from rlhf.base.user_paths import user_path
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Backend, Dtype, LoraRole, Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 from rlhf.models.build import build_actor, lora_spec
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
@@ -28,22 +38,12 @@ from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.shared.exporting import write_weights
-from rlhf.random_streams import seed_for
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.hybrid.hybrid_rollout import HybridEngineRollout, HybridSettings
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
 from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
-from rlhf.types import (
-    LogprobOptions,
-    Ranks,
-    RolloutBackend,
-    TokenEngine,
-    TokenLogprobs,
-    TokenPositions,
-)
-from rlhf.user_paths import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

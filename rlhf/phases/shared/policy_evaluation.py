@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.base.intervals import mean_of
+from rlhf.base.random_streams import stream
+from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 from rlhf.config.choices import Phase
 from rlhf.data.batching import EvalRows, eval_batches
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import Record
-from rlhf.intervals import mean_of
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
@@ -22,9 +24,7 @@ from rlhf.phases.shared.scoring import (
     response_texts,
     score_responses,
 )
-from rlhf.random_streams import stream
 from rlhf.tracking.tracker import Sample, Token
-from rlhf.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 
 if TYPE_CHECKING:
     from datasets import Dataset

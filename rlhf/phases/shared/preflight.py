@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from rlhf.config.batches import examples_per_step, phase_steps, sizes_for
 from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
 from rlhf.config.rules.ppo import check_ppo
@@ -13,7 +14,6 @@ from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.corpus import ptx_texts, reads_corpus
 from rlhf.engine.deepspeed_kernels import compile_obstacle, require_quantizer
-from rlhf.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config

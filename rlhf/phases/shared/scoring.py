@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
-from rlhf.config.schema.keys import LARGEST_SCORE
-from rlhf.data.batching import padded_width
-from rlhf.errors import RewardError
-from rlhf.types import (
+from rlhf.base.errors import RewardError
+from rlhf.base.types import (
     Judge,
     LogprobOptions,
     PartScores,
@@ -29,6 +27,8 @@ from rlhf.types import (
     ValueModel,
     take_rows,
 )
+from rlhf.config.schema.keys import LARGEST_SCORE
+from rlhf.data.batching import padded_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from rlhf.base.metrics import Metrics, merge_metrics
+from rlhf.base.random_streams import seed_dropout
+from rlhf.base.types import Batch, Engine, Model, PreferenceBatch, Ranks
 from rlhf.config.batches import num_readers
 from rlhf.config.schema.dpo import DpoConfig
 from rlhf.config.schema.reward import RewardConfig
 from rlhf.config.schema.sft import SftConfig
 from rlhf.data.batching import deal, eval_batches, rows_of_rank
 from rlhf.data.collate import collate_pairs
-from rlhf.metrics import Metrics, merge_metrics
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
-from rlhf.random_streams import seed_dropout
 from rlhf.tracking.console import Console
-from rlhf.types import Batch, Engine, Model, PreferenceBatch, Ranks
 
 T = TypeVar("T")
 PhaseConfig = SftConfig | RewardConfig | DpoConfig

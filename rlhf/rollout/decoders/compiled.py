@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.decoder_parts import BlockOrder, BlockParts, DecoderParts
+from rlhf.base.decoder_modules import BlockOrder, BlockParts, DecoderParts
 from rlhf.kernels.decode import Combine, DecodeProgram, HeadsAt, decode_library
 from rlhf.rollout.decoders.layers import AdapterOf, LayerBuilder
 from rlhf.rollout.decoders.projections import ACTIVATIONS

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.allocation_errors import is_out_of_memory
+from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.rollout.decoders.decoder import Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, packed

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.decoder_parts import BlockOrder, DecoderParts
-from rlhf.host_copies import sent
+from rlhf.base.decoder_modules import BlockOrder, DecoderParts
+from rlhf.base.host_copies import sent
 from rlhf.kernels.attention_gpu import gpu_attention
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, Rotations
 from rlhf.rollout.decoders.projections import ACTIVATIONS

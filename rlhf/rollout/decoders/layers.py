@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf.decoder_parts import BlockParts, DecoderParts, LowRank
+from rlhf.base.decoder_modules import BlockParts, DecoderParts, LowRank
 from rlhf.kernels.decode import Linear, Norm
 from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.decoder_parts import LowRank
+from rlhf.base.decoder_modules import LowRank
 from rlhf.kernels import decode
 
 ROWS = 16  # oneDNN chooses its weight layout for about this many rows

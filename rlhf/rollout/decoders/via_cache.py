@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

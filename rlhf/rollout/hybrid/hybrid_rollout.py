@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rlhf.errors import CapabilityError
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.rollout.hf import HfRollout, only
 from rlhf.rollout.hybrid.agreement import Greedy, parity_obstacle
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import Engine, PromptBatch, Responses, take_rows
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
 REFUSAL = "rollout.backend=hybrid_engine"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import ConfigError
 
 BEST = "checkpoint.best=ppo/eval_score"
 

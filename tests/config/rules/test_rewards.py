@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import opened
 from rlhf.config.roles import has_reward_model, reward_columns, reward_model_base
 from rlhf.config.rules.rewards import READ
-from rlhf.errors import ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.batches import (
     BatchPlan,
     RolloutPlan,
@@ -25,7 +26,6 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.run import RunConfig
-from rlhf.errors import ConfigError
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.types import Ranks, Responses, Rollout
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Backend, When
 from rlhf.data.collate import collate_prompts
@@ -17,7 +18,6 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ModelScores
-from rlhf.types import Ranks, Responses, Rollout
 from tests.plain_engine import PlainEngine, TrainingEngine
 from tests.rounding import assert_near, terms_of
 

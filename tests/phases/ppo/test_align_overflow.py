@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
 from rlhf.phases.ppo.models import step_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import WholeSequences
-from rlhf.types import StepReport
 from tests.phases.ppo.ppo_pieces import PARTS, separate_engine, some_rollout
 
 

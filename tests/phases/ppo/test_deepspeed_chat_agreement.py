@@ -16,6 +16,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from rlhf.base.types import PromptBatch, Ranks, Responses, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
@@ -26,7 +27,6 @@ from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.options.ptx import PtxCorpus
 from rlhf.phases.shared.scoring import ModelScores
-from rlhf.types import PromptBatch, Ranks, Responses, StepReport
 from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.loop_reference import Row, Rows
 from tests.algorithms.padded_batches import keep_of

@@ -10,14 +10,14 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.types import Ranks, Responses, Rollout
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import ConfigError
-from rlhf.metrics import Mean, Metrics
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.options.logprob_reuse import MISMATCH, LogprobReuse
 from rlhf.phases.shared.scoring import score_responses
-from rlhf.types import Ranks, Responses, Rollout
 from tests.phases.ppo.ppo_pieces import (
     MICRO,
     kept,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
@@ -21,7 +22,6 @@ from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
-from rlhf.types import StepReport
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import (
     LENGTHS,

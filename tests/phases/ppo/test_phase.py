@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.types import Ranks
 from rlhf.config.batches import num_steps
 from rlhf.config.choices import Phase
-from rlhf.errors import ConfigError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.options.ptx import corpus_blocks
@@ -21,7 +22,6 @@ from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.preflight import require_data
-from rlhf.types import Ranks
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 from tests.rounding import assert_near, terms_of
 

@@ -11,10 +11,10 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.data.corpus import PtxBlocks
-from rlhf.errors import ConfigError
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.options.ptx import PtxCorpus, corpus_perplexity
 from tests.phases.ppo.ppo_pieces import PARTS, assert_gradient, separate_engine, some_rollout

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.base.errors import RewardError
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.errors import RewardError
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo import reward_mix
 from rlhf.phases.ppo.reward_mix import RewardMix, build_mix
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError
-from rlhf.types import PromptBatch, Responses
 
 TOKENIZER = train_tokenizer(["one two three"], vocab_size=260)
 TEXTS = ["one", "two three", "three"]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.types import Ranks
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.errors import ConfigError
 from rlhf.phases.ppo import rlhf_engine
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import JudgeScores
-from rlhf.types import Ranks
 from tests.models_on_disk import save_models
 from tests.plain_engine import PlainEngine
 

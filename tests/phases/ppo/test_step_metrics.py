@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.phases.ppo.step_metrics import duplicates, moving_average
-from rlhf.types import PromptBatch, Responses
 
 
 def test_duplicates_are_equal_responses_to_different_prompts() -> None:

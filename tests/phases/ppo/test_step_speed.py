@@ -8,9 +8,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.step_speed import PerPart, StepSpeed
-from rlhf.types import PromptBatch, Ranks, Responses, Rollout
 
 HIDDEN, LAYERS, VOCABULARY = 96, 4, 1024
 PEAK = 2e12  # operations per second

@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.metrics import Metrics, Moments
+from rlhf.base.types import Ranks, Rollout
 from rlhf.config.freeze import to_run_config
-from rlhf.metrics import Metrics, Moments
 from rlhf.phases.ppo.targets import TargetMaker, Targets
-from rlhf.types import Ranks, Rollout
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Row, Rows
 from tests.phases.ppo.ppo_pieces import kept, some_rollout, targets_of

@@ -9,11 +9,11 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.types import PartScores, PromptBatch, Ranks, Responses, Rollout
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.phases.ppo.targets import TargetMaker, Targets
-from rlhf.types import PartScores, PromptBatch, Ranks, Responses, Rollout
 from tests.phases.ppo.ppo_pieces import targets_of
 
 Compose = Callable[[list[str]], DictConfig]

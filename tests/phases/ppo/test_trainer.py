@@ -11,11 +11,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.types import LogprobOptions, Ranks, Rollout
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.errors import ConfigError
-from rlhf.metrics import Mean, Metrics
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.step_metrics import num_optimizer_steps
 from rlhf.phases.ppo.targets import TargetMaker
@@ -25,7 +26,6 @@ from rlhf.phases.shared.scoring import (
     response_values,
     score_responses,
 )
-from rlhf.types import LogprobOptions, Ranks, Rollout
 from tests.algorithms import loop_reference as reference
 from tests.phases.ppo.ppo_pieces import (
     LENGTHS,

@@ -11,15 +11,15 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from rlhf.base.metrics import Metrics
+from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.metrics import Metrics
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import MiniBatchLosses
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ResponseLogprobs
-from rlhf.types import PromptBatch, Ranks, Responses, Rollout, StepReport
 from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
 
 Compose = Callable[[list[str]], DictConfig]

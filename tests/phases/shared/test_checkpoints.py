@@ -17,15 +17,15 @@ from omegaconf import DictConfig
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlhf import atomic
+from rlhf.base import atomic
+from rlhf.base.errors import RlhfError
+from rlhf.base.types import Ranks
 from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import SkippedError, checkpoints
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.errors import RlhfError
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
-from rlhf.types import Ranks
 
 
 @dataclass

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf.base.types import PromptBatch, Responses, Rollout
 from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policy_evaluation import (
@@ -20,7 +21,6 @@ from rlhf.phases.shared.policy_evaluation import (
     evaluate_policy,
 )
 from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences
-from rlhf.types import PromptBatch, Responses, Rollout
 from tests.phases.run_pieces import Compose, Notes, run_context
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlhf.base.errors import RewardError
+from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
 from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import render_prompt
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.errors import RewardError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
@@ -23,7 +24,6 @@ from rlhf.phases.shared.scoring import (
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from rlhf.rollout.stopping import StopTexts
-from rlhf.types import PromptBatch, Responses, Rollout, take_rows
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of
 

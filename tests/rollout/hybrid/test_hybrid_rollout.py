@@ -18,6 +18,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from rlhf.algorithms.schedule import lr_schedule
+from rlhf.base.errors import CapabilityError
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Backend, Device, Dtype
 from rlhf.config.freeze import to_run_config
@@ -28,7 +30,6 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.errors import CapabilityError
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.loop import PPOTrainer
@@ -47,7 +48,6 @@ from rlhf.rollout.hybrid.supported_models import REASONS, model_obstacle
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
 from rlhf.tracking.registry import check_name
-from rlhf.types import PromptBatch, Responses
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
 from tests.rollout.decoder_checks import some_prompts, tiny_model
@@ -148,7 +148,7 @@ def llama(**fields: Any) -> Any:
 
 def learn(actor: Any, prompts: PromptBatch) -> None:
     """One optimiser step that moves every weight."""
-    from rlhf.types import TokenPositions
+    from rlhf.base.types import TokenPositions
 
     rows, columns = prompts.attend_BP.nonzero(as_tuple=True)
     picks = TokenPositions(rows, columns, prompts.ids_BP[rows, columns])

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Maximum, Mean, Metrics
+from rlhf.base.types import Responses
 from rlhf.config.choices import When
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.errors import ConfigError
-from rlhf.metrics import Maximum, Mean, Metrics
-from rlhf.types import Responses
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
 LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth

@@ -9,16 +9,16 @@ from __future__ import annotations
 import torch
 
 from rlhf.algorithms.sft import sft_loss
+from rlhf.base.metrics import Metrics, merge_metrics, perplexity
+from rlhf.base.random_streams import Shuffle, seed_for
+from rlhf.base.types import SequenceBatch
 from rlhf.config.batches import BatchPlan, ptx_plan
 from rlhf.config.choices import Phase
 from rlhf.data.batching import eval_batches, rows_of_rank
 from rlhf.data.collate import collate_sequences
 from rlhf.data.corpus import PtxBlocks, ptx_blocks, reads_corpus
-from rlhf.metrics import Metrics, merge_metrics, perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
-from rlhf.random_streams import Shuffle, seed_for
-from rlhf.types import SequenceBatch
 
 
 class PtxCorpus:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlhf.atomic import system_error_number
-from rlhf.errors import RlhfError
+from rlhf.base.atomic import system_error_number
+from rlhf.base.errors import RlhfError
 
 # Full, over a quota or a limit on sizes, read-only,
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlhf import atomic
-from rlhf.atomic import replacing
+from rlhf.base import atomic
+from rlhf.base.atomic import replacing
 
 
 def a_file(path: Path, text: str) -> None:

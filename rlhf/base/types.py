@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlhf.host_copies import sent
-from rlhf.metrics import Maximum, Metrics
+from rlhf.base.host_copies import sent
+from rlhf.base.metrics import Maximum, Metrics
 
 
 @dataclass(frozen=True)

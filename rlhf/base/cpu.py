@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.errors import CapabilityError, ConfigError
-from rlhf.user_paths import user_path
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.user_paths import user_path
 
 CPUINFO = Path("/proc/cpuinfo")
 MAX_ISA = "RLHF_MAX_CPU_ISA"

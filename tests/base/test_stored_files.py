@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.stored_files import (
+from rlhf.base.stored_files import (
     METRICS,
     PHASES,
     RESULT,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.intervals import estimate, paired_gain, t_quantile, wilson_interval
+from rlhf.base.intervals import estimate, paired_gain, t_quantile, wilson_interval
 
 
 @pytest.mark.parametrize(

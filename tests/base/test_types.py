@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.metrics import (
+from rlhf.base.metrics import (
     Maximum,
     Mean,
     Metrics,
@@ -20,7 +20,7 @@ from rlhf.metrics import (
     merge_metrics,
     perplexity,
 )
-from rlhf.types import Ranks
+from rlhf.base.types import Ranks
 from tests.algorithms.padded_batches import (
     f64,
     garbage,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf.trust import is_trusted
+from rlhf.base.trust import is_trusted
 
 OTHER = 12_345  # a user, and a group, that is not ours
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import os, sys
-from rlhf.lasting_output import outlast_output
+from rlhf.base.lasting_output import outlast_output
 outlast_output()
 for number in range(2000):
     print(number, flush=number % 100 == 0)

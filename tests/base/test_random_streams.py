@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlhf.random_streams import Shuffle, seed_for, stream
+from rlhf.base.random_streams import Shuffle, seed_for, stream
 
 
 def test_streams_differ_by_name_and_repeat_by_seed() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rlhf.command import exit_code
-from rlhf.drive_errors import explaining_drive
-from rlhf.errors import CheckpointError
+from rlhf.base.command import exit_code
+from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.errors import CheckpointError
 from rlhf.report import __main__ as report
 from rlhf.report import dashboards
 

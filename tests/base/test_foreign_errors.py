@@ -10,10 +10,10 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import is_foreign, reason_of, translated
+from rlhf.base.metrics import Moments
 from rlhf.data.layouts import UnusableRowError
-from rlhf.errors import CheckpointError, ConfigError
-from rlhf.foreign_errors import is_foreign, reason_of, translated
-from rlhf.metrics import Moments
 
 
 def refused(reason: str) -> CheckpointError:

@@ -17,14 +17,15 @@ import rlhf.compare.__main__
 import rlhf.evaluate.__main__
 import rlhf.export
 import rlhf.report.__main__
+from rlhf.base.cpu import cache_folder
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import read_text, user_path
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.run import RunConfig
-from rlhf.cpu import cache_folder
-from rlhf.errors import ConfigError
 from rlhf.jobs.job import config_of
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.sweep_command import read_definition
@@ -33,7 +34,6 @@ from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import tokenizer_for
 from rlhf.planning.steps import total_examples
 from rlhf.rewards.rules import json_text
-from rlhf.user_paths import read_text, user_path
 
 NOBODY = "~nobody_here/x"
 LONG = "x" * 300

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rlhf.safe_text import print_traceback, printable, redact
+from rlhf.base.safe_text import print_traceback, printable, redact
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

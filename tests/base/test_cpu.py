@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.choices import Dtype
-from rlhf.config.precision import cpu_dtype
-from rlhf.cpu import (
+from rlhf.base.cpu import (
     MAX_ISA,
     ONEDNN_MAX_ISA,
     Cpu,
@@ -20,7 +18,9 @@ from rlhf.cpu import (
     read_cpu,
     usable_isa,
 )
-from rlhf.errors import CapabilityError, ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.config.choices import Dtype
+from rlhf.config.precision import cpu_dtype
 
 AVX2 = "fpu sse4_2 avx fma avx2"
 AVX512 = f"{AVX2} avx512f avx512dq avx512bw avx512vl avx512_vnni"
@@ -122,7 +122,7 @@ def test_what_onednn_may_not_use_is_not_native(
 )
 def test_onednn_is_held_to_our_cap(cap: str, onednn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_ISA, cap)
-    monkeypatch.setattr("rlhf.cpu.read_cpu", lambda: XEON)
+    monkeypatch.setattr("rlhf.base.cpu.read_cpu", lambda: XEON)
     monkeypatch.setattr("os.environ", {MAX_ISA: cap})
     cap_libraries()
     assert os.environ[ONEDNN_MAX_ISA] == onednn
@@ -139,7 +139,7 @@ def test_auto_is_bf16_where_the_cpu_multiplies_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags, (_, bf16, fp16) = CPUS[name]
-    monkeypatch.setattr("rlhf.cpu.read_cpu", lambda: Cpu(name, frozenset(flags.split())))
+    monkeypatch.setattr("rlhf.base.cpu.read_cpu", lambda: Cpu(name, frozenset(flags.split())))
     monkeypatch.setattr("rlhf.config.precision.read_cpu", lambda: Cpu(name, frozenset()))
     auto = Dtype.bf16 if bf16 else Dtype.fp32
     assert cpu_dtype(Dtype.auto) is auto

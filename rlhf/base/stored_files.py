@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhf.errors import CheckpointError
+from rlhf.base.errors import CheckpointError
 
 Form = Any
 OTHERS = "*"

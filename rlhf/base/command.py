@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from rlhf.drive_errors import explaining_drive
-from rlhf.errors import RlhfError
-from rlhf.lasting_output import outlast_output
-from rlhf.safe_text import for_terminal
+from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.errors import RlhfError
+from rlhf.base.lasting_output import outlast_output
+from rlhf.base.safe_text import for_terminal
 
 
 def exit_code(work: Callable[[], None]) -> int:

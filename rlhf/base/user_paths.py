@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf.errors import ConfigError
-from rlhf.foreign_errors import translated
+from rlhf.base.errors import ConfigError
+from rlhf.base.foreign_errors import translated
 
 
 def user_path(name: str | Path, *, key: str) -> Path:
