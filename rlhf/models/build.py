@@ -18,7 +18,7 @@ from rlhf.models.lora import LoraSpec, add_adapters
 from rlhf.models.pretrained import load_pretrained
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
-from rlhf.models.train_settings import checkpoint_gradients, set_dropout
+from rlhf.models.train_settings import checkpoint_gradients, compile_layers, set_dropout
 from rlhf.models.weight_files import require_finite
 from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters
 
@@ -131,6 +131,8 @@ def _build(
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
         checkpoint_gradients(model, source.gradient_checkpointing, key=source.key)
+    if source.compiles:
+        compile_layers(model, key=source.key)
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.generation_config.eos_token_id = tokenizer.eos_token_id

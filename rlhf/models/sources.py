@@ -24,6 +24,7 @@ class ModelSource:
     attention: str | None = None
     dropout: float = 0.0
     gradient_checkpointing: bool | int = False  # a number: only in that many first layers
+    compiles: bool = False
     trust_remote_code: bool = False
 
     @classmethod
@@ -39,6 +40,7 @@ class ModelSource:
             attention=model.attention,
             dropout=dropout,
             gradient_checkpointing=model.gradient_checkpointing,
+            compiles=model.compile,
             trust_remote_code=model.trust_remote_code,
         )
 
@@ -58,6 +60,7 @@ class ModelSource:
             attention=base.attention,
             dropout=dropout,
             gradient_checkpointing=gradient_checkpointing,
+            compiles=base.compile,
             trust_remote_code=base.trust_remote_code,
         )
 

@@ -1,8 +1,10 @@
-"""Training settings of a model that is already built: gradient checkpointing and dropout."""
+"""Training settings of a built model: gradient checkpointing, compiled layers and dropout."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,6 +13,7 @@ from rlhf.base.errors import CapabilityError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MOST_SHAPES = 1000  # of batches: sizes of micro-batches times widths
 # The names under which model families keep their dropout probabilities.
 DROPOUT_FIELDS = (
     "dropout",
@@ -47,6 +50,36 @@ def checkpoint_gradients(model: PreTrainedModel, layers: bool | int, *, key: str
     # transformers makes the embeddings' output require gradients, which only reentrant
     # checkpointing needs: the backward pass would also run through a shared trunk's frozen blocks.
     model.disable_input_require_grads()
+
+
+def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
+    """Compile the layers of the model, once for each shape of a batch.
+
+    Batches are padded to eight widths per doubling, so their shapes are few, and layers share what
+    is compiled. A layer that gets a KV cache, whose shape changes in each step, runs uncompiled.
+
+    Raises:
+        CapabilityError: if the model does not name its layers; the message names ``key``.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise CapabilityError(
+            f"{key}: the layers of {type(model).__name__} cannot be found; set compile=false"
+        )
+    # At its limit torch.compile would run further shapes uncompiled, with a line in the log.
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    torch._dynamo.config.accumulated_recompile_limit = MOST_SHAPES
+    for layer in layers:
+        layer.compile(backend=backend, dynamic=False)
+        layer._compiled_call_impl = partial(_call, layer._compiled_call_impl, layer._call_impl)
+
+
+def _call(
+    compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
+) -> Any:
+    return (compiled if options.get("past_key_values") is None else plain)(*inputs, **options)
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import ModelInit, Phase, Source
-from rlhf.config.roles import has_reward_model, reward_model_base
+from rlhf.config.choices import Backend, ModelInit, Phase, Source
+from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 
@@ -46,6 +46,24 @@ def check_models(config: RunConfig) -> None:
     for phase in order:
         for key, used in _models(config, phase):
             check_model(key, used)
+            if used.compile:
+                check_compile(config, key)
+
+
+def check_compile(config: RunConfig, key: str) -> None:
+    """Check that nothing else takes the layers of a compiled model apart."""
+    zero, ppo = config.zero, config.ppo
+    stages = (zero.stage, zero.critic_stage, zero.reference_stage, zero.reward_stage)
+    taken_apart = {
+        "zero.stage=3, which gathers weights in each layer": SHARDED_WEIGHTS in stages,
+        "zero.sequence_parallel_size, which exchanges tokens": zero.sequence_parallel_size > 1,
+        "ppo.shared_trunk=true, which copies layers": ppo.shared_trunk,
+        "rollout.backend=hybrid_engine, which replaces layers": (
+            config.rollout.backend is Backend.hybrid_engine
+        ),
+    }
+    if reason := next((each for each, is_set in taken_apart.items() if is_set), None):
+        raise ConfigError(f"{key}.compile=true with {reason}: use only one of the two")
 
 
 def check_gold(config: RunConfig) -> None:

@@ -74,6 +74,8 @@ class ModelConfig:
     """Peak learning rates that suit the model; defaults of sft.lr, ppo.actor_lr and so on."""
     gradient_checkpointing: bool | int = key(AT_LEAST_0)
     """Recompute activations in the backward pass: slower, less memory; N: in the first N layers."""
+    compile: bool = key(at_resume=AtResume.rounding, unread=[SFT_MODEL])
+    """Compile the layers with torch.compile: a slow start, then faster passes; not at stage 3."""
     attention: str | None = key(unread=[SFT_MODEL])
     """matmul (this project's; sdpa on a GPU), eager, sdpa or flash_attention_2; null: matmul."""
     trust_remote_code: bool = key(unread=[SFT_MODEL])

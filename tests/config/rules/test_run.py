@@ -279,3 +279,19 @@ def test_pair_runs_where_two_sequences_are_too_many(compose: Compose) -> None:
 def test_inexact_division_is_refused(overrides: list[str], message: str, compose: Compose) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         to_run_config(compose(overrides))
+
+
+@pytest.mark.parametrize(
+    ("words", "with_"),
+    [
+        (["zero=stage3"], "zero.stage=3, which gathers weights in each layer"),
+        (["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1"], "ppo.shared_trunk=true, which"),
+        (["rollout=hybrid_engine", "hardware=a100_80g"], "rollout.backend=hybrid_engine, which"),
+    ],
+)
+def test_compiled_layers_are_taken_apart_by_nothing(
+    words: list[str], with_: str, compose: Compose
+) -> None:
+    to_run_config(compose(words))
+    with pytest.raises(ConfigError, match=re.escape(f"model.compile=true with {with_}")):
+        to_run_config(compose([*words, "model.compile=true"]))
