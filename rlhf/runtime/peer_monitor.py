@@ -14,7 +14,10 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
@@ -24,16 +27,6 @@ GRACE_S = 1.0
 CONNECT_S = 60.0
 LOOPBACK = "127.0.0.1"
 LONGEST = 1 << 20  # maximum size of a message, bytes
-
-
-class Store(Protocol):
-    """The part of torch's TCPStore that is used here."""
-
-    def get(self, key: str, /) -> bytes:
-        """Wait for ``key`` and return its value."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set ``key``."""
 
 
 class PeerMonitor:
