@@ -15,6 +15,7 @@ from rlhf.config.choices import (
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_obstacle
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
+from rlhf.config.typed import shown
 
 # Entries of DeepSpeed's JSON that zero.extra must not set, and our keys that set them.
 DECIDED = {
@@ -69,10 +70,9 @@ def check_sharded_keys(zero: ZeroConfig) -> None:
             value > 1 if key == "hpz_partition_size" else value is not None and value is not False
         )
         if is_given and SHARDED_WEIGHTS not in found.values():
-            text = str(value).lower() if isinstance(value, bool) else value
             stages_now = ", ".join(f"{name}={stage}" for name, stage in found.items())
             raise ConfigError(
-                f"zero.{key}={text} with {stages_now}: requires sharded weights; "
+                f"zero.{key}={shown(value)} with {stages_now}: requires sharded weights; "
                 f"use {' or '.join(f'{name}=3' for name in found)}, or remove zero.{key}"
             )
     if zero.reduce_bucket_size is not None and not (zero.stage or zero.critic_stage):
