@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import USER_ERROR, RlhfError
 from rlhf.base.lasting_output import outlast_output
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
@@ -22,7 +22,6 @@ from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
-USER_ERROR = 2
 STOPPED = 130  # as after Ctrl-C
 LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
 
