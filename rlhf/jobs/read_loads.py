@@ -22,7 +22,7 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
 from rlhf.data.splits import Part, blend, divide
 from rlhf.data.tables import SAMPLE
-from rlhf.data.tokens import Encoder, TokenLimits, columns_for
+from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
 from rlhf.models.tokenizers import byte_level_bpe
 from rlhf.planning.steps import Load, Loads, total_examples
 
@@ -69,8 +69,8 @@ def _load(
 ) -> Load:
     """Return the load of one phase; every example in ``parts`` stands for ``scale`` examples."""
     part = parts[Phase.reward if phase is Phase.dpo else phase]
-    columns_of, limit = columns_for(phase, TokenLimits.of(config))
-    columns, _ = columns_of(list(islice(enumerate(part.train), ENCODED)), encoder, limit)
+    rows = list(islice(enumerate(part.train), ENCODED))
+    columns, _ = COLUMNS_OF[phase](rows, encoder, limit_of(phase, config))
     sides = ("chosen_ids", "rejected_ids") if phase in (Phase.reward, Phase.dpo) else ("ids",)
     lengths = sorted(len(ids) for side in sides for ids in columns[side])
     kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
