@@ -19,8 +19,7 @@ from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets, texts_of
-from rlhf.config.rules.sequence_parallel import check_sequence_parallel
-from rlhf.config.rules.zero import check_engine, check_zero
+from rlhf.config.rules.zero import check_engine, check_sequence_parallel, check_zero
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.run import RunConfig
