@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.checkpoint.plan_file import PLAN
-from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
+from rlhf.checkpoint.results import PLAN, finished_phases, taken_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (

@@ -25,8 +25,7 @@ from rlhf.checkpoint.phase_state import (
     latest_valid,
     read_checkpoint,
 )
-from rlhf.checkpoint.plan_file import read_plan
-from rlhf.checkpoint.results import write_json
+from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import command_words, load_run
 from rlhf.config.roles import reward_columns, reward_model_base
