@@ -44,7 +44,7 @@ def finish_phase(
     folder = folder or run_dir / phase
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
-        files = identities(folder, skip=NOT_LISTED, flush=True)
+        files = identities(folder, skip=NOT_LISTED)
     logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
     text = as_json_text(result).encode()
     own: Identity = [len(text), hashlib.sha256(text).hexdigest()]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
-KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
 # Seconds before this rank follows a lost one: a signal may end both, or news may name the cause.
 GRACE_S = 1.0
 CONNECT_S = 60.0
@@ -167,8 +167,7 @@ def _keep_alive(peer: socket.socket) -> None:
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
-        if hasattr(socket, option):  # macOS has no TCP_KEEPIDLE
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _route_to(master: tuple[str, int]) -> str:
