@@ -52,12 +52,6 @@ def finish_phase(
     write_json(folder / RESULT, result)
 
 
-def listed_files(phase_dir: Path) -> Mapping[str, Identity] | None:
-    """Return the files in the manifest of a verified phase; None if the phase has no manifest."""
-    path = phase_dir / MANIFEST
-    return read_object(path)["files"] if path.exists() else None
-
-
 def verify_phase(run_dir: Path, phase: Phase) -> str | None:
     """Check that a finished phase is what was written; return a notice on lost log lines.
 
