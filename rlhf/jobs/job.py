@@ -19,7 +19,6 @@ from rlhf.config.freeze import (
     freeze,
     keep_command,
     load_frozen,
-    refuse_changes,
     spread_changes,
     to_run_config,
     with_free_keys,
@@ -73,7 +72,6 @@ def _stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     # Resolved, because runs/latest may point to another run before this one ends.
     run_dir = user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen(run_dir)
-    refuse_changes(frozen, job.cfg, job.overrides)
     config = with_free_keys(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
