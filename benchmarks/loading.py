@@ -92,20 +92,20 @@ def tokenising(count: int) -> dict[str, float]:
     from rlhf.config.choices import Phase
     from rlhf.data.splits import Part
     from rlhf.data.synthetic_pairs import generate_records
-    from rlhf.data.tokens import TokenLimits, tokenise
+    from rlhf.data.tokens import Limit, tokenise
     from rlhf.models.tokenizers import train_tokenizer
 
     records = generate_records(count, seed=1)
     part = Part(records, records[:1])
     texts = [f"{record.prompt}{record.chosen}" for record in records]
     tokenizer = train_tokenizer(texts, vocab_size=VOCABULARY)
-    limits = TokenLimits(sft=LIMIT, reward=LIMIT, dpo=LIMIT, prompt=LIMIT)
+    limit = Limit("max_tokens", LIMIT)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for phase in (Phase.sft, Phase.reward, Phase.ppo):
             for name in (phase.value, f"{phase.value}, cached"):
                 started = time.perf_counter()
-                tokenise(part, phase, tokenizer, limits=limits, cache_dir=Path(folder))
+                tokenise(part, phase, tokenizer, limit=limit, cache_dir=Path(folder))
                 found[name] = count / (time.perf_counter() - started)
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from rlhf.config.schema.run import RunConfig
 from tests.runs import ROOT
 
-TOGETHER = ("phase_plans", "TokenLimits.of")
+TOGETHER = ("phase_plans", "limit_of")
 
 Reads = dict[str, set[str]]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from rlhf.base.drive_errors import explaining_drive
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import USER_ERROR, RlhfError
 from rlhf.base.lasting_output import outlast_output
 from rlhf.base.safe_text import for_terminal
 
@@ -19,5 +19,5 @@ def exit_code(work: Callable[[], None]) -> int:
             work()
     except RlhfError as error:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")
-        return 2
+        return USER_ERROR
     return 0

@@ -3,6 +3,8 @@
 Each message names the key (or the file and row), the value, the rule, and the fix.
 """
 
+USER_ERROR = 2  # the exit code
+
 
 class RlhfError(Exception):
     """Base class of the errors that end the program with their message and exit code 2."""

@@ -30,7 +30,8 @@ def translated(explain: Callable[[str], RlhfError]) -> Iterator[None]:
     except BaseException as error:
         # A library in Rust, such as tokenizers, panics with an exception that is no Exception.
         is_error = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if not is_error or is_allocation(error) or not is_foreign(error):
+        lacks_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if not is_error or lacks_memory or not is_foreign(error):
             raise
         raise explain(reason_of(error)) from error
 
@@ -43,11 +44,6 @@ def is_foreign(error: BaseException) -> bool:
         return module.partition(".")[0] != PACKAGE.name
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and PACKAGE not in Path(frames[-1][0].f_code.co_filename).parents
-
-
-def is_allocation(error: BaseException) -> bool:
-    """Return True if ``error`` reports that the machine, or its GPU, has too little memory."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def reason_of(error: BaseException) -> str:

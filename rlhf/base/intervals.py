@@ -68,10 +68,8 @@ def paired_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
     return estimate([b - a for a, b in zip(before, after, strict=True)])
 
 
-def wilson_interval(
-    successes: float, total: float, *, z: float = NORMAL_QUANTILE
-) -> tuple[float, float]:
-    """Return Wilson's confidence interval (low, high) of a share; 95 % at z = 1.96.
+def wilson_interval(successes: float, total: float) -> tuple[float, float]:
+    """Return Wilson's 95 % confidence interval (low, high) of a share.
 
     https://doi.org/10.1080/01621459.1927.10502953
 
@@ -80,7 +78,7 @@ def wilson_interval(
     """
     if total <= 0:
         raise ValueError("a share needs at least one trial")
-    share = successes / total
+    share, z = successes / total, NORMAL_QUANTILE
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     spread = share * (1 - share) / total + z * z / (4 * total * total)
     half = z * spread**0.5 / (1 + z * z / total)

@@ -282,17 +282,4 @@ class RolloutBackend(Protocol):
         """Return one response per prompt."""
 
 
-class Judge(Protocol):
-    """A rule for the true quality of responses, to evaluate a run or replace a reward model."""
-
-    def rate(self, prompt: str, response: str, *, ended: bool) -> Mapping[str, float]:
-        """Return "gold", the score of a response text in [0, 1], "exact" and the score's parts."""
-
-    def best_accuracy(self, records: list[Any]) -> float:
-        """Return the best possible reward model's expected accuracy on preference ``records``."""
-
-    def minimal_pairs(self, prompt: str, *, seed: int) -> Mapping[str, tuple[str, str]]:
-        """Return, for each kind of flaw, a right response and a copy with that single flaw."""
-
-
 Schedule = Callable[[int], float]  # share of the peak learning rate at an optimizer step

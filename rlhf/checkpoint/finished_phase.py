@@ -44,18 +44,12 @@ def finish_phase(
     folder = folder or run_dir / phase
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
-        files = identities(folder, skip=NOT_LISTED, flush=True)
+        files = identities(folder, skip=NOT_LISTED)
     logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
     text = as_json_text(result).encode()
     own: Identity = [len(text), hashlib.sha256(text).hexdigest()]
     write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs})
     write_json(folder / RESULT, result)
-
-
-def listed_files(phase_dir: Path) -> Mapping[str, Identity] | None:
-    """Return the files in the manifest of a verified phase; None if the phase has no manifest."""
-    path = phase_dir / MANIFEST
-    return read_object(path)["files"] if path.exists() else None
 
 
 def verify_phase(run_dir: Path, phase: Phase) -> str | None:

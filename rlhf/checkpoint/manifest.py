@@ -26,11 +26,9 @@ def identity(path: Path, *, flush: bool = False) -> Identity:
     return [size, digest.hexdigest()]
 
 
-def identities(
-    folder: Path, *, skip: Container[str] = (), flush: bool = False
-) -> dict[str, Identity]:
-    """Return the identities of the files in ``folder`` by path; ``skip`` names entries of it."""
-    return {name: identity(folder / name, flush=flush) for name in sorted(_files(folder, skip))}
+def identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
+    """Flush the files in ``folder``; return their identities by path; ``skip`` names entries."""
+    return {name: identity(folder / name, flush=True) for name in sorted(_files(folder, skip))}
 
 
 def check_files(

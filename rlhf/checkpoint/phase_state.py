@@ -120,7 +120,7 @@ def _complete(building: Path, state: Mapping[str, Any]) -> None:
     """Write the state and the manifest beside the tensors, and flush all files to the drive."""
     (building / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
-    files = identities(building, flush=True)
+    files = identities(building)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
     identity(building / MANIFEST, flush=True)
 

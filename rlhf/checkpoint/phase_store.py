@@ -37,7 +37,6 @@ from rlhf.checkpoint.finished_phase import (
     STATE,
     copy_lines,
     finish_phase,
-    listed_files,
     verify_phase,
 )
 from rlhf.checkpoint.manifest import MANIFEST
@@ -232,7 +231,8 @@ def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) ->
         left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
         shutil.copytree(source / phase, building, copy_function=_link, ignore=left_out)
         reused = {"reused_from": reused_from} | result
-        files = listed_files(source / phase)
+        manifest = source / phase / MANIFEST  # an older version wrote none
+        files = read_object(manifest)["files"] if manifest.exists() else None
         finish_phase(target, phase, reused, folder=building, files=files)
 
 

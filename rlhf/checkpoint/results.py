@@ -1,17 +1,22 @@
-"""Read and write results: JSON files that appear complete or not at all."""
+"""Read and write results, and read plans: JSON files that appear complete or not at all."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.atomic import replacing
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import finite, measured
+from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
+
+PLAN = "plan.json"
+COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float}
+STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
@@ -84,4 +89,18 @@ def read_object(path: Path) -> dict[str, Any]:
             f"{path} is damaged: {error or type(error).__name__}. Restore the file; or remove it, "
             "and resume the run to make it again"
         ) from error
+    return found
+
+
+def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
+    """Return the content of plan.json; None if there is none, or a damaged one.
+
+    The plan only serves a comparison with what is measured: ``say`` prints that it is damaged.
+    """
+    try:
+        found: dict[str, Any] | None = read_json(run_dir / PLAN, STORED_PLAN)
+    except DamagedFileError as error:
+        if say is not None:
+            say(f"warning: {error}. The run continues without planned values")
+        return None
     return found

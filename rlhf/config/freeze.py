@@ -141,13 +141,18 @@ def load_run(run_dir: str | Path) -> RunConfig:
     return replace(load_frozen(path), run_dir=str(path))
 
 
-def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Check that ``overrides``, composed into ``cfg``, do not change what the run computes.
+def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return ``frozen`` with ``overrides``, composed into ``cfg``, which resume must allow.
+
+    On other ranks the planned micro-batches need not fit: those not named become null.
 
     Raises:
-        ConfigError: if one does; the message gives the value that the run was started with.
+        ConfigError: if one changes what the run computes; the message gives the value that the run
+            was started with.
     """
-    kept, asked = _leaves(OmegaConf.structured(frozen)), _leaves(typed(cfg))
+    config = OmegaConf.structured(frozen)
+    kept, asked = _leaves(config), _leaves(typed(cfg))
+    named: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
             leaf
@@ -160,20 +165,7 @@ def refuse_changes(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
                 f"{changed[0]}={shown(kept.get(changed[0]))}, which resume cannot "
                 "change; remove this override, or start a new run without resume"
             )
-
-
-def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return ``frozen`` with those ``overrides``, composed into ``cfg``, that resume may change.
-
-    On other ranks the planned micro-batches need not fit: those not named become null.
-    """
-    config, asked = OmegaConf.structured(frozen), _leaves(typed(cfg))
-    named = [
-        leaf
-        for override in OverridesParser.create().parse_overrides(list(overrides))
-        for leaf in _below(override, asked)
-        if effect_of(leaf).may_change
-    ]
+        named += [leaf for leaf in _below(override, asked) if effect_of(leaf).may_change]
     if any(key.startswith(("hardware.", "zero.")) for key in named):
         for key in MICRO_BATCHES:
             OmegaConf.update(config, key, None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -47,6 +48,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"; did you mean {match}?" if match else ""
 
 
+@cache
 def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Return the type of every dotted key, groups included."""
     found: dict[str, Any] = {}

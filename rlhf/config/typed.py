@@ -26,7 +26,7 @@ def typed(cfg: DictConfig) -> DictConfig:
         ConfigError: if a value has the wrong type. OmegaConf takes any number for true or false.
     """
     try:
-        for key in _switches():
+        for key in (key for key, kind in schema_types().items() if kind is bool):
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
         # A group that is missing, refers to another or has a wrong value is not merged into one.
@@ -38,12 +38,6 @@ def typed(cfg: DictConfig) -> DictConfig:
         raise refused(error) from error
     assert isinstance(merged, DictConfig)
     return merged
-
-
-@cache
-def _switches() -> list[str]:
-    """Return the keys whose values are true or false."""
-    return [key for key, kind in schema_types().items() if kind is bool]
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translated
@@ -24,17 +24,11 @@ TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
 PROBE = "probe42"
 
 
-class Conversation(NamedTuple):
-    """A prompt as messages, and ``begun``, the start of the answer that the prompt contains."""
+def conversation(prompt: str) -> tuple[list[dict[str, str]], str]:
+    """Return the turns of ``prompt`` as messages, and the start of the answer that it contains.
 
-    messages: list[dict[str, str]]
-    begun: str
-
-
-def conversation(prompt: str) -> Conversation:
-    """Return the turns of ``prompt`` as messages; skip empty turns.
-
-    Text before the first turn is a system message, or a user message if there is no user turn.
+    Empty turns are skipped. Text before the first turn is a system message, or a user message if
+    there is no user turn.
     """
     before, *turns = TURN.split(prompt)
     spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
@@ -42,7 +36,7 @@ def conversation(prompt: str) -> Conversation:
     spoken.insert(0, ("system" if has_user else "user", before))
     begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
     messages = [{"role": role, "content": t.strip()} for role, t in spoken if t.strip()]
-    return Conversation(messages, begun)
+    return messages, begun
 
 
 def plain_template(opening: str) -> str:

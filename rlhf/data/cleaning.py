@@ -68,18 +68,16 @@ def leave_out_repeated(datasets: Sequence[RawDataset]) -> list[RawDataset]:
     Training and held-out examples are compared separately: ``divide`` later removes training
     examples whose prompt is held out.
     """
-    seen: tuple[set[bytes], set[bytes]] = (set(), set())
-    return [_without_repeated(dataset, *seen) for dataset in datasets]
-
-
-def _without_repeated(
-    dataset: RawDataset, seen_train: set[bytes], seen_eval: set[bytes]
-) -> RawDataset:
-    train = _first_ones(dataset.train, seen_train)
-    held_out = None if dataset.eval is None else _first_ones(dataset.eval, seen_eval)
-    repeated = len(dataset.train) - len(train) + len(dataset.eval or ()) - len(held_out or ())
-    left_out = dataset.left_out + Counter({REPEATED: repeated})
-    return dataset._replace(train=train, eval=held_out, left_out=left_out)
+    seen_train: set[bytes] = set()
+    seen_eval: set[bytes] = set()
+    found = []
+    for each in datasets:
+        train = _first_ones(each.train, seen_train)
+        held_out = None if each.eval is None else _first_ones(each.eval, seen_eval)
+        repeated = len(each.train) - len(train) + len(each.eval or ()) - len(held_out or ())
+        left_out = each.left_out + Counter({REPEATED: repeated})
+        found.append(each._replace(train=train, eval=held_out, left_out=left_out))
+    return found
 
 
 def _first_ones(records: list[Record], seen: set[bytes]) -> list[Record]:

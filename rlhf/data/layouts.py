@@ -172,16 +172,10 @@ def _preference(row: Row, columns: Columns) -> list[Record]:
     return _pair(prompt, chosen, _response(row, "rejected", columns, prompt=prompt))
 
 
-def _partial(row: Row, _: Columns) -> list[Record]:
+def _partial(row: Row, columns: Columns) -> list[Record]:
     """Return the parts of a preference that the row has: at least the prompt."""
-    prompt = row.text("prompt")
-    chosen, rejected = (row.values.get(column) for column in ("chosen", "rejected"))
-    if chosen is None:
-        return [Record(prompt=prompt)]
-    better = _spaced(prompt, row.text("chosen"))
-    if rejected is None:
-        return [Record(prompt=prompt, chosen=better)]
-    return _pair(prompt, better, _spaced(prompt, row.text("rejected")))
+    has_answer = row.values.get("chosen") is not None
+    return _preference(row, columns) if has_answer else _prompt_only(row, columns)
 
 
 def _ranking(row: Row, _: Columns) -> list[Record]:

@@ -122,13 +122,11 @@ def _load(path: str, eval_path: str | None, config: DataConfig, keep: Wanted) ->
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train)
-    held_out = _convert(tables.eval, keep=keep) if tables.eval else None
-    return _raw_dataset(path, _convert(tables.train, keep=keep), held_out)
+    held_out = _convert(tables.eval, None, keep) if tables.eval else None
+    return _raw_dataset(path, _convert(tables.train, None, keep), held_out)
 
 
-def _convert(
-    tables: list[Table], rules: ColumnRules | None = None, keep: Wanted = NONE_WANTED
-) -> Converted:
+def _convert(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
     convert = to_records if rules is None else rules.convert
     parts = [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
     records = [record for part in parts for record in part.records]

@@ -38,10 +38,10 @@ NUMBERS = [str(number) for number in range(13)]
 
 
 class Skill(NamedTuple):
-    """One kind of request: a generator of requests, their pattern, and the solver."""
+    """One kind of request: the pattern of requests, their generator, and the solver."""
 
+    pattern: str
     ask: Callable[[random.Random], str]
-    pattern: re.Pattern[str]
     solve: Callable[[re.Match[str]], list[str]]
 
 
@@ -58,49 +58,43 @@ def _ask_next(rng: random.Random) -> str:
     return f"{taker}: {rng.choice(NUMBERS[:-1])} {rng.choice(WORDS)}, {giver} adds one. Together?"
 
 
-def _skill(
-    pattern: str, ask: Callable[[random.Random], str], solve: Callable[[re.Match[str]], list[str]]
-) -> Skill:
-    return Skill(ask, re.compile(pattern), solve)
-
-
 SKILLS: dict[str, Skill] = {
-    "copy": _skill(
+    "copy": Skill(
         r"Repeat this: (?P<items>[\w ]+)\.",
         lambda rng: f"Repeat this: {_words(rng)}.",
         lambda found: found["items"].split(),
     ),
-    "reverse": _skill(
+    "reverse": Skill(
         r"Say it backwards: (?P<items>[\w ]+)\.",
         lambda rng: f"Say it backwards: {_words(rng)}.",
         lambda found: found["items"].split()[::-1],
     ),
-    "sort": _skill(
+    "sort": Skill(
         r"Sort these numbers: (?P<items>[\d ]+)\.",
         lambda rng: f"Sort these numbers: {_numbers(rng)}.",
         lambda found: sorted(found["items"].split(), key=int),
     ),
-    "largest": _skill(
+    "largest": Skill(
         r"Which is the largest of (?P<items>[\d ]+)\?",
         lambda rng: f"Which is the largest of {_numbers(rng)}?",
         lambda found: [max(found["items"].split(), key=int)],
     ),
-    "next": _skill(
+    "next": Skill(
         r"\w+: (?P<number>\d+) \w+, \w+ adds one\. Together\?",
         _ask_next,
         lambda found: [str(int(found["number"]) + 1)],
     ),
-    "ends": _skill(
+    "ends": Skill(
         r"Give the first and last of these: (?P<items>[\w ]+)\.",
         lambda rng: f"Give the first and last of these: {_words(rng)}.",
         lambda found: found["items"].split()[::2],
     ),
-    "format": _skill(
+    "format": Skill(
         r"Put in brackets: (?P<items>[\w ]+)\.",
         lambda rng: f"Put in brackets: {_words(rng)}.",
         lambda found: ["(", *found["items"].split(), ")"],
     ),
-    "repeat": _skill(
+    "repeat": Skill(
         r"Say the last one twice: (?P<items>[\w ]+)\.",
         lambda rng: f"Say the last one twice: {_words(rng)}.",
         lambda found: found["items"].split()[-1:] * 2,
@@ -135,7 +129,7 @@ def right_answer(prompt: str) -> list[str]:
 def _recognise(prompt: str) -> tuple[str, re.Match[str]]:
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
     for name, skill in SKILLS.items():
-        found = skill.pattern.fullmatch(request)
+        found = re.fullmatch(skill.pattern, request)
         if found:
             return name, found
     raise ValueError(f"not a prompt of the synthetic task: {prompt!r}")

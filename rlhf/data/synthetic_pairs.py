@@ -225,10 +225,10 @@ def preference_probability(gap: float) -> float:
 
 
 class GoldJudge:
-    """A ``Judge`` that rates responses of the synthetic task."""
+    """The true quality of responses, to evaluate a run or to replace a reward model."""
 
     def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
-        """Return the gold score, its parts, and 1 or 0 for an answer that is exactly right."""
+        """Return "gold", the score in [0, 1], its parts, and "exact", 1 for a right answer."""
         parts = rate(prompt, response, ended=ended)
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 

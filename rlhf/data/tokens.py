@@ -14,8 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,26 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT_VERSION = 2  # increase it when the columns below change their meaning
-
-
-@dataclass(frozen=True)
-class TokenLimits:
-    """The maximum tokens of an example in each phase; longer examples are dropped."""
-
-    sft: int
-    reward: int
-    dpo: int
-    prompt: int
-
-    @classmethod
-    def of(cls, config: RunConfig) -> TokenLimits:
-        """Return the limits of a run."""
-        return cls(
-            sft=config.sft.max_tokens,
-            reward=config.reward.max_tokens,
-            dpo=config.dpo.max_tokens,
-            prompt=config.rollout.max_prompt_tokens,
-        )
 
 
 class TokenData(NamedTuple):
@@ -131,6 +109,13 @@ class Limit(NamedTuple):
     tokens: int
 
 
+def limit_of(phase: Phase, config: RunConfig) -> Limit:
+    """Return the maximum tokens of a phase's examples; longer examples are dropped."""
+    if phase is Phase.ppo:
+        return Limit("rollout.max_prompt_tokens", config.rollout.max_prompt_tokens)
+    return Limit(f"{phase}.max_tokens", getattr(config, phase.value).max_tokens)
+
+
 def sft_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of SFT sequences, and dropped examples by reason.
 
@@ -202,16 +187,13 @@ def prompt_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns,
     return columns, left_out
 
 
-def columns_for(
-    phase: Phase, limits: TokenLimits
-) -> tuple[Callable[[Rows, Encoder, Limit], tuple[Columns, Counter[str]]], Limit]:
-    """Return the function that builds a phase's columns, and the limit that it applies."""
-    return {
-        Phase.sft: (sft_columns, Limit("sft.max_tokens", limits.sft)),
-        Phase.reward: (pair_columns, Limit("reward.max_tokens", limits.reward)),
-        Phase.dpo: (pair_columns, Limit("dpo.max_tokens", limits.dpo)),
-        Phase.ppo: (prompt_columns, Limit("rollout.max_prompt_tokens", limits.prompt)),
-    }[phase]
+# The functions that build the columns of each phase.
+COLUMNS_OF = {
+    Phase.sft: sft_columns,
+    Phase.reward: pair_columns,
+    Phase.dpo: pair_columns,
+    Phase.ppo: prompt_columns,
+}
 
 
 def tokenise(
@@ -219,7 +201,7 @@ def tokenise(
     phase: Phase,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    limits: TokenLimits,
+    limit: Limit,
     cache_dir: Path,
     template: Template = Template.plain,
 ) -> TokenData:
@@ -235,7 +217,6 @@ def tokenise(
     from datasets import Dataset
     from filelock import FileLock
 
-    columns_of, limit = columns_for(phase, limits)
     key = cache_key(part, phase, tokenizer, limit=limit.tokens, template=template)
     folder = cache_dir / "tokens" / key
     try:
@@ -251,7 +232,7 @@ def tokenise(
             total: Counter[str] = Counter()
             with replacing(folder) as building:
                 for side, records in (("train", part.train), ("eval", part.eval)):
-                    columns, left_out = columns_of(list(enumerate(records)), encoder, limit)
+                    columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
                     total += left_out
                     # One shard even if empty: datasets 5.2 cannot read a dataset without shards.
                     Dataset.from_dict(columns).save_to_disk(building / side, num_shards=1)

@@ -13,7 +13,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Schedule
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role, runs_on_torch, torch_obstacle
-from rlhf.config.schema.optimizer import OptimizerConfig
+from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 

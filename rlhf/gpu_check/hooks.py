@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlhf.base.errors import CheckpointError
-from rlhf.checkpoint.plan_file import read_plan
+from rlhf.checkpoint.results import read_plan
 from rlhf.config.machine_rates import GIB
 from rlhf.tracking.tracker import Tracker
 

@@ -12,15 +12,13 @@ from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.checkpoint.plan_file import PLAN
-from rlhf.checkpoint.results import finished_phases, taken_phases, write_json
+from rlhf.checkpoint.results import PLAN, finished_phases, taken_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
     freeze,
     keep_command,
     load_frozen,
-    refuse_changes,
     spread_changes,
     to_run_config,
     with_free_keys,
@@ -31,9 +29,8 @@ from rlhf.config.run_dir import claim, make_run_dir, only_process
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.from_run import take_over
 from rlhf.jobs.launch_command import Job
-from rlhf.jobs.on_machine import is_auto, on_machine
 from rlhf.jobs.read_loads import read_loads
-from rlhf.jobs.this_machine import this_machine
+from rlhf.jobs.this_machine import is_auto, on_machine, this_machine
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import as_json, summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
@@ -75,7 +72,6 @@ def _stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     # Resolved, because runs/latest may point to another run before this one ends.
     run_dir = user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen(run_dir)
-    refuse_changes(frozen, job.cfg, job.overrides)
     config = with_free_keys(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
@@ -91,7 +87,14 @@ def _stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
 
 def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
     """Freeze the configuration of a run that starts or resumes; return it and its directory."""
-    return _start(config, job) if stopped is None else (config, _resume(config, stopped))
+    if stopped is None:
+        return _start(config, job)
+    if changes := spread_changes(stopped.frozen, config):
+        text = "the same batches, but sums round differently: no longer equal bit for bit"
+        sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
+    with only_process(stopped.run_dir):  # the configuration of a run in progress must not change
+        freeze(config, stopped.run_dir)
+    return config, stopped.run_dir
 
 
 def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
@@ -123,16 +126,6 @@ def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     for note in notes:
         console.say(note)
     return config, run_dir
-
-
-def _resume(config: RunConfig, stopped: Stopped) -> Path:
-    """Write the configuration of a stopped run again, with its new launch options."""
-    if changes := spread_changes(stopped.frozen, config):
-        text = "the same batches, but sums round differently: no longer equal bit for bit"
-        sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
-    with only_process(stopped.run_dir):  # the configuration of a run in progress must not change
-        freeze(config, stopped.run_dir)
-    return stopped.run_dir
 
 
 def show_plan(config: RunConfig, job: Job) -> float | None:

@@ -7,10 +7,11 @@ quickly (a data set of the hub, large files) is not read at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import user_path
@@ -22,7 +23,7 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
 from rlhf.data.splits import Part, blend, divide
 from rlhf.data.tables import SAMPLE
-from rlhf.data.tokens import Encoder, TokenLimits, columns_for
+from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
 from rlhf.models.tokenizers import byte_level_bpe
 from rlhf.planning.steps import Load, Loads, total_examples
 
@@ -69,8 +70,8 @@ def _load(
 ) -> Load:
     """Return the load of one phase; every example in ``parts`` stands for ``scale`` examples."""
     part = parts[Phase.reward if phase is Phase.dpo else phase]
-    columns_of, limit = columns_for(phase, TokenLimits.of(config))
-    columns, _ = columns_of(list(islice(enumerate(part.train), ENCODED)), encoder, limit)
+    rows = list(islice(enumerate(part.train), ENCODED))
+    columns, _ = COLUMNS_OF[phase](rows, encoder, limit_of(phase, config))
     sides = ("chosen_ids", "rejected_ids") if phase in (Phase.reward, Phase.dpo) else ("ids",)
     lengths = sorted(len(ids) for side in sides for ids in columns[side])
     kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
@@ -102,10 +103,6 @@ def _is_small(data: DataConfig) -> bool:
     return len(sizes) + sum(is_sample) == len(files) and sum(sizes) <= LARGEST
 
 
-class _Encoded(NamedTuple):
-    input_ids: Sequence[Sequence[int]]
-
-
 class _Lengths:
     """A tokenizer for ``Encoder`` that counts tokens, without transformers."""
 
@@ -114,11 +111,13 @@ class _Lengths:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
 
-    def __call__(self, texts: list[str], *, add_special_tokens: bool = True) -> _Encoded:
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = True) -> SimpleNamespace:
         if self._tokenizer is None:
-            return _Encoded([[0] * math.ceil(len(text) / LETTERS_PER_TOKEN) for text in texts])
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-        return _Encoded([each.ids for each in found])
+            ids = [[0] * math.ceil(len(text) / LETTERS_PER_TOKEN) for text in texts]
+        else:
+            found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+            ids = [each.ids for each in found]
+        return SimpleNamespace(input_ids=ids)
 
 
 def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:

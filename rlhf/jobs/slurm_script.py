@@ -8,9 +8,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import USER_ERROR, ConfigError
 
-USER_ERROR = 2
 # Options that the Hydra plugin gives to submitit's constructor, and options that submitit takes
 # under their own names; all other options get the prefix slurm_.
 FOR_THE_EXECUTOR = ("_target_", "submitit_folder", "max_num_timeout")

@@ -25,6 +25,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translated
 from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.config.run_dir import SWEEPS
+from rlhf.config.typed import shown
 
 MULTIRUN = frozenset({"-m", "--multirun"})
 NAMED_BY = ("sweep", "experiment")  # the words that name the folder of a sweep
@@ -128,13 +129,9 @@ def without_leavings(words: list[str]) -> Iterator[list[str]]:
 
 def _extended(words: Sequence[str], *new: str) -> list[str]:
     """Return ``words`` with more overrides after the last one: flags must not separate them."""
-    places = [number for number, word in enumerate(words, 1) if _is_override(word)]
+    places = [n for n, word in enumerate(words, 1) if "=" in word and not word.startswith("-")]
     end = places[-1] if places else len(words)
     return [*words[:end], *new, *words[end:]]
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
 
 
 def read_definition(name: str, definitions: Path) -> dict[str, Any]:
@@ -160,9 +157,7 @@ def as_word(value: object) -> str:
     """Return a value as it is typed; a list is the values to try."""
     if isinstance(value, list):
         return ",".join(map(as_word, value))
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return shown(value)
 
 
 def jobs_at_a_time() -> int | None:

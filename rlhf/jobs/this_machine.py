@@ -1,17 +1,28 @@
-"""Find what hardware=auto stands for: this machine's GPUs if torch can use them, or its CPU."""
+"""Find what hardware=auto stands for, and put it into the configuration.
+
+It stands for this machine's GPUs if torch can use them, or its CPU.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
-from rlhf.jobs.on_machine import ThisMachine
 
+AUTO = "auto"
+CPU = "cpu"
 # Without one of these there is no GPU, and torch need not be imported to look for one.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
 # What a card's name holds -> the profile with its rates. An A100 comes with 40 GB or 80.
@@ -34,11 +45,63 @@ EIGHT = 8  # GPUs of a node, for which these profiles have one of their own, suc
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ThisMachine:
+    """What hardware=auto stands for here."""
+
+    profile: str
+    """Option of the group ``hardware``."""
+    reason: str
+    """What was found, and why it is used."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """Keys of the group that are found on this machine, and replace those of the profile."""
+
+    @property
+    def line(self) -> str:
+        """Return the line that a run begins with."""
+        return f"hardware={AUTO}: {self.reason}"
+
+
+def is_auto() -> bool:
+    """Return True if the job that runs was composed with hardware=auto."""
+    return bool(HydraConfig.get().runtime.choices.get("hardware") == AUTO)
+
+
+def on_machine(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> DictConfig:
+    """Put what ``this_machine`` has into the composed ``cfg``, if it has hardware=auto.
+
+    Keys that the command or an experiment sets keep their values.
+
+    Raises:
+        CapabilityError: if hardware.device=cuda, and ``this_machine`` is a CPU.
+    """
+    if not is_auto():
+        return cfg
+    machine = this_machine()
+    if machine.profile == CPU:
+        if cfg.hardware.device == Device.cuda.value:
+            raise CapabilityError(
+                f"hardware.device=cuda with hardware=auto, which is {machine.reason}; to plan for "
+                "another machine, name its profile, such as hardware=a100_40g"
+            )
+        return cfg
+    asked = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
+    typed = {each.key_or_group.removeprefix("hardware.") for each in asked}
+    auto, profile = (
+        dict(compose("config", [f"hardware={option}"]).hardware)
+        for option in (AUTO, machine.profile)
+    )
+    for key, value in (profile | machine.found).items():
+        if key not in typed and cfg.hardware[key] == auto[key]:
+            cfg.hardware[key] = value
+    return cfg
+
+
 @cache  # asked for in every job of a sweep
 def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     """Return what this machine has; ``signs`` are files of which a machine with a GPU has one."""
     if not any(sign.exists() for sign in signs):
-        return ThisMachine(profile="cpu", reason="this machine's CPU, as it has no GPU")
+        return ThisMachine(profile=CPU, reason="this machine's CPU, as it has no GPU")
     import torch
 
     from rlhf.engine.devices import check_gpus, resolve_dtype
@@ -48,7 +111,7 @@ def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     except CapabilityError as error:
         why = str(error).partition(": ")[2]
         reason = f"this machine's CPU, although it has a GPU: {why}"
-        return ThisMachine(profile="cpu", reason=reason)
+        return ThisMachine(profile=CPU, reason=reason)
     count, card = torch.cuda.device_count(), torch.cuda.get_device_name()
     memory = torch.cuda.get_device_properties(0).total_memory / GIB
     dtype = resolve_dtype(Dtype.auto, Device.cuda)

@@ -103,7 +103,7 @@ def summary_parts(result: Mapping[str, Any]) -> Iterator[SummaryPart]:
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a description of the objective: a result of the last phase (runtime/objective.py)."""
+    """Return a description of the objective: a result of the last phase (runtime/run_result.py)."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"

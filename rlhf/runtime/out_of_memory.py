@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.base.errors import RlhfError
-from rlhf.checkpoint.plan_file import read_plan
+from rlhf.checkpoint.results import read_plan
 from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import Device, OnOom, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS

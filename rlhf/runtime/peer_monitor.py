@@ -14,26 +14,19 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
-KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
 # Seconds before this rank follows a lost one: a signal may end both, or news may name the cause.
 GRACE_S = 1.0
 CONNECT_S = 60.0
 LOOPBACK = "127.0.0.1"
 LONGEST = 1 << 20  # maximum size of a message, bytes
-
-
-class Store(Protocol):
-    """The part of torch's TCPStore that is used here."""
-
-    def get(self, key: str, /) -> bytes:
-        """Wait for ``key`` and return its value."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set ``key``."""
 
 
 class PeerMonitor:
@@ -174,8 +167,7 @@ def _keep_alive(peer: socket.socket) -> None:
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
-        if hasattr(socket, option):  # macOS has no TCP_KEEPIDLE
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _route_to(master: tuple[str, int]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.types import Ranks
-from rlhf.checkpoint.plan_file import read_plan
+from rlhf.checkpoint.results import read_plan
 from rlhf.config.choices import Phase
 from rlhf.engine.devices import peak_memory_gib
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import USER_ERROR, RlhfError
 from rlhf.base.lasting_output import outlast_output
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
@@ -22,8 +23,9 @@ from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
-USER_ERROR = 2
 STOPPED = 130  # as after Ctrl-C
+# Seconds that a rank with a broken collective waits for the report of the rank that broke it.
+CAUSE_S = 3.0
 LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
 
 
@@ -102,7 +104,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
         meeting.done()
         raise SystemExit(STOPPED) from error
     except Exception as error:
-        meeting.await_cause()
+        time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)
         what = traceback.format_exception_only(error)[-1].strip()
         tell(Failure(FailureKind.crashed, what))

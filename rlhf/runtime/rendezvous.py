@@ -30,8 +30,6 @@ PROCESS_KEY = "rlhf/process"
 REFUSAL_KEY = "rlhf/refusal"
 POD_VARIABLES = {"RANK", "WORLD_SIZE"}
 OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
-# Seconds that a rank with a broken collective waits for the report of the rank that broke it.
-CAUSE_S = 3.0
 # Seconds that rank 0, if it refuses the run, waits until the other ranks have read the reason.
 HEARD_S = 30.0
 
@@ -215,10 +213,6 @@ class Rendezvous:
     def fail(self, reason: str) -> None:
         """Send the other ranks the reason for which this rank ends."""
         self._monitor.fail(reason)
-
-    def await_cause(self) -> None:
-        """Wait briefly so that the root cause is reported before this rank's broken collective."""
-        time.sleep(CAUSE_S)
 
     def done(self) -> None:
         """Notify the other ranks that this rank has finished, and leave the process group."""

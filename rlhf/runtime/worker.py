@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 
 from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.errors import USER_ERROR
 from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import whole_folder
@@ -24,8 +25,7 @@ from rlhf.checkpoint.phase_state import (
     latest_valid,
     read_checkpoint,
 )
-from rlhf.checkpoint.plan_file import read_plan
-from rlhf.checkpoint.results import write_json
+from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import command_words, load_run
 from rlhf.config.roles import reward_columns, reward_model_base
@@ -49,11 +49,10 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
 from rlhf.rewards.isolated import check_parts
 from rlhf.runtime.malloc import keep_freed_memory
-from rlhf.runtime.objective import require_finite
 from rlhf.runtime.out_of_memory import explained
 from rlhf.runtime.phase_reuse import look_over, run_phase
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
-from rlhf.runtime.run_result import unfinished_phases, whole_result
+from rlhf.runtime.run_result import require_finite, unfinished_phases, whole_result
 from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import LOGS, cut, drop_phases
@@ -62,7 +61,6 @@ from rlhf.tracking.trackers import build_tracker
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-USER_ERROR = 2
 RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.sft: run_sft,
     Phase.reward: run_reward,

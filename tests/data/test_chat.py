@@ -10,7 +10,7 @@ from rlhf.config.choices import Phase, Template
 from rlhf.data.chat import ChatTemplate, are_turns, conversation, plain_template
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
-from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise
+from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
 ONE = "\n\nHuman: say kiwi\n\nAssistant:"
@@ -213,10 +213,10 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
 def test_all_phases_see_the_template(tmp_path) -> None:
     tokenizer = with_template(CHATML)
     records = [Record(text="plain text"), Record(prompt=MANY, chosen=" kiwi", rejected=" fig")]
-    part, limits = Part(records, []), TokenLimits(sft=200, reward=200, dpo=200, prompt=200)
+    part, limit = Part(records, []), Limit("max_tokens", 200)
     sft, reward, ppo, dpo = (
         tokenise(
-            part, phase, tokenizer, limits=limits, cache_dir=tmp_path, template=Template.chat
+            part, phase, tokenizer, limit=limit, cache_dir=tmp_path, template=Template.chat
         ).train[:]
         for phase in Phase
     )

@@ -10,11 +10,16 @@ from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
 from rlhf.data.splits import Part
-from rlhf.data.tokens import Encoder, TokenLimits, cache_key, tokenise
+from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = ["\n\nHuman: say kiwi\n\nAssistant:", " kiwi", " plum and fig", "some text"]
-LIMITS = TokenLimits(sft=200, reward=200, dpo=30, prompt=100)
+LIMITS = {
+    Phase.sft: Limit("sft.max_tokens", 200),
+    Phase.reward: Limit("reward.max_tokens", 200),
+    Phase.dpo: Limit("dpo.max_tokens", 30),
+    Phase.ppo: Limit("rollout.max_prompt_tokens", 100),
+}
 PAIR = Record(prompt=TEXTS[0], chosen=TEXTS[1], rejected=TEXTS[2])
 
 
@@ -32,9 +37,10 @@ def test_every_phase_ends_a_response_alike(
         tokenizer.pad_token = tokenizer.eos_token
     end = tokenizer.eos_token_id
     part = Part([PAIR], [PAIR])
-    sft = tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path).train[0]
-    pair = tokenise(part, Phase.reward, tokenizer, limits=LIMITS, cache_dir=tmp_path).train[0]
-    prompt = tokenise(part, Phase.ppo, tokenizer, limits=LIMITS, cache_dir=tmp_path).train[0]
+    sft, pair, prompt = (
+        tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=tmp_path).train[0]
+        for phase in (Phase.sft, Phase.reward, Phase.ppo)
+    )
     assert sft["ids"] == pair["chosen_ids"]
     assert sft["ids"][: sft["prompt_tokens"]] == prompt["ids"]
     assert sft["ids"].count(end) == pair["rejected_ids"].count(end) == 1
@@ -44,7 +50,7 @@ def test_every_phase_ends_a_response_alike(
 
 def test_text_has_no_prompt(tokenizer, tmp_path: Path) -> None:
     part = Part([Record(text=TEXTS[3])], [])
-    row = tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path).train[0]
+    row = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path).train[0]
     assert row["prompt_tokens"] == 0
     assert row["ids"][-1] == tokenizer.eos_token_id
 
@@ -58,7 +64,7 @@ def test_what_does_not_fit_is_counted(tokenizer, tmp_path: Path) -> None:
     ]
     part = Part(records, [])
     by_phase = {
-        phase: tokenise(part, phase, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+        phase: tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=tmp_path)
         for phase in Phase
     }
     counted = {p: {w: n for w, n in d.left_out.items() if n} for p, d in by_phase.items()}
@@ -92,11 +98,13 @@ def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> Non
     other = PAIR._replace(prompt="\n\nHuman: some text\n\nAssistant:")
     records = [PAIR, other, PAIR._replace(chosen=" some text"), PAIR._replace(chosen=" x" * 300)]
     part = Part(records, [])
-    data = tokenise(part, Phase.reward, tokenizer, limits=LIMITS, cache_dir=tmp_path).train
+    data = tokenise(
+        part, Phase.reward, tokenizer, limit=LIMITS[Phase.reward], cache_dir=tmp_path
+    ).train
     assert data["group"][:] == [0, 1, 0]
     pairs = zip(data["chosen_ids"], data["rejected_ids"], strict=True)
     assert data["length"][:] == [max(map(len, pair)) for pair in pairs]
-    sft = tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path).train
+    sft = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path).train
     assert sft["length"][:] == [len(ids) for ids in sft["ids"]]
 
 
@@ -117,9 +125,9 @@ def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
 
 def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part([PAIR], [PAIR])
-    first = tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+    first = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     monkeypatch.setattr(Encoder, "prompts", lambda *_: pytest.fail("tokenised again"))
-    again = tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+    again = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     assert again.train[:] == first.train[:]
     assert not list(tmp_path.rglob("*.pt")), "no pickles in the cache"
     assert not list(tmp_path.rglob("*.pkl"))
@@ -128,15 +136,21 @@ def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("damaged", ["left_out.json", "train/state.json", "eval/data*.arrow"])
 def test_a_damaged_cache_is_refused(tokenizer, tmp_path: Path, damaged: str) -> None:
     part = Part([PAIR], [PAIR])
-    tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+    tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     (file,) = tmp_path.glob(f"tokens/*/{damaged}")
     file.write_bytes(file.read_bytes()[:1])
     message = rf"^data\.cache_dir={tmp_path}: .*remove the folder {tmp_path}/tokens/\w+$"
     with pytest.raises(DataError, match=message):
-        tokenise(part, Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path)
+        tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
 
 
 def test_a_cache_that_cannot_be_made_is_refused(tokenizer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"data\.cache_dir=.*file cannot be written"):
-        tokenise(Part([PAIR], []), Phase.sft, tokenizer, limits=LIMITS, cache_dir=tmp_path / "file")
+        tokenise(
+            Part([PAIR], []),
+            Phase.sft,
+            tokenizer,
+            limit=LIMITS[Phase.sft],
+            cache_dir=tmp_path / "file",
+        )

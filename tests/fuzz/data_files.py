@@ -29,7 +29,7 @@ from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.corpus import ptx_texts
 from rlhf.data.reading import describe, load_datasets
 from rlhf.data.splits import blend, check_usable, divide
-from rlhf.data.tokens import TokenLimits, tokenise
+from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 from tests.fuzz.case import Case
 
@@ -63,12 +63,12 @@ def use(folder: Path, **changes: Any) -> Callable[[], None]:
         parts = {phase: blend(found, seed=1) for phase, found in divided.items()}
         check_usable(parts, [Phase.sft, Phase.reward, Phase.ppo])
         for phase in (Phase.sft, Phase.reward, Phase.ppo):
-            tokenise(parts[phase], phase, tokenizer(), limits=LIMITS, cache_dir=folder / "cache")
+            tokenise(parts[phase], phase, tokenizer(), limit=LIMIT, cache_dir=folder / "cache")
 
     return act
 
 
-LIMITS = TokenLimits(sft=64, reward=64, dpo=64, prompt=64)
+LIMIT = Limit("max_tokens", 64)
 
 
 def rows(draw: Random, count: int = 24) -> list[Row]:

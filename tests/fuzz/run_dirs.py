@@ -19,8 +19,7 @@ from rlhf.chat.run_models import RunModels
 from rlhf.checkpoint.model_card import made_by, results_of
 from rlhf.checkpoint.phase_state import latest_valid
 from rlhf.checkpoint.phase_store import PhaseStore
-from rlhf.checkpoint.plan_file import read_plan
-from rlhf.checkpoint.results import write_json
+from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.compare.answer_pairs import models_of_runs, paired
 from rlhf.config.freeze import load_run
 from rlhf.evaluate.__main__ import figures_of

@@ -11,7 +11,7 @@ from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend, divide
-from rlhf.data.tokens import TokenLimits, tokenise
+from rlhf.data.tokens import limit_of, tokenise
 from rlhf.jobs.read_loads import read_loads
 from rlhf.models.tokenizers import tokenizer_for
 from tests.planning.planned import Compose, changed, run_of
@@ -47,7 +47,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
     tokenizer = tokenizer_for(config.model, key="model", texts=texts)
     for phase in (Phase.sft, Phase.reward, Phase.ppo):
         used = tokenise(
-            parts[phase], phase, tokenizer, limits=TokenLimits.of(config), cache_dir=tmp_path
+            parts[phase], phase, tokenizer, limit=limit_of(phase, config), cache_dir=tmp_path
         )
         sides = ("chosen_ids", "rejected_ids") if phase is Phase.reward else ("ids",)
         lengths = [len(ids) for side in sides for ids in used.train[side]]

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlhf.checkpoint.plan_file import PLAN
-from rlhf.checkpoint.results import write_json
+from rlhf.checkpoint.results import PLAN, write_json
 from rlhf.config.choices import Source
 from rlhf.config.machine_rates import GIB
 from rlhf.planning.plan import Plan, plan_run

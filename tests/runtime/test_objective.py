@@ -14,7 +14,7 @@ from rlhf.checkpoint.results import objective_of, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
-from rlhf.runtime.objective import objective_measure, require_finite
+from rlhf.runtime.run_result import objective_measure, require_finite
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {

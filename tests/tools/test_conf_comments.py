@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.choices import When
-from rlhf.config.schema.sft import SftConfig
+from rlhf.config.schema.supervised import SftConfig
 from tools.docs.conf_comments import explained, field_docstrings, renew
 
 RENEWED = renew(Path(__file__).parents[2] / "conf")

@@ -1,15 +1,21 @@
-"""Rules for the config group ``rollout``."""
+"""Rules for the config group ``rollout``, and what DeepSpeed's Hybrid Engine cannot work with."""
 
 from __future__ import annotations
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import (
     Backend,
+    Device,
+    MomentsDtype,
     RolloutCorrection,
+    TrainingEngine,
     When,
 )
-from rlhf.config.rules.hybrid import check_hybrid_engine
+from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
+
+BACKEND = "rollout.backend=hybrid_engine"
+OPTIMIZER_STAGE = 2
 
 
 def check_rollout(config: RunConfig) -> None:
@@ -56,3 +62,92 @@ def _check_correction(config: RunConfig) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise ConfigError(f"ppo.rollout_correction={correction}: {reason}")
+
+
+def check_hybrid_engine(config: RunConfig) -> None:
+    """Check that the other keys allow rollout.backend=hybrid_engine, if it is set."""
+    if config.rollout.backend is not Backend.hybrid_engine:
+        return
+    _check_machine(config)
+    _check_tensor_parallelism(config)
+    _check_graphs(config)
+    rollout = config.rollout
+    wanted = rollout.max_prompt_tokens + rollout.max_response_tokens
+    tokens = rollout.hybrid_engine.max_out_tokens
+    if tokens is not None and tokens < wanted:
+        raise ConfigError(
+            f"rollout.hybrid_engine.max_out_tokens={tokens}: the KV cache must hold "
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens={wanted}; use null, which "
+            f"means {wanted}, or a number of {wanted} or more"
+        )
+
+
+def _check_machine(config: RunConfig) -> None:
+    zero = config.zero
+    if config.hardware.device is not Device.cuda:
+        raise ConfigError(
+            f"{BACKEND} with hardware.device={config.hardware.device}: DeepSpeed's kernels "
+            "run on GPUs only; use rollout=fast, or a GPU profile of hardware"
+        )
+    if zero.engine is TrainingEngine.torch:
+        raise ConfigError(
+            f"{BACKEND} with zero.engine=torch: the Hybrid Engine is part of DeepSpeed; "
+            "use zero.engine=auto, which then runs the actor on DeepSpeed, or rollout=fast"
+        )
+    if zero.moments is MomentsDtype.bf16:
+        raise ConfigError(
+            f"{BACKEND} with zero.moments=bf16: only zero.engine=torch supports bf16 moments, "
+            "and the actor's engine is DeepSpeed; use zero.moments=fp32, or rollout=fast"
+        )
+    critic_stage = zero.stage if zero.critic_stage is None else zero.critic_stage
+    if zero.offload_optimizer and zero.stage == critic_stage == OPTIMIZER_STAGE:
+        raise ConfigError(
+            f"{BACKEND} with zero.offload_optimizer=true and stage 2 of both actor and critic: "
+            "DeepSpeed-Chat found this training unstable and refuses it; use zero.stage=3, "
+            "zero.critic_stage=3 or zero.offload_optimizer=false"
+        )
+    if config.ppo.shared_trunk:
+        raise ConfigError(
+            f"{BACKEND} with ppo.shared_trunk=true: the Hybrid Engine replaces the actor's layers, "
+            "and the critic and the reference use the layers of the shared trunk too; "
+            "use rollout=fast, or ppo.shared_trunk=false"
+        )
+
+
+def _check_tensor_parallelism(config: RunConfig) -> None:
+    size = config.rollout.hybrid_engine.inference_tp_size
+    if size == 1:
+        return
+    # With zero.auto the planner checks this for every stage that it considers.
+    if config.zero.stage != SHARDED_WEIGHTS and not config.zero.auto:
+        raise ConfigError(
+            f"rollout.hybrid_engine.inference_tp_size={size} with zero.stage={config.zero.stage}: "
+            "ranks share the weights of generation at zero.stage=3 only; use zero.stage=3, or "
+            "rollout.hybrid_engine.inference_tp_size=1"
+        )
+    if config.hardware.ranks_per_node % size:
+        raise ConfigError(
+            f"rollout.hybrid_engine.inference_tp_size={size} does not divide "
+            f"hardware.ranks_per_node={config.hardware.ranks_per_node}: the ranks that share "
+            "weights must be on one node; use a divisor of the ranks per node, e.g. 1"
+        )
+
+
+def _check_graphs(config: RunConfig) -> None:
+    engine = config.rollout.hybrid_engine
+    if not engine.enable_cuda_graph:
+        return
+    obstacles = {
+        f"zero.stage={SHARDED_WEIGHTS}": config.zero.stage == SHARDED_WEIGHTS,
+        "rollout.hybrid_engine.release_inference_cache=true": engine.release_inference_cache,
+        f"rollout.hybrid_engine.inference_tp_size={engine.inference_tp_size}": (
+            engine.inference_tp_size > 1
+        ),
+    }
+    for obstacle, is_there in obstacles.items():
+        if is_there:
+            raise ConfigError(
+                f"rollout.hybrid_engine.enable_cuda_graph=true with {obstacle}: a CUDA graph "
+                f"needs memory at fixed addresses, and {obstacle} changes the addresses; set "
+                f"rollout.hybrid_engine.enable_cuda_graph=false, or change {obstacle}"
+            )

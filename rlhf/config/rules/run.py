@@ -9,10 +9,9 @@ from pathlib import Path
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Device, Phase
 from rlhf.config.rules.checkpoint import check_checkpoint
 from rlhf.config.rules.data import check_data
-from rlhf.config.rules.hardware import check_hardware
 from rlhf.config.rules.launcher import check_launcher
 from rlhf.config.rules.lora import check_lora
 from rlhf.config.rules.model import check_lengths, check_models
@@ -20,8 +19,8 @@ from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets, texts_of
-from rlhf.config.rules.sequence_parallel import check_sequence_parallel
-from rlhf.config.rules.zero import check_engine, check_zero
+from rlhf.config.rules.zero import check_engine, check_sequence_parallel, check_zero
+from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.run import RunConfig
 
@@ -85,3 +84,13 @@ def check_order(order: list[Phase]) -> None:
             f"phase.order=[{','.join(order)}]: must list one phase or more, each once, "
             f"in the order {', '.join(Phase)}"
         )
+
+
+def check_hardware(hardware: HardwareConfig) -> None:
+    """Check that all rates of a GPU are given: only rates of this machine's CPU can be measured."""
+    for key in ("peak_tflops", "fp32_tflops", "memory_bandwidth_gb"):
+        if hardware.device is Device.cuda and getattr(hardware, key) is None:
+            raise ConfigError(
+                f"hardware.{key}=null: only rates of a CPU are measured; give the GPU's figure, "
+                "see conf/hardware/template.yaml"
+            )

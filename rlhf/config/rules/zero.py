@@ -1,4 +1,4 @@
-"""Rules for the config group ``zero``: engines, stages, offloading and quantization."""
+"""Rules for the config group ``zero``: engines, stages, offloading, shared sequences."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rlhf.config.choices import (
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_obstacle
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
+from rlhf.config.typed import shown
 
 # Entries of DeepSpeed's JSON that zero.extra must not set, and our keys that set them.
 DECIDED = {
@@ -69,10 +70,9 @@ def check_sharded_keys(zero: ZeroConfig) -> None:
             value > 1 if key == "hpz_partition_size" else value is not None and value is not False
         )
         if is_given and SHARDED_WEIGHTS not in found.values():
-            text = str(value).lower() if isinstance(value, bool) else value
             stages_now = ", ".join(f"{name}={stage}" for name, stage in found.items())
             raise ConfigError(
-                f"zero.{key}={text} with {stages_now}: requires sharded weights; "
+                f"zero.{key}={shown(value)} with {stages_now}: requires sharded weights; "
                 f"use {' or '.join(f'{name}=3' for name in found)}, or remove zero.{key}"
             )
     if zero.reduce_bucket_size is not None and not (zero.stage or zero.critic_stage):
@@ -131,6 +131,7 @@ def check_quantized(config: RunConfig) -> None:
         )
 
 
+ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask, which no rank has for all tokens
 ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
 
 
@@ -200,3 +201,29 @@ def _check_half_moments(config: RunConfig, obstacle: str | None) -> None:
                     f"{key}={beta2} with zero.moments=bf16: steps of the second moment would be "
                     f"lost to rounding; use {key}={ROUGH_BETA2} or less, or zero.moments=fp32"
                 )
+
+
+def check_sequence_parallel(config: RunConfig) -> None:
+    """Check that only SFT runs, that groups of ranks are within nodes, and the attention."""
+    size, per_node = config.zero.sequence_parallel_size, config.hardware.ranks_per_node
+    if size == 1:
+        return
+    key = f"zero.sequence_parallel_size={size}"
+    order = config.phase.order
+    if order != [Phase.sft]:
+        raise ConfigError(
+            f"{key} with phase.order=[{','.join(order)}]: only SFT shares sequences between ranks, "
+            "because the other phases compare whole sequences or sample them on one rank; use "
+            "phase=sft, then start the other phases with from_run and without this key; there, "
+            "smaller micro-batches, model.gradient_checkpointing=true and zero=stage3 save memory"
+        )
+    if per_node % size:
+        raise ConfigError(
+            f"{key} does not divide hardware.ranks_per_node={per_node}: the ranks that share a "
+            "sequence must be on one node"
+        )
+    if config.model.attention not in ATTENTIONS:
+        raise ConfigError(
+            f"{key} with model.attention={config.model.attention}: sequences are shared only with "
+            "model.attention=matmul or sdpa; use one of them, or remove zero.sequence_parallel_size"
+        )

@@ -15,7 +15,6 @@ from rlhf.config.choices import (
     Reuse,
 )
 from rlhf.config.schema.data import DataConfig
-from rlhf.config.schema.dpo import DpoConfig
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -32,10 +31,9 @@ from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.config.schema.reward import RewardConfig
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.config.schema.sft import SftConfig
+from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.config.schema.zero import ZeroConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import CheckpointError
-from rlhf.checkpoint.plan_file import read_plan
+from rlhf.checkpoint.results import read_plan
 from rlhf.gpu_check.rows import Finding, Task, judged
 from rlhf.gpu_check.runs import SHORT_RUN, Run, run
 from rlhf.gpu_check.setting import CheckSetting, Size

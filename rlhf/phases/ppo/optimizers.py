@@ -8,9 +8,9 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import LoraRole
 from rlhf.config.roles import Role, adapter_lr
-from rlhf.config.schema.optimizer import OptimizerConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.engine.settings import OptimizerSettings
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import RewardError
-from rlhf.base.types import Judge, PartScores, PromptBatch, Responses
+from rlhf.base.types import PartScores, PromptBatch, Responses
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardPart
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -45,7 +45,7 @@ class RewardMix:
         self,
         parts: Mapping[str, RewardPart],
         tokenizer: PreTrainedTokenizerBase,
-        judge: Judge,
+        judge: GoldJudge,
         say: Callable[[str], None],
     ) -> None:
         self.parts = parts

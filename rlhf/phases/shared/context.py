@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.types import Judge, Ranks
+from rlhf.base.types import Ranks
 from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.splits import Part
+from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
 from rlhf.tracking.console import Console
@@ -32,7 +33,7 @@ class RunContext:
     settings: EngineSettings
     tokenizer: PreTrainedTokenizerBase
     parts: Mapping[Phase, Part]
-    judge: Judge | None
+    judge: GoldJudge | None
     console: Console
     tracker: Tracker
     resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # phases that were stopped

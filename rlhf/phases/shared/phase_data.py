@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhf.base.user_paths import user_path
 from rlhf.config.choices import Phase
 from rlhf.data.splits import Part
-from rlhf.data.tokens import TokenData, TokenLimits, cache_key, columns_for, tokenise
+from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
 from rlhf.phases.shared.context import RunContext
 
 
@@ -36,7 +36,7 @@ def data_key(context: RunContext, phase: Phase) -> str:
         phase_records(context, phase),
         phase,
         context.tokenizer,
-        limit=columns_for(phase, TokenLimits.of(config))[1].tokens,
+        limit=limit_of(phase, config).tokens,
         template=config.data.template,
     )
 
@@ -47,7 +47,7 @@ def _tokenise(context: RunContext, part: Part, phase: Phase) -> TokenData:
         part,
         phase,
         context.tokenizer,
-        limits=TokenLimits.of(config),
+        limit=limit_of(phase, config),
         cache_dir=user_path(config.data.cache_dir, key="data.cache_dir"),
         template=config.data.template,
     )

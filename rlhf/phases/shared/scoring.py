@@ -15,7 +15,6 @@ from torch import Tensor
 from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
-    Judge,
     LogprobOptions,
     PartScores,
     PromptBatch,
@@ -29,6 +28,7 @@ from rlhf.base.types import (
 )
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.data.batching import padded_width
+from rlhf.data.synthetic_pairs import GoldJudge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ def no_scores(sequences: WholeSequences) -> Tensor:
 class JudgeScores(NamedTuple):
     """Gold scores of a judge, computed by a rule."""
 
-    judge: Judge
+    judge: GoldJudge
     tokenizer: PreTrainedTokenizerBase
 
     def __call__(self, sequences: WholeSequences) -> Tensor:
@@ -137,7 +137,7 @@ class JudgeScores(NamedTuple):
 
 
 def ratings(
-    judge: Judge, tokenizer: PreTrainedTokenizerBase, prompts: PromptBatch, responses: Responses
+    judge: GoldJudge, tokenizer: PreTrainedTokenizerBase, prompts: PromptBatch, responses: Responses
 ) -> list[Mapping[str, float]]:
     """Return a judge's ratings of each response."""
     texts, ended = response_texts(tokenizer, responses), responses.ended_B.tolist()

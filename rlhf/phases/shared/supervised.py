@@ -12,9 +12,7 @@ from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.types import Batch, Engine, Model, PreferenceBatch, Ranks
 from rlhf.config.batches import num_readers
-from rlhf.config.schema.dpo import DpoConfig
-from rlhf.config.schema.reward import RewardConfig
-from rlhf.config.schema.sft import SftConfig
+from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.data.batching import deal, eval_batches, rows_of_rank
 from rlhf.data.collate import collate_pairs
 from rlhf.phases.shared.checkpoints import Checkpoints
