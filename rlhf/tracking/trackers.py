@@ -15,7 +15,7 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.tracking.jsonl import JsonlWriter
-from rlhf.tracking.registry import check_name
+from rlhf.tracking.metric_table import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import NullTracker, Sample, Tracker
 
