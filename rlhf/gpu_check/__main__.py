@@ -21,11 +21,10 @@ from pathlib import Path
 from rlhf.base.command import exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.gpu_check.check_page import PAGE, Check, PartResult, summary, write_results
+from rlhf.gpu_check.check_page import PAGE, Check, PartResult, instead_of, summary, write_results
 from rlhf.gpu_check.processes import run_part
-from rlhf.gpu_check.rows import CheckRow
+from rlhf.gpu_check.rows import CheckRow, Size
 from rlhf.gpu_check.runs import require_launcher
-from rlhf.gpu_check.setting import Size
 from rlhf.gpu_check.table import BY_NAME, PARTS, CheckPart
 from rlhf.tracking.console import build_console
 
@@ -51,8 +50,8 @@ def check(
     end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
 
     def show(row: CheckRow) -> None:
-        instead = f" (expected: {row.expected})" if row.expected else ""
-        console.say(f"  {row.verdict:8} {row.what}: {row.figure}{instead} [{row.seconds:.1f} s]")
+        shown = f"{row.figure}{instead_of(row)} [{row.seconds:.1f} s]"
+        console.say(f"  {row.verdict:8} {row.what}: {shown}")
 
     def results() -> Check:
         waiting = [part.name for part in parts[len(done) :]]

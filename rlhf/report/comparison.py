@@ -89,7 +89,6 @@ class Difference(NamedTuple):
     """The difference of a measure between a setting and the first one."""
 
     estimate: Estimate
-    paired_seeds: int  # 0: the settings have different seeds
     fewest_seeds: int  # of either setting
 
     @property
@@ -123,9 +122,9 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the result of a run; a run without result has no measures."""
     keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
-    if (result := read_json(folder / "result.json", RESULT)) is None:
-        return ComparedRun(folder, keys, {})
-    if result["objective"] is None:  # it was not a finite number: the run has failed
+    result = read_json(folder / "result.json", RESULT)
+    # An objective that was not a finite number is null: the run has failed.
+    if result is None or result["objective"] is None:
         return ComparedRun(folder, keys, {})
     measures = {"objective": result["objective"]}
     for measure in MEASURES:
@@ -154,9 +153,9 @@ def difference(first: Setting, other: Setting, title: str) -> Difference:
     common = sorted(ours.keys() & theirs.keys())
     if len(common) > 1 or ours.keys() == theirs.keys():
         found = estimate([theirs[s] - ours[s] for s in common])
-        return Difference(_without_false_certainty(found), len(common), len(common))
+        return Difference(_without_false_certainty(found), len(common))
     found = _without_false_certainty(_welch(list(ours.values()), list(theirs.values())))
-    return Difference(found, 0, min(len(ours), len(theirs)))
+    return Difference(found, min(len(ours), len(theirs)))
 
 
 def _without_false_certainty(found: Estimate) -> Estimate:
