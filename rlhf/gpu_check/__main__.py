@@ -8,7 +8,6 @@ written. Exit code 0: nothing failed; 1: a part failed; 2: no GPU, or a wrong op
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import user_path
 from rlhf.gpu_check.check_page import PAGE, Check, PartResult, instead_of, summary, write_results
@@ -91,11 +90,7 @@ def require_gpu() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the check that the command describes; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.gpu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.gpu_check", __doc__)
     parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=list(BY_NAME))
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")

@@ -8,12 +8,11 @@ the views that it saved before. Building one needs neither network nor account.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.report.panels import PANELS
 from rlhf.tracking.metric_table import METRICS
@@ -143,11 +142,7 @@ def _open(title: str, panels: Sequence[Any]) -> Section:
 
 def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.report.dashboards",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.report.dashboards", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _save(options.project))
