@@ -49,7 +49,7 @@ from rlhf.phases.shared.exporting import make_export, save_export
 from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
 from rlhf.tracking.console import build_console
-from rlhf.tracking.tracker import NullTracker
+from rlhf.tracking.tracker import Tracker
 
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
@@ -192,7 +192,7 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
         parts={},
         judge=None,
         console=build_console(is_main=True, log_every=1),
-        tracker=NullTracker(),
+        tracker=Tracker(),
     )
 
 

@@ -41,6 +41,7 @@ def run_page(run: RunFiles) -> str:
     """Return the page of a run."""
     result = run.result
     words = command_words(run.folder)
+    sections = [optimisation(run), *curves(run), critic(run)]
     return rendered(
         "run.html",
         script="samples.js",
@@ -52,9 +53,7 @@ def run_page(run: RunFiles) -> str:
         alarms=[(alarm, _last_samples(run, alarm)) for alarm in run.alarms],
         doubts=[] if result is None else alarms_of(result["phases"]),
         target_of=target_of,
-        optimisation=optimisation(run),
-        curves=curves(run),
-        critic=critic(run),
+        sections=[section for section in sections if any(section.charts)],
         rest=rest(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),

@@ -17,7 +17,7 @@ from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.tracking.jsonl import JsonlWriter
 from rlhf.tracking.metric_table import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
-from rlhf.tracking.tracker import NullTracker, Sample, Tracker
+from rlhf.tracking.tracker import Sample, Tracker
 
 
 class StoppedByAlarmError(RlhfError):
@@ -181,7 +181,7 @@ def build_tracker(
         ConfigError: if a tracker in tracking.others cannot be imported.
     """
     if not is_main:
-        return NullTracker()
+        return Tracker()
     others: dict[str, Tracker] = {}
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.tracking.wandb_run import WandbTracker
