@@ -80,7 +80,8 @@ class Setting(NamedTuple):
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the mean of each measure over the seeds, with its interval."""
-        runs = self.finished()
+        if not (runs := self.finished()):
+            return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
         return {title: estimate([run.measures[title] for run in runs]) for title in titles}
 
@@ -191,7 +192,7 @@ def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
                 "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
                 "measures": {
                     title: {"mean": found.mean, "half": _plain(found.half), "runs": found.size}
-                    for title, found in (setting.estimates() if setting.finished() else {}).items()
+                    for title, found in setting.estimates().items()
                 },
             }
             for setting in settings
@@ -212,8 +213,7 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
     for setting in settings:
         count = f"{len(setting.finished())} of {len(setting.runs)} runs"
         names = iter((setting.label, count))
-        found = setting.estimates() if setting.finished() else {}
-        for title, mean in found.items():
+        for title, mean in setting.estimates().items():
             is_compared = setting is not done[0] and title in done[0].estimates()
             told = difference(done[0], setting, title) if is_compared else None
             cells = [cell(told.estimate, "+"), told.verdict] if told else []
