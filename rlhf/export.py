@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_text
 from rlhf.base.types import Engine
@@ -49,7 +49,7 @@ from rlhf.phases.shared.exporting import make_export, save_export
 from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
 from rlhf.tracking.console import build_console
-from rlhf.tracking.tracker import NullTracker
+from rlhf.tracking.tracker import Tracker
 
 # The engine of each phase's main model, and its folder; the final policy is the first that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
@@ -192,7 +192,7 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
         parts={},
         judge=None,
         console=build_console(is_main=True, log_every=1),
-        tracker=NullTracker(),
+        tracker=Tracker(),
     )
 
 
@@ -223,11 +223,7 @@ def _built(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
 
 def main(arguments: Sequence[str]) -> int:
     """Export the model that the command names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.export", __doc__)
     parser.add_argument("run_dir", type=Path, help="directory of a run")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")

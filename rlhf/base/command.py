@@ -1,7 +1,8 @@
-"""Exit codes of the commands ``python -m rlhf.NAME``."""
+"""Parsers and exit codes of the commands ``python -m rlhf.NAME``."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,15 @@ from rlhf.base.drive_errors import explaining_drive
 from rlhf.base.errors import USER_ERROR, RlhfError
 from rlhf.base.lasting_output import outlast_output
 from rlhf.base.safe_text import for_terminal
+
+
+def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of ``python -m MODULE``, which prints ``description`` as it is written."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def exit_code(work: Callable[[], None]) -> int:

@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TextIO
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.safe_text import for_terminal, printable
 from rlhf.base.user_paths import user_path
-
-T = TypeVar("T")
 
 
 def converse(take: Callable[[str], bool], read: Callable[[], str]) -> None:
@@ -59,16 +57,16 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(_given(options.seed, torch.seed()))
+    if options.seed is not None:
+        torch.manual_seed(options.seed)
+    else:
+        torch.seed()
     models = RunModels(user_path(options.run_dir, key="RUN_DIR"), options.model)
-    own = models.sampling
-    sampling = replace(
-        own,
-        max_tokens=_given(options.max_tokens, own.max_tokens),
-        temperature=temperature_of(
-            "--temperature", _given(options.temperature, str(own.temperature))
-        ),
-    )
+    sampling = models.sampling
+    given = sampling.temperature if options.temperature is None else options.temperature
+    sampling = replace(sampling, temperature=temperature_of("--temperature", str(given)))
+    if options.max_tokens is not None:
+        sampling = replace(sampling, max_tokens=options.max_tokens)
     dialogue = Dialogue(models, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
@@ -82,17 +80,9 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         say("")
 
 
-def _given(value: T | None, otherwise: T) -> T:
-    return otherwise if value is None else value
-
-
 def main(arguments: Sequence[str]) -> int:
     """Chat as the command says; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.chat",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.chat", __doc__)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--model", help="sft, actor, actor_ema or FOLDER; default: the newest")
     parser.add_argument("--temperature", metavar="X", help="default: rollout.temperature")

@@ -56,12 +56,12 @@ class Dialogue:
         command, _, text = line.rstrip().partition(" ")
         text = text.strip()
         try:
-            if not line.startswith("/"):
-                self._ask(line.strip())
-            elif command in ("/quit", "/exit"):
-                return False
-            else:
+            if line.startswith("/"):
+                if command in ("/quit", "/exit"):
+                    return False
                 self._follow(command, text)
+            elif line.strip():
+                self._answer([*self._messages, _message("user", line.strip())])
         except RlhfError as error:
             self._say(f"error: {error}")
         return True
@@ -88,14 +88,8 @@ class Dialogue:
             case _:
                 self._say(f"{command}: no such command; /help lists them")
 
-    def _ask(self, text: str) -> None:
-        """Answer ``text``, and keep both in the conversation if there is an answer."""
-        if not text:
-            return
-        self._answer([*self._messages, _message("user", text)])
-
     def _answer(self, asked: list[Message]) -> None:
-        """Answer the last of the messages ``asked``, which then are the conversation."""
+        """Answer the last of the messages ``asked``; with the answer they are the conversation."""
         talker = self._models.talker
         ids = self._fitted(talker, asked)
         answer = self._stream(talker, ids)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import user_path
 from rlhf.compare.answer_pairs import models_of_file, models_of_runs, paired
@@ -26,11 +26,7 @@ from rlhf.tracking.console import build_console
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the page until Ctrl-C, then print the win rate; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.compare", __doc__)
     parser.add_argument("run_dir", type=Path, nargs="?", help="a run that has finished PPO")
     parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
     parser.add_argument("--answers", type=Path, help="a file with prompt, response and model")

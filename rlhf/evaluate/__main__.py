@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
@@ -54,7 +54,8 @@ def evaluate(
         ConfigError: if another run's tokenizer differs, or lm-eval does not know one of ``tasks``.
         CapabilityError: if there are ``tasks`` and lm-eval is not installed.
     """
-    require_lm_eval(tasks)
+    if tasks:
+        require_lm_eval()
     evaluator = Evaluator(run_dir)
     context, config = evaluator.context, evaluator.config
     folders = policies_of(run_dir)
@@ -130,11 +131,7 @@ def _emptied(path: Path) -> JsonlWriter:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the run that the command names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.evaluate", __doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="finished runs")
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")

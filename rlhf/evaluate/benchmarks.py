@@ -9,14 +9,19 @@ from typing import Any
 from rlhf.base.errors import CapabilityError, ConfigError
 
 
-def require_lm_eval(tasks: Sequence[str]) -> None:
-    """Check that the package is installed, if there are tasks.
+def require_lm_eval() -> Any:
+    """Return the package.
 
     Raises:
-        CapabilityError: if it is not.
+        CapabilityError: if it is not installed.
     """
-    if tasks:
-        _lm_eval()
+    try:
+        import lm_eval
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            "--lm-eval: the package lm-eval is not installed; pip install lm-eval"
+        ) from error
+    return lm_eval
 
 
 def task_scores(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
@@ -25,7 +30,7 @@ def task_scores(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, 
     Raises:
         ConfigError: if lm-eval does not know a task, or cannot download it.
     """
-    lm_eval = _lm_eval()
+    lm_eval = require_lm_eval()
     found: dict[str, Any] = {}
     for name, folder in folders.items():
         has_template = (folder / "chat_template.jinja").exists()
@@ -44,13 +49,3 @@ def task_scores(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, 
             for task, values in results.items()
         }
     return found
-
-
-def _lm_eval() -> Any:
-    try:
-        import lm_eval
-    except ModuleNotFoundError as error:
-        raise CapabilityError(
-            "--lm-eval: the package lm-eval is not installed; pip install lm-eval"
-        ) from error
-    return lm_eval

@@ -8,7 +8,6 @@ written. Exit code 0: nothing failed; 1: a part failed; 2: no GPU, or a wrong op
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -18,14 +17,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.gpu_check.check_page import PAGE, Check, PartResult, summary, write_results
+from rlhf.gpu_check.check_page import PAGE, Check, PartResult, instead_of, summary, write_results
 from rlhf.gpu_check.processes import run_part
-from rlhf.gpu_check.rows import CheckRow
+from rlhf.gpu_check.rows import CheckRow, Size
 from rlhf.gpu_check.runs import require_launcher
-from rlhf.gpu_check.setting import Size
 from rlhf.gpu_check.table import BY_NAME, PARTS, CheckPart
 from rlhf.tracking.console import build_console
 
@@ -51,8 +49,8 @@ def check(
     end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
 
     def show(row: CheckRow) -> None:
-        instead = f" (expected: {row.expected})" if row.expected else ""
-        console.say(f"  {row.verdict:8} {row.what}: {row.figure}{instead} [{row.seconds:.1f} s]")
+        shown = f"{row.figure}{instead_of(row)} [{row.seconds:.1f} s]"
+        console.say(f"  {row.verdict:8} {row.what}: {shown}")
 
     def results() -> Check:
         waiting = [part.name for part in parts[len(done) :]]
@@ -92,11 +90,7 @@ def require_gpu() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the check that the command describes; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.gpu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.gpu_check", __doc__)
     parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=list(BY_NAME))
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")

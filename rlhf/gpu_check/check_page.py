@@ -100,7 +100,7 @@ def _head(check: Check) -> Iterator[str]:
         for part in check.failed:
             for row in part.rows:
                 if row.verdict is RowVerdict.failed:
-                    yield f"- **{part.title}, {row.what}**: {row.figure}{_instead(row)}"
+                    yield f"- **{part.title}, {row.what}**: {row.figure}{instead_of(row)}"
         yield ""
     yield "## Parts\n"
     yield from _table(
@@ -143,7 +143,8 @@ def _counts(part: PartResult) -> str:
     return ", ".join(f"{counted[each]} {each}" for each in RowVerdict if counted[each])
 
 
-def _instead(row: CheckRow) -> str:
+def instead_of(row: CheckRow) -> str:
+    """Return what was expected, to be shown after the figure."""
     return f" (expected: {row.expected})" if row.expected else ""
 
 

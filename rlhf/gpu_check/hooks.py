@@ -28,13 +28,8 @@ class LessMemory(Tracker):
     """
 
     def __init__(self, _: Any, run_dir: Path) -> None:
-        plan = read_plan(run_dir)
-        if plan is None:
-            raise CheckpointError(f"{run_dir} has no plan.json")
-        memory = plan["phases"]["sft"]["memory"]
-        planned = sum(gib for part, gib in memory.items() if part != "process")
         total = torch.cuda.get_device_properties(0).total_memory / GIB
-        torch.cuda.set_per_process_memory_fraction(SHARE * planned / total)
+        torch.cuda.set_per_process_memory_fraction(SHARE * planned_gib(run_dir, "sft") / total)
 
 
 class KillOnce(Tracker):
@@ -56,3 +51,17 @@ class KillOnce(Tracker):
 def killed_file(run_dir: Path) -> Path:
     """Return the file that keeps ``KillOnce`` from killing the run in ``run_dir``."""
     return run_dir.with_suffix(".killed")
+
+
+def planned_gib(run_dir: Path, phase: str) -> float:
+    """Return the memory of torch, in GiB, that a phase was planned to need.
+
+    Raises:
+        CheckpointError: if the run has no plan.
+    """
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise CheckpointError(f"{run_dir} has no plan.json")
+    # What CUDA itself takes in a process is no memory of torch.
+    memory = plan["phases"][phase]["memory"]
+    return float(sum(gib for part, gib in memory.items() if part != "process"))

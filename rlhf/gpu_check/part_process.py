@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf.gpu_check.rows import write_rows
-from rlhf.gpu_check.setting import CheckSetting, Size
+from rlhf.gpu_check.rows import CheckSetting, Size, write_rows
 from rlhf.jobs.sweep_jobs import end_with_parent
 
 ROWS = "rows.jsonl"

@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf.gpu_check.part_process import ROWS
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, read_rows
-from rlhf.gpu_check.setting import Size
+from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_rows
 from rlhf.gpu_check.table import CheckPart
 from rlhf.jobs.sweep_jobs import PARENT
 
@@ -35,7 +34,8 @@ def run_part(
     If its process ends in another way than at its end, or not in time, the last row says so.
     """
     if seconds <= 0:
-        row = _failed("no time was left for it; `--only` runs it alone", f"--minutes, {part.name}")
+        figure = "no time was left for it; `--only` runs it alone"
+        row = _failed(figure, f"--minutes, {part.name}", seconds=0.0)
         show(row)
         return [row]
     folder.mkdir()
@@ -67,8 +67,8 @@ def run_part(
             process.wait()
     show_new()
     if (why := _complaint(process.returncode, is_late, seconds, shown)) is not None:
-        row = _failed(f"{why}; see {folder / LOG}", "the part's process")
-        row = CheckRow(**(vars(row) | {"seconds": time.monotonic() - began}))
+        took = time.monotonic() - began
+        row = _failed(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
         shown.append(row)
         show(row)
     return shown
@@ -85,8 +85,8 @@ def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow
     return None if rows else "it measured nothing"
 
 
-def _failed(figure: str, what: str) -> CheckRow:
+def _failed(figure: str, what: str, *, seconds: float) -> CheckRow:
     expected = "all tasks of the part"
     return CheckRow(
-        what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=0.0
+        what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=seconds
     )

@@ -1,4 +1,4 @@
-"""The rows of a check: what was measured, beside what was expected; one line of JSON each."""
+"""What every part of a check gets, and the rows that it measures; one line of JSON each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,21 @@ from typing import NamedTuple
 
 from rlhf.base.errors import RlhfError
 from rlhf.base.finite_numbers import finite
+
+
+class Size(StrEnum):
+    """The size of the models that are measured: memory and speed of tiny ones say little."""
+
+    full = "full"
+    tiny = "tiny"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckSetting:
+    """The folder of a part, which exists, and the size of its models."""
+
+    folder: Path
+    size: Size
 
 
 class RowVerdict(StrEnum):

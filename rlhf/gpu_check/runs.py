@@ -18,6 +18,7 @@ from rlhf.checkpoint.results import read_object
 from rlhf.jobs.sweep_jobs import PARENT
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
+USER_ERROR = 2  # exit code of a run that was refused
 LIMIT = 240  # seconds of one run: kernels of DeepSpeed may be compiled in the first
 # Few steps and evaluations of any model, on the GPU. (experiment=smoke sets the model's sizes.)
 SHORT_RUN = (
@@ -86,13 +87,13 @@ def run(run_dir: Path, *words: str) -> Run:
     return _ended(run_dir, [*words, f"run_dir={run_dir}"])
 
 
-def resumed(run_dir: Path, *words: str) -> Run:
+def resumed(run_dir: Path) -> Run:
     """Resume the run in ``run_dir``, and wait for its end.
 
     Raises:
         TimeoutExpired: as in ``run``.
     """
-    return _ended(run_dir, [f"resume={run_dir}", *words])
+    return _ended(run_dir, [f"resume={run_dir}"])
 
 
 def _ended(run_dir: Path, words: Sequence[str]) -> Run:

@@ -35,8 +35,7 @@ from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import as_json, summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import check_machine, check_started, started_rank, with_started_ranks
-from rlhf.tracking.config_tree import config_tree
-from rlhf.tracking.console import build_console
+from rlhf.tracking.console import build_console, config_tree
 
 
 class Stopped(NamedTuple):

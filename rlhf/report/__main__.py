@@ -7,12 +7,11 @@ python -m rlhf.report SWEEP_DIR               print it, and write SWEEP_DIR/swee
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.user_paths import user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import compare
@@ -31,11 +30,7 @@ def report(run_dir: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.report", __doc__)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _report_or_compare(options.paths))

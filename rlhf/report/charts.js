@@ -5,7 +5,6 @@
   const HEIGHT = 220;
   const MOST_DOTS = 40; // points of a line that are also drawn as dots
   const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
-  const drawn = [];
   let picked = null; // the setting of a sweep that the reader has chosen
 
   const shown = (value) => {
@@ -233,7 +232,6 @@
     };
     const values = figure.querySelector("details");
     values.addEventListener("toggle", () => values.querySelector("div").replaceChildren(table()));
-    drawn.push(plot);
     return plot;
   };
 
@@ -248,7 +246,7 @@
     }
   });
   for (const box of document.querySelectorAll("[data-chart]")) watch.observe(box);
-  const redraw = () => drawn.forEach((plot) => plot.redraw(false));
+  const redraw = () => plots.forEach((plot) => plot.redraw(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   document.addEventListener("pick", (event) => {
     picked = event.detail;

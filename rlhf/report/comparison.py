@@ -80,7 +80,8 @@ class Setting(NamedTuple):
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the mean of each measure over the seeds, with its interval."""
-        runs = self.finished()
+        if not (runs := self.finished()):
+            return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
         return {title: estimate([run.measures[title] for run in runs]) for title in titles}
 
@@ -89,7 +90,6 @@ class Difference(NamedTuple):
     """The difference of a measure between a setting and the first one."""
 
     estimate: Estimate
-    paired_seeds: int  # 0: the settings have different seeds
     fewest_seeds: int  # of either setting
 
     @property
@@ -123,9 +123,9 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the result of a run; a run without result has no measures."""
     keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
-    if (result := read_json(folder / "result.json", RESULT)) is None:
-        return ComparedRun(folder, keys, {})
-    if result["objective"] is None:  # it was not a finite number: the run has failed
+    result = read_json(folder / "result.json", RESULT)
+    # An objective that was not a finite number is null: the run has failed.
+    if result is None or result["objective"] is None:
         return ComparedRun(folder, keys, {})
     measures = {"objective": result["objective"]}
     for measure in MEASURES:
@@ -154,9 +154,9 @@ def difference(first: Setting, other: Setting, title: str) -> Difference:
     common = sorted(ours.keys() & theirs.keys())
     if len(common) > 1 or ours.keys() == theirs.keys():
         found = estimate([theirs[s] - ours[s] for s in common])
-        return Difference(_without_false_certainty(found), len(common), len(common))
+        return Difference(_without_false_certainty(found), len(common))
     found = _without_false_certainty(_welch(list(ours.values()), list(theirs.values())))
-    return Difference(found, 0, min(len(ours), len(theirs)))
+    return Difference(found, min(len(ours), len(theirs)))
 
 
 def _without_false_certainty(found: Estimate) -> Estimate:
@@ -192,7 +192,7 @@ def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
                 "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
                 "measures": {
                     title: {"mean": found.mean, "half": _plain(found.half), "runs": found.size}
-                    for title, found in (setting.estimates() if setting.finished() else {}).items()
+                    for title, found in setting.estimates().items()
                 },
             }
             for setting in settings
@@ -213,8 +213,7 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
     for setting in settings:
         count = f"{len(setting.finished())} of {len(setting.runs)} runs"
         names = iter((setting.label, count))
-        found = setting.estimates() if setting.finished() else {}
-        for title, mean in found.items():
+        for title, mean in setting.estimates().items():
             is_compared = setting is not done[0] and title in done[0].estimates()
             told = difference(done[0], setting, title) if is_compared else None
             cells = [cell(told.estimate, "+"), told.verdict] if told else []

@@ -8,26 +8,19 @@ the views that it saved before. Building one needs neither network nor account.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.report.panels import PANELS, Panel
+from rlhf.report.panels import PANELS
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import phase_of
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
 
-# Names in W&B, the titles that users see, and the panels of each view.
-VIEWS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "rlhfppo": ("PPO health", [title for title in PANELS if title.startswith("PPO")]),
-    "rlhfphases": ("SFT, reward model and DPO", ["SFT", "Reward model", "DPO"]),
-}
-SWEEP = "rlhfsweep"
 SWEPT = ("ppo.kl_ctl", "ppo.cliprange", "ppo.actor_lr", "ppo.lam", "ppo.ppo_epochs")
 REACHED = ("objective", "result/ppo/gold_after", "result/ppo/score_after", "result/ppo/kl_after")
 COST = ("hours", "memory_gib")  # planned and measured
@@ -45,17 +38,20 @@ def build_dashboards(entity: str, project: str) -> list[Workspace]:
         raise CapabilityError(
             "dashboards need the package wandb-workspaces: pip install 'rlhf[dashboards]'"
         ) from error
-    found = []
-    sections = {
-        name: [_section(each, PANELS[each]) for each in titles]
-        for name, (_, titles) in VIEWS.items()
+    of_ppo = [_section(each) for each in PANELS if each.startswith("PPO")]
+    # Names in W&B, the titles that users see, and the sections of each view.
+    views = {
+        "rlhfppo": ("PPO health", [*of_ppo, _cost_section()]),
+        "rlhfphases": (
+            "SFT, reward model and DPO",
+            [_section(each) for each in ("SFT", "Reward model", "DPO")],
+        ),
+        "rlhfsweep": ("Sweeps", [_sweep_section()]),
     }
-    sections["rlhfppo"].append(_cost_section())
-    titles = {name: title for name, (title, _) in VIEWS.items()} | {SWEEP: "Sweeps"}
-    sections[SWEEP] = [_sweep_section()]
-    for name, title in titles.items():
+    found = []
+    for name, (title, sections) in views.items():
         view = workspaces.Workspace(
-            entity=entity, project=project, name=f"RLHF: {title}", sections=sections[name]
+            entity=entity, project=project, name=f"RLHF: {title}", sections=sections
         )
         view._internal_name = f"nw-{name}-v"  # W&B's form of a view's name
         found.append(view)
@@ -89,8 +85,8 @@ def save_dashboards(entity: str, project: str) -> list[str]:
     return addresses
 
 
-def _section(title: str, panels: Sequence[Panel]) -> Section:
-    from wandb_workspaces import workspaces
+def _section(title: str) -> Section:
+    """Return the panels of the report under ``title``."""
     from wandb_workspaces.reports import v2 as wr
 
     plots = [
@@ -100,14 +96,13 @@ def _section(title: str, panels: Sequence[Panel]) -> Section:
             y=list(panel.metrics),
             title_y=METRICS[panel.metrics[0]].unit,
         )
-        for panel in panels
+        for panel in PANELS[title]
     ]
-    return _open(workspaces, title, plots)
+    return _open(title, plots)
 
 
 def _cost_section() -> Section:
     """Return bars of planned and measured time and memory."""
-    from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2 as wr
 
     plots = [
@@ -117,11 +112,10 @@ def _cost_section() -> Section:
         )
         for what in COST
     ]
-    return _open(workspaces, "Planned and measured", plots)
+    return _open("Planned and measured", plots)
 
 
 def _sweep_section() -> Section:
-    from wandb_workspaces import workspaces
     from wandb_workspaces.reports import v2 as wr
 
     columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(key)) for key in SWEPT]
@@ -133,10 +127,12 @@ def _sweep_section() -> Section:
         wr.ScatterPlot(title="Gold over KL", x=kl, y=gold),
         wr.ScatterPlot(title="Score over KL", x=kl, y=score),
     ]
-    return _open(workspaces, "What each key did", plots)
+    return _open("What each key did", plots)
 
 
-def _open(workspaces: Any, title: str, panels: Sequence[Any]) -> Section:
+def _open(title: str, panels: Sequence[Any]) -> Section:
+    from wandb_workspaces import workspaces
+
     layout = workspaces.SectionLayoutSettings(columns=3, rows=-(-len(panels) // 3))
     section: Section = workspaces.Section(
         name=title, panels=list(panels), is_open=True, layout_settings=layout
@@ -146,11 +142,7 @@ def _open(workspaces: Any, title: str, panels: Sequence[Any]) -> Section:
 
 def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rlhf.report.dashboards",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("rlhf.report.dashboards", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     options = parser.parse_args(arguments)
     return exit_code(lambda: _save(options.project))

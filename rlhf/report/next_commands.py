@@ -36,7 +36,8 @@ def what_to_type_next(run_dir: Path) -> list[str]:
     if any(run_dir.glob("wandb/offline-run-*")):
         sync = f"wandb sync {shlex.quote(str(short(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
-    typed = _typed(run_dir)
+    # The overrides of the command that started the run, without the run's own place.
+    typed = [word for word in command_words(run_dir) if _key(word) not in PLACES]
     if (run_dir / "ppo/actor").exists():
         kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
         lines += [
@@ -55,11 +56,6 @@ def short(path: Path) -> Path:
     """Return ``path`` relative to the current folder if it is inside it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _typed(run_dir: Path) -> list[str]:
-    """Return the overrides of the command that started the run, without the run's own place."""
-    return [word for word in command_words(run_dir) if _key(word) not in PLACES]
 
 
 def _without_data(words: Iterable[str]) -> list[str]:

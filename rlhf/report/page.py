@@ -16,11 +16,6 @@ class Headline(NamedTuple):
     text: str
     is_doubtful: bool
 
-    @property
-    def style(self) -> str:
-        """Return its classes in the style sheet."""
-        return "verdict doubtful" if self.is_doubtful else "verdict"
-
 
 def rendered(template: str, *, package: str = __package__, **values: object) -> str:
     """Return the page that a file of the folder ``templates`` of ``package`` makes of ``values``.

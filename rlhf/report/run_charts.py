@@ -47,7 +47,7 @@ def optimisation(run: RunFiles) -> ChartSection:
         if gold
         else "This run has no gold score, so only its samples can show over-optimisation."
     )
-    return ChartSection("Over-optimisation", [chart for chart in found if chart], note)
+    return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
 
 
 def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
@@ -57,8 +57,8 @@ def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
     return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
 
 
-def critic(run: RunFiles) -> Chart | None:
-    """Draw the return over the critic's value at each token of the last answers.
+def critic(run: RunFiles) -> ChartSection:
+    """Return a chart of the return over the critic's value, at each token of the last answers.
 
     The return is GAE's: advantage plus value. Points of an exact critic are on the diagonal.
     """
@@ -72,22 +72,22 @@ def critic(run: RunFiles) -> Chart | None:
         if value is not None and advantage is not None  # were not finite
     ]
     if not any(value for value, _ in points):
-        return None  # there is no critic
+        return ChartSection("Critic", [])
     exact = [(at, at) for at, _ in (min(points), max(points))]
-    return line_chart(
+    chart = line_chart(
         f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
         [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
         x_label="value before the token",
     )
+    return ChartSection("Critic", [chart])
 
 
 def curves(run: RunFiles) -> list[ChartSection]:
-    """Return the sections of the curves that the run has."""
-    sections = [
+    """Return a section for each group of panels."""
+    return [
         ChartSection(title, [_chart(run, panel) for panel in panels])
         for title, panels in panels_of(run.series).items()
     ]
-    return [section for section in sections if any(section.charts)]
 
 
 def _chart(run: RunFiles, panel: Panel) -> Chart | None:

@@ -33,7 +33,6 @@ class RunFiles(NamedTuple):
 
 def read_files(run_dir: Path) -> RunFiles:
     """Read what a run has written so far; a torn last line is left out."""
-    result = read_json(run_dir / "result.json", RESULT)
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():

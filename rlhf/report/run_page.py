@@ -41,20 +41,20 @@ def run_page(run: RunFiles) -> str:
     """Return the page of a run."""
     result = run.result
     words = command_words(run.folder)
+    sections = [optimisation(run), *curves(run), critic(run)]
     return rendered(
         "run.html",
         script="samples.js",
         title=f"{run.config['name']}, seed {run.config['seed']}",
-        run=run,
         verdict=_verdict(run),
+        place=run.folder,
+        run=run,
         results=[] if result is None else list(summary_parts(result)),
         evaluation=read_evaluation(run.folder),
         alarms=[(alarm, _last_samples(run, alarm)) for alarm in run.alarms],
         doubts=[] if result is None else alarms_of(result["phases"]),
         target_of=target_of,
-        optimisation=optimisation(run),
-        curves=curves(run),
-        critic=critic(run),
+        sections=[section for section in sections if any(section.charts)],
         rest=rest(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),

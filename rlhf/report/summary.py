@@ -54,7 +54,7 @@ def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> 
     console.show(summary_table(result))
     doubts = [alarm.line for alarm in read_alarms(run_dir)] + alarms_of(result["phases"])
     sections = (
-        _titled("Reasons to doubt this run", doubts),
+        ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
         where_it_lies(run_dir),
         what_to_type_next(run_dir),
@@ -140,10 +140,6 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
 def _one_line(text: str) -> str:
     """Return ``text`` without line breaks, and without characters that control a terminal."""
     return printable(" ".join(text.split()))
-
-
-def _titled(title: str, lines: list[str]) -> list[str]:
-    return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
 def _rows_of_run(

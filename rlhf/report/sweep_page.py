@@ -60,7 +60,7 @@ def sweep_page(name: str, settings: Sequence[Setting]) -> str:
         script="sweep.js",
         title=f"Sweep {name}",
         verdict=_verdict(done),
-        count=f"{finished} of {len(runs)} runs have finished",
+        place=f"{finished} of {len(runs)} runs have finished",
         **(_parts(done) if done else {"table": None}),
     )
 

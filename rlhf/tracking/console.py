@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from rlhf.base.safe_text import for_terminal
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.console import RenderableType
     from rich.text import Text
+    from rich.tree import Tree
 
 
 class KeyMetric(NamedTuple):
@@ -73,12 +74,13 @@ class Console:
         file: TextIO | None = None,
         force_terminal: bool | None = None,
         width: int | None = None,
+        quiet: bool = False,
     ) -> None:
         from rich.console import Console as RichConsole
 
         self._log_every = log_every
         self._rich: RichConsole = RichConsole(
-            file=file, force_terminal=force_terminal, width=width, highlight=False
+            file=file, force_terminal=force_terminal, width=width, quiet=quiet, highlight=False
         )
 
     def say(self, text: str) -> None:
@@ -110,7 +112,7 @@ class Console:
     @contextmanager
     def progress(self, phase: str, total: int) -> Generator[Progress]:
         """Show the progress of a phase of ``total`` steps within the context."""
-        if self._rich.is_terminal:
+        if self._rich.is_terminal and not self._rich.quiet:
             with _rich_progress(self._rich) as bars:
                 yield _BarProgress(bars, phase, total)
         else:
@@ -121,30 +123,26 @@ class Console:
                 lines.close()
 
 
-class NullConsole(Console):
-    """A console that prints nothing, for every rank except rank 0."""
+def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
+    """Return a tree of nested values; groups come after single values."""
+    from rich.text import Text
+    from rich.tree import Tree
 
-    def __init__(self) -> None:
-        """Create no terminal."""
+    from rlhf.config.typed import shown
 
-    def say(self, text: str) -> None:
-        """Print nothing."""
-
-    def show(self, *renderables: RenderableType) -> None:
-        """Print nothing."""
-
-    def table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Print nothing."""
-
-    @contextmanager
-    def progress(self, phase: str, total: int) -> Generator[Progress]:  # noqa: ARG002 - inherited
-        """Show nothing."""
-        yield _NullProgress()
+    tree = Tree(Text(title, style="bold"), guide_style="dim")
+    groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    for key, value in values.items():
+        if key not in groups:
+            tree.add(_plain(f"{key}: {shown(value)}"))
+    for key, value in groups.items():
+        tree.add(config_tree(key, value))
+    return tree
 
 
 def build_console(*, is_main: bool, log_every: int) -> Console:
     """Return the console of this rank; only the main rank prints."""
-    return Console(log_every=log_every) if is_main else NullConsole()
+    return Console(log_every=log_every, quiet=not is_main)
 
 
 class _BarProgress:
@@ -190,11 +188,6 @@ class _LineProgress:
         self._is_told = True
         metrics = self._board.text(separator="  ")
         self._console.say(f"{self._phase} {self._step}/{self._total}  {metrics}".rstrip())
-
-
-class _NullProgress:
-    def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Show nothing."""
 
 
 class _Board:

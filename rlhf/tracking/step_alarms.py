@@ -56,12 +56,9 @@ class Alarm(NamedTuple):
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
     lines = read_lines(run_dir / "alarms.jsonl", ALARM)
-    found = ({name: line[name] for name in Alarm._fields} for line in lines)
-    return [Alarm(**{**each, "value": _number(each["value"])}) for each in found]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value  # JSON has no NaN
+    found = (Alarm(**{name: line[name] for name in Alarm._fields}) for line in lines)
+    # JSON has no NaN.
+    return [alarm._replace(value=math.nan) if alarm.value is None else alarm for alarm in found]
 
 
 class Rule(NamedTuple):

@@ -53,7 +53,3 @@ class Tracker:
 
     def finish(self) -> None:
         """Flush and close the tracker."""
-
-
-class NullTracker(Tracker):
-    """A tracker that records nothing, for every rank except rank 0."""

@@ -15,16 +15,43 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.tracking.jsonl import JsonlWriter
-from rlhf.tracking.registry import check_name
+from rlhf.tracking.metric_table import check_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
-from rlhf.tracking.tracker import NullTracker, Sample, Tracker
+from rlhf.tracking.tracker import Sample, Tracker
 
 
 class StoppedByAlarmError(RlhfError):
     """An alarm in alarms.stop ended the run."""
 
 
-class Trackers(Tracker):
+class Forwarder(Tracker):
+    """A tracker that calls the same method of other trackers."""
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Forward metrics of one step."""
+        self._each(lambda tracker: tracker.log(phase, step, values))
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Forward responses."""
+        self._each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
+
+    def alert(self, alarm: Alarm) -> None:
+        """Forward an alarm."""
+        self._each(lambda tracker: tracker.alert(alarm))
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Forward the content of result.json."""
+        self._each(lambda tracker: tracker.conclude(result))
+
+    def finish(self) -> None:
+        """Close the other trackers."""
+        self._each(lambda tracker: tracker.finish())
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        raise NotImplementedError
+
+
+class Trackers(Forwarder):
     """A tracker that forwards to several trackers, and raises alarms on what it forwards."""
 
     def __init__(self, trackers: Sequence[Tracker], alarms: AlarmsConfig) -> None:
@@ -41,8 +68,7 @@ class Trackers(Tracker):
         """
         for name in values:
             check_name(name)
-        for tracker in self._trackers:
-            tracker.log(phase, step, values)
+        super().log(phase, step, values)
         for alarm in self._rules.check(phase, step, values):
             self.alert(alarm)
             if alarm.name in self._stop:
@@ -56,25 +82,9 @@ class Trackers(Tracker):
             values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
             self._rules.check(line["phase"], line["step"], values)
 
-    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
-        """Record responses."""
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in self._trackers:
-            tracker.samples(phase, step, samples, steps=steps)
-
-    def alert(self, alarm: Alarm) -> None:
-        """Record an alarm."""
-        for tracker in self._trackers:
-            tracker.alert(alarm)
-
-    def conclude(self, result: Mapping[str, Any]) -> None:
-        """Record the content of result.json."""
-        for tracker in self._trackers:
-            tracker.conclude(result)
-
-    def finish(self) -> None:
-        """Close all trackers."""
-        for tracker in self._trackers:
-            tracker.finish()
+            call(tracker)
 
 
 class FileTracker(Tracker):
@@ -137,7 +147,7 @@ class AlarmLines(Tracker):
         self._say(alarm.line)
 
 
-class BestEffort(Tracker):
+class BestEffort(Forwarder):
     """A tracker that forwards to another until that one fails once: training must not stop."""
 
     def __init__(self, tracker: Tracker, name: str, say: Callable[[str], None]) -> None:
@@ -146,31 +156,11 @@ class BestEffort(Tracker):
         self._say = say
         self._has_failed = False
 
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Forward metrics."""
-        self._try(lambda: self._tracker.log(phase, step, values))
-
-    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
-        """Forward responses."""
-        self._try(lambda: self._tracker.samples(phase, step, samples, steps=steps))
-
-    def alert(self, alarm: Alarm) -> None:
-        """Forward an alarm."""
-        self._try(lambda: self._tracker.alert(alarm))
-
-    def conclude(self, result: Mapping[str, Any]) -> None:
-        """Forward the content of result.json."""
-        self._try(lambda: self._tracker.conclude(result))
-
-    def finish(self) -> None:
-        """Close the other tracker."""
-        self._try(self._tracker.finish)
-
-    def _try(self, call: Callable[[], None]) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         if self._has_failed:
             return
         try:
-            call()
+            call(self._tracker)
         except Exception as error:
             self._has_failed = True
             self._say(
@@ -191,7 +181,7 @@ def build_tracker(
         ConfigError: if a tracker in tracking.others cannot be imported.
     """
     if not is_main:
-        return NullTracker()
+        return Tracker()
     others: dict[str, Tracker] = {}
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.tracking.wandb_run import WandbTracker

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK, FILE_HEADER, HEADER = 32768, 7, 7
-FULL, FIRST, _MIDDLE, LAST = 1, 2, 3, 4
+FULL, LAST = 1, 4  # kinds of records that complete one; others continue
 
 
 def records(path: Path) -> Iterator[Any]:

@@ -93,10 +93,9 @@ class WandbTracker(Tracker):
             self._run.define_metric(f"{phase}/step")
             for prefix in prefixes:
                 self._run.define_metric(f"{prefix}/*", step_metric=f"{phase}/step")
-            for metric, summary in SUMMARIES.items():
-                if metric.startswith(f"{phase}/"):
-                    step = f"{phase}/step"
-                    self._run.define_metric(metric, step_metric=step, summary=summary)
+        for metric, summary in SUMMARIES.items():
+            step = f"{phase_of(metric)}/step"
+            self._run.define_metric(metric, step_metric=step, summary=summary)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics of one step."""

@@ -15,9 +15,8 @@ import pytest
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check.check_page import Check, PartResult, write_results
 from rlhf.gpu_check.processes import run_part
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, read_rows
+from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_rows
 from rlhf.gpu_check.runs import LAUNCHER, Run
-from rlhf.gpu_check.setting import Size
 from rlhf.gpu_check.table import PARTS
 from tests.pretend_cuda.gpu import Gpu
 from tests.runs import ROOT, python

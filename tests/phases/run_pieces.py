@@ -23,7 +23,7 @@ from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import build_console
-from rlhf.tracking.registry import check_name
+from rlhf.tracking.metric_table import check_name
 from rlhf.tracking.tracker import Sample, Tracker
 from tests.models_on_disk import save_models
 from tests.phases.test_fixed_examples import EVAL, TRAIN

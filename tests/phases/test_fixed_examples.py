@@ -28,7 +28,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.tracking.console import build_console
-from rlhf.tracking.registry import check_name
+from rlhf.tracking.metric_table import check_name
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]

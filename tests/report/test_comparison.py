@@ -38,7 +38,7 @@ def test_seeds_in_common_are_compared_in_pairs() -> None:
     noisy = {1: 0.1, 2: 0.5, 3: 0.9}
     more = {s: v + 0.048 + s / 1000 for s, v in noisy.items()}
     found = difference(setting(noisy), setting(more), "gold")
-    assert (found.paired_seeds, found.verdict) == (3, "higher")
+    assert found.verdict == "higher"
     assert found.estimate.mean == pytest.approx(0.05)
     lower = difference(setting(more), setting(noisy), "gold")
     assert lower.verdict == "lower"
@@ -49,7 +49,7 @@ def test_other_seeds_are_compared_by_welch() -> None:
     # freedom (1/3 + 4/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50 / 17; between 4.303 of 2 degrees and
     # 3.182 of 3.
     found = difference(setting({1: 1.0, 2: 2.0, 3: 3.0}), setting({4: 5.0, 5: 7.0, 6: 9.0}), "gold")
-    assert (found.paired_seeds, found.estimate.mean) == (0, 5.0)
+    assert found.estimate.mean == 5.0
     assert found.estimate.half == pytest.approx(t_quantile(50 / 17) * math.sqrt(5 / 3))
     assert 3.182 < found.estimate.half / math.sqrt(5 / 3) < 3.3
     assert found.verdict == "higher"

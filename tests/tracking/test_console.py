@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from rlhf.tracking.console import Console, NullConsole, build_console
+from rlhf.tracking.console import Console, build_console, config_tree
 
 PPO = {
     "ppo/score_mean": 1.234,
@@ -117,7 +117,6 @@ def test_the_null_console_takes_everything_and_prints_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     null = build_console(is_main=False, log_every=1)
-    assert isinstance(null, NullConsole)
     null.say("a")
     null.show("b")
     null.table("c", [{"d": 1}])
@@ -129,3 +128,16 @@ def test_the_null_console_takes_everything_and_prints_nothing(
 def test_the_main_rank_prints_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     build_console(is_main=True, log_every=1).say("hello")
     assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_groups_are_branches_after_single_values() -> None:
+    file = StringIO()
+    tree = config_tree("run", {"ppo": {"kl_ctl": 0.1, "kl_target": None}, "name": "[red]a"})
+    Console(log_every=1, file=file, width=60).show(tree)
+    assert file.getvalue().splitlines() == [
+        "run",
+        "├── name: [red]a",
+        "└── ppo",
+        "    ├── kl_ctl: 0.1",
+        "    └── kl_target: null",
+    ]

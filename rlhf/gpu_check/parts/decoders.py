@@ -16,8 +16,7 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.layout import homes
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
-from rlhf.gpu_check.rows import Finding, Task, judged
-from rlhf.gpu_check.setting import CheckSetting
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judged
 from rlhf.models.families import decoder_parts
 from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
@@ -65,16 +64,15 @@ def _compare(name: str, dtype: torch.dtype) -> Finding:
     places = homes(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
-    ways = {has_graphs: distance(model, dtype, has_graphs) for has_graphs in (False, True)}
+    ways = {"eager": distance(model, dtype, False), "graphs": distance(model, dtype, True)}
     is_right = all(is_near(each, dtype) for each in ways.values())
     figures = (
-        f"{'graphs' if has_graphs else 'eager'}: {each.equal} of {each.tokens} tokens, "
-        f"{each.logprob:.1g} std"
-        for has_graphs, each in ways.items()
+        f"{way}: {each.equal} of {each.tokens} tokens, {each.logprob:.1g} std"
+        for way, each in ways.items()
     )
     numbers = {
-        f"{'graphs' if has_graphs else 'eager'}_{field}": float(value)
-        for has_graphs, each in ways.items()
+        f"{way}_{field}": float(value)
+        for way, each in ways.items()
         for field, value in each._asdict().items()
     }
     return Finding(

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf.gpu_check.rows import Finding, RowVerdict, Task
-from rlhf.gpu_check.runs import TINY_RUN, run
-from rlhf.gpu_check.setting import CheckSetting
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
+from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, run
 
-USER_ERROR = 2
 EXPECTED = "yes with parity, or no with the reason"
 # Its kernels take heads of 64 numbers; a run compares them with the model before its first rollout.
 LLAMA = (

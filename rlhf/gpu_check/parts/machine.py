@@ -13,8 +13,7 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
 from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
 from rlhf.gpu_check.check_page import CARD
-from rlhf.gpu_check.rows import Finding, RowVerdict, Task
-from rlhf.gpu_check.setting import CheckSetting
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
 from rlhf.jobs.this_machine import this_machine
 from rlhf.kernels.adamw_gpu import gpu_kernels
 

@@ -7,11 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.base.errors import CheckpointError
-from rlhf.checkpoint.results import read_plan
-from rlhf.gpu_check.rows import Finding, Task, judged
+from rlhf.gpu_check.hooks import planned_gib
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judged
 from rlhf.gpu_check.runs import SHORT_RUN, Run, run
-from rlhf.gpu_check.setting import CheckSetting, Size
 
 # torch may take less than planned, and what cuBLAS needs for itself and gaps more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # shares of the plan; GiB
@@ -19,6 +17,12 @@ FEW = (
     *SHORT_RUN,
     *("sft.batch_size=128", "sft.epochs=0.5", "reward.batch_size=64", "reward.epochs=0.3"),
     *("ppo.steps=2", "ppo.rollout_batch_size=64", "ppo.mini_batch_size=64"),
+)
+# Few and small batches, for a GPU that is no GPU.
+SMALL = (
+    *("sft.epochs=0.1", "reward.epochs=0.1", "ppo.steps=1", "rollout.max_response_tokens=8"),
+    *("sft.batch_size=32", "sft.micro_batch_size=32"),
+    *("ppo.rollout_batch_size=16", "ppo.mini_batch_size=16"),
 )
 RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
 # Adapters need a model that has learned something: the one that the shape before has trained.
@@ -32,27 +36,18 @@ class Shape(NamedTuple):
     words: tuple[str, ...]
 
 
-def _few(batch: int) -> tuple[str, ...]:
-    """Return the options of few and small batches, for a GPU that is no GPU."""
-    return (
-        *("sft.epochs=0.1", "reward.epochs=0.1", "ppo.steps=1", "rollout.max_response_tokens=8"),
-        *(f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}"),
-        *(f"ppo.rollout_batch_size={batch // 2}", f"ppo.mini_batch_size={batch // 2}"),
-    )
-
-
 def _tiny(layers: int) -> tuple[str, ...]:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4}
     sizes |= {"num_hidden_layers": layers}
     architecture = (f"model.architecture.{name}={size}" for name, size in sizes.items())
-    return ("model.vocab_size=400", *architecture, *_few(32))
+    return ("model.vocab_size=400", *architecture, *SMALL)
 
 
 SHAPES = {
     Size.tiny: (
         Shape("13 M weights, all phases", _tiny(4)),
         Shape("25 M weights, SFT in fp32", (*_tiny(8), "phase=sft", "hardware.dtype=fp32")),
-        Shape("25 M weights, LoRA", (*_few(32), *LORA)),
+        Shape("25 M weights, LoRA", (*SMALL, *LORA)),
     ),
     Size.full: (
         Shape("OPT-125M, all phases", ("model=opt_125m", *RANDOM)),
@@ -81,12 +76,7 @@ def _compare(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Findin
         runs.append(run(run_dir, *words))
     ended = runs[0]
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
-    plan = read_plan(ended.run_dir)
-    if plan is None:
-        raise CheckpointError(f"{ended.run_dir} has no plan.json")
-    # What CUDA itself takes in a process is no memory of torch.
-    memory = plan["phases"][phase]["memory"]
-    planned = sum(gib for part, gib in memory.items() if part != "process")
+    planned = planned_gib(ended.run_dir, phase)
     return Finding(
         figure=f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
         expected=f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",

@@ -7,11 +7,9 @@ from functools import partial
 
 from rlhf.config.freeze import load_frozen
 from rlhf.gpu_check.hooks import LESS_MEMORY
-from rlhf.gpu_check.rows import Finding, Task, judged
-from rlhf.gpu_check.runs import run
-from rlhf.gpu_check.setting import CheckSetting, Size
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judged
+from rlhf.gpu_check.runs import USER_ERROR, run
 
-USER_ERROR = 2
 RETRIED = "continuing with smaller micro-batches"
 WORDS = (
     *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto", "phase=sft"),

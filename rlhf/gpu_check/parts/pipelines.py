@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import Finding, RowVerdict, Task, judged
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, judged
 from rlhf.gpu_check.runs import TINY_RUN, Run, pool, run
-from rlhf.gpu_check.setting import CheckSetting
 
 REFERENCE = "CPU, fp32"
 # Largest share by which the last losses of SFT and of the reward model may lie beside those of the

@@ -10,9 +10,8 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.equal_runs import differences
 from rlhf.gpu_check.hooks import KILL_ONCE, killed_file
-from rlhf.gpu_check.rows import Finding, RowVerdict, Task
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
 from rlhf.gpu_check.runs import TINY_RUN, resumed, run
-from rlhf.gpu_check.setting import CheckSetting
 
 WORDS = (
     *("hardware=auto", "phase.order=[sft,ppo]", "model@reward_model=gold"),

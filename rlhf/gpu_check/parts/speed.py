@@ -17,9 +17,8 @@ import torch
 
 from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import load_run
-from rlhf.gpu_check.rows import Finding, RowVerdict, Task
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Size, Task
 from rlhf.gpu_check.runs import SHORT_RUN, run
-from rlhf.gpu_check.setting import CheckSetting, Size
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import rollout_backend
 from rlhf.rollout.padding import unpadded

@@ -47,7 +47,7 @@ from rlhf.rollout.hybrid.hybrid_rollout import (
 from rlhf.rollout.hybrid.supported_models import REASONS, model_obstacle
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
-from rlhf.tracking.registry import check_name
+from rlhf.tracking.metric_table import check_name
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
 from tests.rollout.decoder_checks import some_prompts, tiny_model

@@ -6,8 +6,7 @@ import pytest
 
 from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.tracking.console import KEY_METRICS
-from rlhf.tracking.metric_table import GROUPS, METRICS
-from rlhf.tracking.registry import check_name
+from rlhf.tracking.metric_table import GROUPS, METRICS, check_name
 
 UNITS = ("tflops", "mfu")
 
@@ -48,8 +47,12 @@ def test_the_names_are_these_and_each_stands_once() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_each_metric_says_everything(name: str) -> None:
     info = METRICS[name]
-    assert all(info[:4])
-    assert info.healthy_range is None or info.healthy_range[0] < info.healthy_range[1]
+    assert all(text and isinstance(text, str) for text in info[:4])
+    if info.healthy_range is not None:
+        low, high = info.healthy_range
+        assert isinstance(low, float)
+        assert isinstance(high, float)
+        assert low < high
     check_name(name)
 
 
