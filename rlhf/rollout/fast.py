@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +39,7 @@ class FastSettings:
     keeps_graphs: bool  # between rollouts, with the KV cache
 
 
-class PartsOf(Protocol):
-    """Finds the parts of a model for fused decoding."""
-
-    def __call__(self, model: PreTrainedModel, /, *, tokens: int) -> DecoderParts | None:
-        """Return the parts for sequences of up to ``tokens`` tokens, or None."""
+PartsOf = Callable[..., DecoderParts | None]  # takes a model, and the length as ``tokens``
 
 
 class FastRollout:
