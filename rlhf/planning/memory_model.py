@@ -77,7 +77,8 @@ def model_states(
     half = size == HALF
     if runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid):
         device["gradients"] = trained * size
-        device["optimizer"] = trained * (HALF * half + _moments(zero))
+        moment = HALF if zero.moments is MomentsDtype.bf16 else SINGLE
+        device["optimizer"] = trained * (HALF * half + 2 * moment)
     else:
         share = trained // ranks if stage else trained
         states = share * (SINGLE * half + 2 * SINGLE)
@@ -105,10 +106,6 @@ def persistent(model: ModelUse, zero: ZeroConfig) -> int:
     rank = model.extra_weights / shape.adapter_weights(1)
     small = sum(side for pair in shape.matrices for side in pair if side * rank <= limit)
     return found + int(shape.layers * rank * small)
-
-
-def _moments(zero: ZeroConfig) -> int:
-    return 2 * (HALF if zero.moments is MomentsDtype.bf16 else SINGLE)
 
 
 def offloads_weights(role: Role, zero: ZeroConfig) -> bool:
