@@ -16,8 +16,7 @@ from rlhf.chat.talker import Reply, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import frozen_keys
-from rlhf.engine.devices import best_device, resolve_dtype
-from rlhf.engine.zero3_partition import HALF_DTYPES
+from rlhf.engine.devices import TORCH_DTYPES, best_device, resolve_dtype
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.pretrained import load_config
@@ -59,7 +58,7 @@ class RunModels:
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         dtype = Dtype.fp32 if is_fp32 else Dtype.auto
         resolved = resolve_dtype(dtype, device)
-        self._dtype = HALF_DTYPES.get(resolved, torch.float32)
+        self._dtype = TORCH_DTYPES[resolved]
 
     @property
     def sampling(self) -> SamplingSettings:

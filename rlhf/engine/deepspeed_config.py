@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import asdict
 from typing import Any
 
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Dtype
+from rlhf.config.choices import Backend, Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
+from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 
@@ -48,6 +50,20 @@ def deepspeed_config(
         elif not role.is_frozen:
             config["bf16"]["check_grad_overflow"] = True  # off by default before DeepSpeed 0.19.3
     return _merged(config, zero.extra)
+
+
+def hybrid_engine_section(config: RunConfig) -> dict[str, Any] | None:
+    """Return the section ``hybrid_engine`` of the PPO actor; None if rollouts do not use it.
+
+    If ``max_out_tokens`` is null, the cache holds the longest prompt plus the longest response.
+    """
+    rollout = config.rollout
+    if rollout.backend is not Backend.hybrid_engine:
+        return None
+    section = {"enabled": True} | asdict(rollout.hybrid_engine)
+    if section["max_out_tokens"] is None:
+        section["max_out_tokens"] = rollout.max_prompt_tokens + rollout.max_response_tokens
+    return section
 
 
 def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:

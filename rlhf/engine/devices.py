@@ -22,6 +22,11 @@ from rlhf.config.schema.hardware import HardwareConfig
 
 DRIVER = Path("/proc/driver/nvidia/version")
 DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA -> its oldest driver; NVIDIA's release notes
+TORCH_DTYPES = {
+    Dtype.fp32: torch.float32,
+    Dtype.bf16: torch.bfloat16,
+    Dtype.fp16: torch.float16,
+}
 BF16_CAPABILITY = (8, 0)  # the first GPUs with bf16 arithmetic (Ampere); older ones emulate it
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.kernels.adamw_gpu import ParameterTable, gpu_kernels
@@ -84,15 +84,12 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
     """
     optimizer = engine.optimizer
     if stage == 0:
-        return Masters(_trained(engine.module), lambda: None)
+        trained = [each for each in engine.module.parameters() if each.requires_grad]
+        return Masters(trained, lambda: None)
     if stage == SHARDED_WEIGHTS:
         flat = optimizer.fp32_partitioned_groups_flat
         return Masters(flat, lambda: _publish_sharded(optimizer))
     return Masters(optimizer.single_partition_of_fp32_groups, lambda: _publish_flat(optimizer))
-
-
-def _trained(module: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _publish_flat(optimizer: Any) -> None:

@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.engine.adamw_ways import AdamwWay, CompiledWay, TorchWay
 from rlhf.engine.masters import Masters, Split
 from rlhf.engine.training_state import Moments
-from rlhf.kernels.adamw import AdamwScalars, SplitState, adamw_kernel
+from rlhf.kernels.adamw import AdamwKernel, AdamwScalars, SplitState, adamw_kernel
 from rlhf.kernels.adamw_gpu import ParameterTable, gpu_kernels
+
+# Weights per torch update. On a CPU they fit into a cache, with gradients and moments. On a GPU an
+# update takes some 20 launches, whatever its size, and 0.1 GiB.
+CHUNK = 2**18
+GPU_CHUNK = 2**22
 
 
 class _State(NamedTuple):
@@ -114,12 +118,55 @@ class SplitAdamW:
                 parameter.grad = None
 
 
-def _way(parameters: Sequence[nn.Parameter]) -> AdamwWay:
+class TorchWay:
+    """AdamW and gradient norms by operations of torch, on any device."""
+
+    def squares(self, gradients: Sequence[Tensor | None]) -> Tensor | float:
+        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
+        present = [each for each in gradients if each is not None]
+        if not present:
+            return 0.0
+        norms = torch._foreach_norm(present, 2, dtype=torch.float32)
+        return torch.stack(norms).double().square().sum()
+
+    def step(
+        self,
+        states: Sequence[SplitState],
+        gradients: Sequence[Tensor | None],
+        numbers: Sequence[AdamwScalars],
+    ) -> None:
+        """Take one AdamW step on bf16 gradients, in place; nothing changes without a gradient."""
+        for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
+            if gradient is not None:
+                _step_in_chunks(split, gradient.reshape(-1), scalars)
+
+
+def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
+    """Take the kernels' step some weights at a time."""
+    chunk = CHUNK if gradient.device.type == "cpu" else GPU_CHUNK
+    for start in range(0, gradient.numel(), chunk):
+        part = slice(start, start + chunk)
+        split = Split(state.high[part], state.low[part])
+        weights, spare = torch.empty(2, split.low.numel(), device=gradient.device)
+        split.join(weights, spare)
+        scaled = gradient[part].float().mul_(numbers.scale)
+        first, second = state.first[part].float(), state.second[part].float()  # no copy if fp32
+        first.lerp_(scaled, 1.0 - numbers.beta1)
+        second.mul_(numbers.beta2).addcmul_(scaled, scaled, value=1.0 - numbers.beta2)
+        root = (second / numbers.correction2).sqrt_().add_(numbers.eps)
+        weights.mul_(1.0 - numbers.lr * numbers.decay)
+        weights.addcdiv_(first, root, value=-numbers.lr / numbers.correction1)
+        state.first[part].copy_(first)
+        state.second[part].copy_(second)
+        split.split(weights)
+
+
+def _way(parameters: Sequence[nn.Parameter]) -> AdamwKernel | ParameterTable | TorchWay:
     """Return how AdamW is computed here: in C, in Triton, or in operations of torch."""
     device = parameters[0].device
     if device.type == "cpu":
         kernel = adamw_kernel()
-        return TorchWay() if kernel is None else CompiledWay(kernel)
+        return TorchWay() if kernel is None else kernel
     kernels = gpu_kernels(device)
     sizes = [parameter.numel() for parameter in parameters]
     return TorchWay() if kernels is None else ParameterTable(kernels, sizes, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from rlhf.base.types import Ranks, StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.base import BaseEngine
-from rlhf.engine.layout import homes
 from rlhf.engine.masters import Masters, MovingAverage, rounded
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.split_adamw import SplitAdamW
@@ -26,6 +25,8 @@ from rlhf.engine.training_state import (
     adamw_steps,
     set_adamw_steps,
 )
+
+ALIGNMENT = 16  # bytes that GPUs load at a time
 
 
 class WholeAdamW:
@@ -191,6 +192,25 @@ class TorchEngine(BaseEngine):
         """Drop gradients, masters, moments and average; the module can still be run."""
         self.module.zero_grad()
         self._optimizer = self._average = None
+
+
+def homes(
+    parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device
+) -> dict[nn.Parameter, Tensor]:
+    """Return the tensor in which each fp32 parameter will be stored on ``device``, as ``dtype``.
+
+    On a GPU all are parts of one allocation, matrices first and then vectors, each in the order of
+    the modules, as in DeepSpeed's flat buffers. Linear layers that follow one another, such as
+    queries, keys and values, can then be computed as one (``rlhf.rollout.decoders.layers``).
+    """
+    if device.type == "cpu":
+        is_same = dtype is torch.float32
+        return {p: p.data if is_same else torch.empty(p.shape, dtype=dtype) for p in parameters}
+    unit = ALIGNMENT // dtype.itemsize
+    order = sorted(parameters, key=lambda parameter: parameter.dim() == 1)  # stable
+    sizes = [math.ceil(parameter.numel() / unit) * unit for parameter in order]
+    parts = torch.split(torch.empty(sum(sizes), dtype=dtype, device=device), sizes)
+    return {p: part[: p.numel()].view(p.shape) for p, part in zip(order, parts, strict=True)}
 
 
 def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:

@@ -9,12 +9,10 @@ from torch import nn
 
 from rlhf.base.types import Ranks
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.engine.settings import EngineSettings
-
-HALF_DTYPES = {Dtype.bf16: torch.bfloat16, Dtype.fp16: torch.float16}
 
 
 def placer(
@@ -39,7 +37,7 @@ def placer(
 
 def _dtype(role: Role, settings: EngineSettings) -> torch.dtype:
     has_half = has_half_weights(role, settings.zero, settings.dtype)
-    return HALF_DTYPES[settings.dtype] if has_half else torch.float32
+    return TORCH_DTYPES[settings.dtype] if has_half else torch.float32
 
 
 class Partitioner:

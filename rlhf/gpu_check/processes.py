@@ -35,8 +35,7 @@ def run_part(
     """
     if seconds <= 0:
         figure = "no time was left for it; `--only` runs it alone"
-        row = _failed(figure, f"--minutes, {part.name}", seconds=0.0)
-        show(row)
+        show(row := _failed(figure, f"--minutes, {part.name}", seconds=0.0))
         return [row]
     folder.mkdir()
     shown: list[CheckRow] = []

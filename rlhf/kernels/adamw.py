@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,22 +52,34 @@ class AdamwKernel:
         self._library = library
         library.adamw_squares.restype = ctypes.c_double
 
-    def step(self, split: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
-        """Update ``split`` in place by one AdamW step on a bf16 gradient."""
-        gradient = gradient.contiguous()
-        call = _Call(
-            *(tensor.data_ptr() for tensor in (*split, gradient)),
-            gradient.numel(),
-            split.first.dtype is torch.bfloat16,
-            *numbers,
-        )
-        self._library.adamw_step(ctypes.byref(call))
+    def step(
+        self,
+        states: Sequence[SplitState],
+        gradients: Sequence[Tensor | None],
+        numbers: Sequence[AdamwScalars],
+    ) -> None:
+        """Take one AdamW step on bf16 gradients, in place; nothing changes without a gradient."""
+        for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
+            if gradient is None:
+                continue
+            whole = gradient.contiguous()
+            call = _Call(
+                *(tensor.data_ptr() for tensor in (*split, whole)),
+                whole.numel(),
+                split.first.dtype is torch.bfloat16,
+                *scalars,
+            )
+            self._library.adamw_step(ctypes.byref(call))
 
-    def squares(self, gradient: Tensor) -> float:
-        """Return the sum of the squares of a bf16 gradient."""
-        gradient = gradient.contiguous()
-        total = self._library.adamw_squares(_Pointer(gradient.data_ptr()), _Size(gradient.numel()))
-        return float(total)
+    def squares(self, gradients: Sequence[Tensor | None]) -> float:
+        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
+        total = 0.0
+        for gradient in gradients:
+            if gradient is not None:
+                whole = gradient.contiguous()
+                place, size = _Pointer(whole.data_ptr()), _Size(whole.numel())
+                total += self._library.adamw_squares(place, size)
+        return total
 
 
 def adamw_kernel() -> AdamwKernel | None:

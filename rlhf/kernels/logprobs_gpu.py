@@ -37,11 +37,7 @@ class GpuLogprobKernel:
     def read(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write to ``outs`` of scale * logits: log-sum-exp, entropy, and the logit of the id.
-
-        All three are fp32 vectors (N,). The logits may be a block of the vocabulary; ids are
-        counted from its first entry, and the third vector keeps its value where the id is outside.
-        """
+        """Write log-sum-exp, entropy and the id's logit to ``outs``, as ``LogprobKernel.read``."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
         self._launch("read", logits_NV, ids_N, *outs, scale=scale)
 
@@ -54,10 +50,7 @@ class GpuLogprobKernel:
         log_sums_N: Tensor,
         slopes_N: Tensor,
     ) -> None:
-        """Overwrite the logits with d sum(slopes * log-probs) / d logits.
-
-        ``log_sums_N`` are those of scale * logits over the whole vocabulary, in fp32.
-        """
+        """Overwrite the logits with their gradient, as ``LogprobKernel.slope_`` does."""
         vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
         self._launch("slope", logits_NV, ids_N, *vectors, scale=scale)
 

@@ -45,21 +45,12 @@ class ModelSource:
         )
 
     @classmethod
-    def folder(
-        cls,
-        folder: Path,
-        *,
-        base: ModelConfig,
-        gradient_checkpointing: bool | int = False,
-        dropout: float = 0.0,
-    ) -> ModelSource:
+    def folder(cls, folder: Path, *, base: ModelConfig) -> ModelSource:
         """Return the source of a model that an earlier phase of the run made from ``base``."""
         return cls(
             key=RUN_FOLDER,
             path=str(folder),
             attention=base.attention,
-            dropout=dropout,
-            gradient_checkpointing=gradient_checkpointing,
             compiles=base.compile,
             trust_remote_code=base.trust_remote_code,
         )

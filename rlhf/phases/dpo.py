@@ -6,16 +6,16 @@ Shapes: B = pairs, S = tokens of whole sequences.
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.random_streams import Shuffle, seed_for
-from rlhf.base.types import LogprobOptions, PreferenceBatch, TokenModel, TokenPositions
+from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role, adapter_lr
@@ -25,6 +25,7 @@ from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import placer
 from rlhf.models.build import require_positions
 from rlhf.models.language_model import kept_logprobs
+from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import save_trained
@@ -37,12 +38,7 @@ from rlhf.phases.shared.policies import (
     rollout_backend,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
-from rlhf.phases.shared.scoring import (
-    ModelOutputs,
-    Rewards,
-    WholeSequences,
-    response_logprobs,
-)
+from rlhf.phases.shared.scoring import no_scores
 from rlhf.phases.shared.supervised import (
     Rows,
     collate_pair_rows,
@@ -114,13 +110,6 @@ def _evaluate_answers(
     return result
 
 
-class PairLogprobs(NamedTuple):
-    """Log-probabilities (B,) of the chosen and rejected responses of pairs."""
-
-    chosen_B: Tensor
-    rejected_B: Tensor
-
-
 class DpoTrainer:
     """A trainer that takes one optimizer step at a time on preference pairs."""
 
@@ -143,23 +132,21 @@ class DpoTrainer:
         if copy is not None:
             self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
         rollout = config.rollout
-        temperature = rollout.eval_temperature or rollout.temperature
-        self._sampling, self._greedy = (
-            rollout_backend(
-                config,
-                tokenizer,
-                temperature=temperature,
-                dtype=context.settings.dtype,
-                ranks=context.ranks,
-                greedy=greedy,
-            )
-            for greedy in (False, True)
+        models = SeparateModels(
+            self.policy, self._reference, None, no_scores, temperature=rollout.temperature
         )
-
-    @property
-    def answering(self) -> AnsweringPolicy:
-        """Return the policy with all that an evaluation needs."""
-        return AnsweringPolicy(self.policy, self._sampling, self._greedy, self, self._plan.micro)
+        backend = partial(
+            rollout_backend,
+            config,
+            tokenizer,
+            temperature=rollout.eval_temperature or rollout.temperature,
+            dtype=context.settings.dtype,
+            ranks=context.ranks,
+        )
+        # The policy with all that an evaluation needs.
+        self.answering = AnsweringPolicy(
+            self.policy, backend(), backend(greedy=True), models, self._plan.micro
+        )
 
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take one step on the global batch ``rows``, split over the ranks; return the metrics."""
@@ -216,27 +203,13 @@ class DpoTrainer:
             loss=config.loss.value,
         )
 
-    rewards: Rewards | None = None
 
-    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
-        """Run policy and reference; DPO has no critic and no reward model."""
-        options = LogprobOptions(self._context.config.rollout.temperature, with_entropy=False)
-        policy_BT = None
-        if with_policy:
-            with self.policy.evaluating():
-                policy_BT = response_logprobs(self.policy, sequences, options).logprobs_BT
-        with self._reference.evaluating():
-            reference_BT = response_logprobs(self._reference, sequences, options).logprobs_BT
-        nothing_BT = torch.zeros_like(reference_BT)
-        return ModelOutputs(policy_BT, reference_BT, nothing_BT, nothing_BT[:, 0])
-
-
-def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> PairLogprobs:
-    """Return log-probabilities of both sides, from one forward pass over both."""
+def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, ...]:
+    """Return log-probabilities (B,) of chosen and rejected responses, from one forward pass."""
     both = batch.both()
     logprobs_N, rows_N = kept_logprobs(model, both), TokenPositions.of(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
-    return PairLogprobs(*logprobs_B.chunk(2))
+    return logprobs_B.chunk(2)
 
 
 def _metrics(result: DpoLoss) -> Metrics:

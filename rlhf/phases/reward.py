@@ -147,13 +147,6 @@ def judge_reward_model(
     }
 
 
-class WeightedPairs(NamedTuple):
-    """Pairs, each with its weight in the sum of the losses; repeated pairs that pad weigh 0."""
-
-    pairs: PreferenceBatch
-    weights_B: Tensor
-
-
 class RewardEvaluation(NamedTuple):
     """Means over held-out pairs."""
 
@@ -210,15 +203,16 @@ class RewardTrainer:
         """
         started = time.monotonic()
 
-        def loss_of(batch: WeightedPairs) -> tuple[Tensor, Metrics]:
-            chosen_B, rejected_B, losses_B = self._scores(batch.pairs)
-            result = summarise(losses_B, chosen_B, rejected_B, batch.weights_B)
+        def loss_of(batch: tuple[PreferenceBatch, Tensor]) -> tuple[Tensor, Metrics]:
+            pairs, weights_B = batch  # repeated pairs, which only pad, weigh 0
+            chosen_B, rejected_B, losses_B = self._scores(pairs)
+            result = summarise(losses_B, chosen_B, rejected_B, weights_B)
             return result.loss / num_prompts, _metrics(result)
 
         max_tokens = self._context.config.reward.max_tokens
         parts = split_columns({**rows, "weights": weights}, self.plan.micro)
         batches = (
-            WeightedPairs(
+            (
                 collate_pair_rows(self._context, part, max_tokens=max_tokens),
                 torch.tensor(part["weights"], device=self._context.ranks.device),
             )
@@ -247,8 +241,8 @@ class RewardTrainer:
         found = measure_held_out(context, self.engine, examples, measure, limit=limit, micro=micro)
         return RewardEvaluation(**{n: m for n, m in found.items() if isinstance(m, Mean)})
 
-    def _scores(self, batch: PreferenceBatch) -> PairScores:
-        """Return end scores and losses of the pairs, from one forward pass over both sides."""
+    def _scores(self, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return chosen and rejected end scores, and losses (B,), from one pass over both sides."""
         both = batch.both()
         values_BS = self.engine(both.ids_BS)
         chosen_BS, rejected_BS = values_BS.chunk(2)
@@ -258,7 +252,7 @@ class RewardTrainer:
             losses_B = end_loss(chosen_B, rejected_B)
         else:
             losses_B = divergence_loss(chosen_BS, rejected_BS, batch)
-        return PairScores(chosen_B, rejected_B, losses_B)
+        return chosen_B, rejected_B, losses_B
 
 
 def held_out_margins(
@@ -278,14 +272,6 @@ def held_out_margins(
             chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
             margins += (chosen_B - end_scores(rejected_BS, batch.rejected.attend_BS)).tolist()
     return margins
-
-
-class PairScores(NamedTuple):
-    """A reward model's end scores and losses (B,) of pairs."""
-
-    chosen_B: Tensor
-    rejected_B: Tensor
-    losses_B: Tensor
 
 
 def _metrics(result: RewardLoss) -> Metrics:

@@ -66,7 +66,7 @@ def model_states(
     if is_frozen_int8:
         frozen = model.weights - model.trained
         weights = (frozen + model.trained * size) // shards
-    (host if _offloads_weights(role, zero) else device)["weights"] = weights
+    (host if offloads_weights(role, zero) else device)["weights"] = weights
     if stage == SHARDED_WEIGHTS:
         device["weights"] += persistent(model, zero) * size
         if 1 < zero.hpz_partition_size < ranks:
@@ -77,7 +77,8 @@ def model_states(
     half = size == HALF
     if runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid):
         device["gradients"] = trained * size
-        device["optimizer"] = trained * (HALF * half + _moments(zero))
+        moment = HALF if zero.moments is MomentsDtype.bf16 else SINGLE
+        device["optimizer"] = trained * (HALF * half + 2 * moment)
     else:
         share = trained // ranks if stage else trained
         states = share * (SINGLE * half + 2 * SINGLE)
@@ -107,11 +108,8 @@ def persistent(model: ModelUse, zero: ZeroConfig) -> int:
     return found + int(shape.layers * rank * small)
 
 
-def _moments(zero: ZeroConfig) -> int:
-    return 2 * (HALF if zero.moments is MomentsDtype.bf16 else SINGLE)
-
-
-def _offloads_weights(role: Role, zero: ZeroConfig) -> bool:
+def offloads_weights(role: Role, zero: ZeroConfig) -> bool:
+    """Return True if sharded weights of ``role`` are kept in the host's memory or on NVMe."""
     if stage_of(role, zero) != SHARDED_WEIGHTS:
         return False
     own = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
@@ -236,7 +234,7 @@ def reduce_buckets(
 
 def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
     """Return the bytes of gathered weights in a pass over a sharded model, in use or prefetched."""
-    is_whole = ranks == 1 and not _offloads_weights(model.role, zero)
+    is_whole = ranks == 1 and not offloads_weights(model.role, zero)
     if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
         return 0
     live = min(zero.max_live_parameters or LIVE, model.weights)

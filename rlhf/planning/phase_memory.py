@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from rlhf.config.choices import Backend, Dtype, Phase
@@ -35,30 +35,21 @@ class PhaseMemory:
     phase: Phase
     models: tuple[ModelUse, ...]
     load: Load
-    states: dict[Role, States] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        config: RunConfig,
-        at: CostModel,
-        phase: Phase,
-        load: Load,
-        models: tuple[ModelUse, ...],
-    ) -> PhaseMemory:
-        """Build a phase of ``config``, with the memory that the states of its ``models`` take."""
-        machine = at.machine
-        states = {
+    @cached_property
+    def states(self) -> dict[Role, States]:
+        """Return the memory that the states of each model take."""
+        machine = self.at.machine
+        return {
             model.role: memory_model.model_states(
                 model,
-                zero=at.zero,
+                zero=self.at.zero,
                 dtype=machine.dtype,
                 ranks=machine.ranks,
-                is_hybrid=_is_hybrid(config, phase, model),
+                is_hybrid=_is_hybrid(self.config, self.phase, model),
             )
-            for model in models
+            for model in self.models
         }
-        return cls(config=config, at=at, phase=phase, models=models, load=load, states=states)
 
     @property
     def limit(self) -> float:
@@ -121,7 +112,7 @@ class PhaseMemory:
             sequences=sequences,
             tokens=tokens,
             size=size,
-            uses_matmul_attention=self.uses_matmul_attention(tokens),
+            uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
             share=share,
         )
         if self.config.hardware.keep_freed_memory:
@@ -216,13 +207,10 @@ class PhaseMemory:
             is_hybrid=_is_hybrid(self.config, self.phase, model),
         )
 
-    def uses_matmul_attention(self, tokens: float) -> bool:
-        """Return True if attention uses matrix products instead of the fused kernel."""
-        return uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
-
     def _scores(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""
-        if not (self.uses_matmul_attention(tokens) or model.shape.keeps_scores):
+        is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
+        if not (is_matmul or model.shape.keeps_scores):
             return 0
         return matrices * memory_model.scores(
             model.shape, sequences=sequences, tokens=tokens, size=self.at.size(model)

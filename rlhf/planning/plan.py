@@ -187,17 +187,12 @@ class Plan:
 
 
 def plan_run(
-    config: RunConfig,
-    loads: Loads | None = None,
-    efficiency: Efficiency | None = None,
-    *,
-    finished: Container[Phase] = (),
+    config: RunConfig, loads: Loads | None = None, *, finished: Container[Phase] = ()
 ) -> Plan:
     """Return the plan of a run, without the ``finished`` phases.
 
     With zero.auto it is the fastest plan that fits, or the plan with least memory if none fits.
     ``loads`` describe the data that was read; without them every sequence has its maximum length.
-    ``efficiency`` replaces the shares of peak rates in ``EFFICIENCY``.
 
     Raises:
         UnknownModelError: if the shape of a model is not known.
@@ -212,10 +207,13 @@ def plan_run(
     models = {phase: models_of(config, phase) for phase in order}
 
     def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
-        shares = efficiency or efficiency_of(machine)
+        shares = efficiency_of(machine)
         at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares)
         scenes = [
-            PhaseMemory.of(candidate, at, phase, found[phase], models[phase]) for phase in order
+            PhaseMemory(
+                config=candidate, at=at, phase=phase, models=models[phase], load=found[phase]
+            )
+            for phase in order
         ]
         choices = like.phases if like else [None] * len(scenes)
         return Plan(

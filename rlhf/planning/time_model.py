@@ -15,7 +15,12 @@ from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse, backward_share, forward_operations
-from rlhf.planning.memory_model import kv_cache, layer_activations, weight_bytes
+from rlhf.planning.memory_model import (
+    kv_cache,
+    layer_activations,
+    offloads_weights,
+    weight_bytes,
+)
 
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
@@ -103,9 +108,9 @@ class Pass(NamedTuple):
     bytes: float
     """Bytes of activations."""
     passes: int
+    """Number of micro-batches."""
     tokens: float = 0.0
     """Tokens of this rank without responses; read only where ranks share sequences."""
-    """Number of micro-batches."""
 
 
 def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
@@ -137,8 +142,7 @@ def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool =
     seconds = 0.0
     if machine.ranks > 1:
         seconds = _spread_seconds(at, moved, within_node=within_node)
-    offloaded = {"reference": zero.offload_reference, "reward": zero.offload_reward}
-    if offloaded.get(model.role.value, zero.offload_parameters):
+    if offloads_weights(model.role, zero):
         if zero.nvme_path is not None and not model.role.is_frozen:
             return seconds + size / machine.nodes / machine.nvme_of_node
         seconds += size / machine.ranks / machine.host_link

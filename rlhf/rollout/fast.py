@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +40,7 @@ class FastSettings:
     keeps_graphs: bool  # between rollouts, with the KV cache
 
 
-class PartsOf(Protocol):
-    """Finds the parts of a model for fused decoding."""
-
-    def __call__(self, model: PreTrainedModel, /, *, tokens: int) -> DecoderParts | None:
-        """Return the parts for sequences of up to ``tokens`` tokens, or None."""
+PartsOf = Callable[..., DecoderParts | None]  # takes a model, and the length as ``tokens``
 
 
 class FastRollout:
@@ -187,6 +185,4 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
-    import os
-
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

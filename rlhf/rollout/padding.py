@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from rlhf.base.host_copies import sent
 from rlhf.base.types import PromptBatch, Responses
-
-
-class SampledAnswer(Protocol):
-    """The tokens of one answer with their log-probabilities, and whether it ended by itself."""
-
-    @property
-    def ids(self) -> list[int]:
-        """Return the tokens."""
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Return the log-probability of each token, in nats."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Return False if the answer was cut off."""
+from rlhf.rollout.scheduler import Request
+from rlhf.rollout.vllm_client import Sampled
 
 
 def unpadded(prompts: PromptBatch) -> list[list[int]]:
@@ -33,7 +18,7 @@ def unpadded(prompts: PromptBatch) -> list[list[int]]:
     return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
 
 
-def padded(answers: Sequence[SampledAnswer], *, pad_id: int, device: torch.device) -> Responses:
+def padded(answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.device) -> Responses:
     """Return the answers as right-padded responses (B, T)."""
     shape = (len(answers), max(len(answer.ids) for answer in answers))
     ids_BT, logprobs_BT = torch.full(shape, pad_id), torch.zeros(shape)

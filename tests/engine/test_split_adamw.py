@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.engine import adamw_ways
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.masters import MovingAverage, Split, read
 from rlhf.engine.split_adamw import SplitAdamW
@@ -24,7 +23,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """With the kernel, and by operations of torch in several chunks."""
     if request.param == "torch":
         monkeypatch.setattr(lean_adamw, "adamw_kernel", lambda: None)
-        monkeypatch.setattr(adamw_ways, "CHUNK", 100)
+        monkeypatch.setattr(lean_adamw, "CHUNK", 100)
     elif adamw_kernel() is None:
         pytest.skip("no C compiler")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.engine.adamw_ways import TorchWay
+from rlhf.engine.split_adamw import TorchWay
 from rlhf.kernels import adamw_triton
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.adamw_gpu import BLOCK, ParameterTable, gpu_kernels
@@ -44,13 +44,15 @@ def table_of(sizes: list[int], part: int = 2 * BLOCK) -> ParameterTable:
 
 
 class Kernel:
-    """The functions of the C kernel, which works on one parameter."""
+    """The functions of the C kernel."""
 
-    def step(self, split: SplitState, gradient: Tensor, scalars: AdamwScalars) -> None:
-        table_of([gradient.numel()]).step([split], [gradient], [scalars])
+    def step(
+        self, states: list[SplitState], gradients: list[Tensor], numbers: list[AdamwScalars]
+    ) -> None:
+        table_of([each.numel() for each in gradients]).step(states, gradients, numbers)
 
-    def squares(self, gradient: Tensor) -> float:
-        return float(table_of([gradient.numel()], BLOCK).squares([gradient]))
+    def squares(self, gradients: list[Tensor]) -> float:
+        return float(table_of([each.numel() for each in gradients], BLOCK).squares(gradients))
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_one_step_by_hand(kernel: AdamwKernel) -> None:
         correction2=0.25,
     )
     split = split_of(torch.tensor([3.0]))
-    kernel.step(split, torch.tensor([4.0]).bfloat16(), step)
+    kernel.step([split], [torch.tensor([4.0]).bfloat16()], [step])
     assert (split.first.item(), split.second.item()) == (1.0, 1.0)
     assert weights_of(split).item() == 1.25
 
@@ -64,7 +64,7 @@ def test_half_moments_are_rounded_to_the_nearest_even(kernel: AdamwKernel, size:
     split.first.copy_(first)
     split.second.copy_(second)
     gradient = numbers(size, 3).bfloat16()
-    kernel.step(split, gradient, STILL)
+    kernel.step([split], [gradient], [STILL])
     mean = (0.5 * first.double() + 0.5 * gradient.double()).bfloat16()
     square = (0.75 * second.double() + 0.25 * gradient.double() ** 2).float().bfloat16()
     assert torch.equal(split.first, mean)
@@ -77,7 +77,7 @@ def test_weights_come_back_bit_by_bit(kernel: AdamwKernel) -> None:
     bits = (upper[:, None] * 65536 + torch.arange(65536, dtype=torch.int32)).flatten()
     split = split_of(bits.view(torch.float32))
     before = SplitState(*(part.clone() for part in split))
-    kernel.step(split, numbers(bits.numel()).bfloat16(), STILL)
+    kernel.step([split], [numbers(bits.numel()).bfloat16()], [STILL])
     assert torch.equal(weights_of(split).view(torch.int32), bits)
     assert torch.equal(split.high, before.high)
     assert torch.equal(split.low, before.low)
@@ -86,13 +86,13 @@ def test_weights_come_back_bit_by_bit(kernel: AdamwKernel) -> None:
 def test_a_gradient_may_lie_transposed(kernel: AdamwKernel) -> None:
     gradient = numbers(6).bfloat16().view(2, 3)
     split = split_of(torch.ones(6))
-    kernel.step(split, gradient.t().contiguous().t(), STILL)
+    kernel.step([split], [gradient.t().contiguous().t()], [STILL])
     assert torch.equal(split.first, 0.5 * gradient.float().flatten())
-    assert kernel.squares(gradient.t()) == pytest.approx(gradient.double().square().sum().item())
+    assert kernel.squares([gradient.t()]) == pytest.approx(gradient.double().square().sum().item())
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 65_536, 200_003])
 def test_squares_are_summed(kernel: AdamwKernel, size: int) -> None:
     gradient = numbers(size).bfloat16()
     expected = gradient.double().square().sum().item()
-    assert kernel.squares(gradient) == pytest.approx(expected, rel=1e-6)
+    assert kernel.squares([gradient]) == pytest.approx(expected, rel=1e-6)

@@ -13,7 +13,7 @@ from rlhf.base.types import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.engine.adamw_ways import TorchWay
+from rlhf.engine.split_adamw import TorchWay
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.adamw_gpu import PART, ParameterTable, gpu_kernels, parts
 from tests.engine.test_torch_engine import engine_of

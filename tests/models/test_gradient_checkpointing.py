@@ -121,9 +121,7 @@ def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
     )
     assert ModelSource.of(config, key="model").gradient_checkpointing
     plain = ModelSource.folder(tmp_path, base=config)
-    assert (plain.gradient_checkpointing, plain.dropout) == (False, 0.0)
-    both = ModelSource.folder(tmp_path, base=config, gradient_checkpointing=True, dropout=0.1)
-    assert (both.gradient_checkpointing, both.dropout, both.attention) == (True, 0.1, "eager")
+    assert (plain.gradient_checkpointing, plain.dropout, plain.attention) == (False, 0.0, "eager")
 
 
 def test_a_model_without_it_is_refused(tokenizer, monkeypatch) -> None:

@@ -15,7 +15,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import models_of
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.phase_costs import PhasePlan, plan_phase
-from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory
+from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
 from rlhf.planning.plan import EFFICIENCY, plan_run
 from rlhf.planning.steps import assumed_loads
 from rlhf.planning.time_model import CostModel
@@ -31,7 +31,8 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMem
         efficiency=EFFICIENCY[config.hardware.device],
     )
     load = replace(assumed_loads(config)[phase], steps=steps)
-    return PhaseMemory.of(config, at, phase, load, models_of(config, phase))
+    models = models_of(config, phase)
+    return PhaseMemory(config=config, at=at, phase=phase, models=models, load=load)
 
 
 def phase(config: RunConfig, of: Phase) -> PhasePlan:
@@ -112,8 +113,8 @@ def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
     config = run_of(compose, "hardware.memory_gib=8", "hardware.dtype=bf16", "zero=stage1")
     here = scene(config, Phase.sft)
     (model,) = here.models
-    assert here.uses_matmul_attention(512)
-    assert not here.uses_matmul_attention(513)
+    assert uses_matmul_attention(512, is_gpu=here.at.machine.is_gpu)
+    assert not uses_matmul_attention(513, is_gpu=here.at.machine.is_gpu)
     one = memory_model.scores(model.shape, sequences=64, tokens=100, size=2)
     assert one == 64 * 8 * 100 * 100 * 2
     read = memory_model.reading(model, sequences=64, tokens=100, size=2, is_gpu=False)
@@ -126,7 +127,8 @@ def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
     kept = round(KEPT_FREED * kept)  # with what freed blocks of other lengths leave
     assert few["activations"] == kept + 18 * one
     assert few["logits"] == 0  # freed by then
-    assert not scene(eight_gpus(compose), Phase.sft).uses_matmul_attention(10)
+    gpu = scene(eight_gpus(compose), Phase.sft).at.machine
+    assert not uses_matmul_attention(10, is_gpu=gpu.is_gpu)
 
 
 def test_the_larger_of_two_readers_counts(compose: Compose) -> None:

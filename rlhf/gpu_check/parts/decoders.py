@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.engine.layout import homes
+from rlhf.engine.torch_engine import homes
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judged
 from rlhf.models.families import decoder_parts

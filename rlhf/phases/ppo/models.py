@@ -31,7 +31,6 @@ from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     Rewards,
     Scores,
-    ScoringModels,
     WholeSequences,
     response_logprobs,
     response_values,
@@ -48,46 +47,8 @@ class MiniBatchLosses(Protocol):
         """Return a micro-batch's share of the critic's loss, and its metrics."""
 
 
-class Learner(Protocol):
-    """A model that takes optimizer steps in PPO."""
-
-    @property
-    def role(self) -> Role:
-        """Return actor or critic; a shared trunk counts as the actor."""
-
-    @property
-    def engine(self) -> Engine:
-        """Return the engine that takes the steps."""
-
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
-        """Run one micro-batch; return its share of the mini-batch's loss, and its metrics."""
-
-
-class PpoModels(ScoringModels, Protocol):
-    """The interface that PPO needs from its models, whether separate or sharing a trunk."""
-
-    @property
-    def actor(self) -> Engine:
-        """Return the engine of the policy that answers prompts."""
-
-    @property
-    def critic(self) -> Engine | None:
-        """Return the critic's engine; None without critic or with a shared trunk."""
-
-    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
-        """Return the models to train in groups that step together: critic, then actor.
-
-        A shared trunk is one learner, which trains both in one pass. Each learner runs all its
-        micro-batches before the next learner starts: activations of only one model are held at a
-        time, and gradients of only one group.
-        """
-
-    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
-        """Return the policy's log-probabilities (N,) of the kept tokens of whole sequences."""
-
-
 class _Actor(NamedTuple):
-    """The policy in training; a ``Learner``."""
+    """The policy in training."""
 
     engine: TokenEngine
     options: LogprobOptions
@@ -99,7 +60,7 @@ class _Actor(NamedTuple):
 
 
 class _Critic(NamedTuple):
-    """The critic in training; a ``Learner``."""
+    """The critic in training."""
 
     engine: ValueEngine
     role: Role = Role.critic
@@ -109,7 +70,7 @@ class _Critic(NamedTuple):
 
 
 class SeparateModels:
-    """Actor, reference and critic, each under its own engine; a ``PpoModels``."""
+    """Actor, reference and critic, each under its own engine; ``ScoringModels``."""
 
     def __init__(
         self,
@@ -143,9 +104,11 @@ class SeparateModels:
         return ModelOutputs(logprobs_BT, reference_BT, values_BT, self.scores(sequences))
 
     def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
-        """Return the critic, if there is one, and then the actor, unless it is frozen.
+        """Return the models to train in groups that step together: critic, then actor.
 
-        With ``align_overflow`` they are one group: an fp16 overflow of one skips both steps.
+        Each learner runs all its micro-batches before the next learner starts: activations of only
+        one model are held at a time, and gradients of only one group. With ``align_overflow`` both
+        are one group: an fp16 overflow of one skips both steps.
         """
         critics: list[Learner] = [] if self.critic is None else [_Critic(self.critic)]
         actors: list[Learner] = [_Actor(self.actor, self._training)] if trains_actor else []
@@ -179,7 +142,7 @@ class TrunkEngine(Engine, Protocol):
 
 
 class _Trunk(NamedTuple):
-    """Policy and critic of a shared trunk in training; a ``Learner``."""
+    """Policy and critic of a shared trunk in training."""
 
     engine: TrunkEngine
     options: LogprobOptions
@@ -196,10 +159,13 @@ class _Trunk(NamedTuple):
         return critic_loss + actor_loss, values | found
 
 
-class TrunkModels:
-    """Policy, critic and reference as branches of one trunk; a ``PpoModels``."""
+Learner = _Actor | _Critic | _Trunk
 
-    critic: Engine | None = None
+
+class TrunkModels:
+    """Policy, critic and reference as branches of one trunk; ``ScoringModels``."""
+
+    critic: None = None  # the trunk's optimizer trains it
 
     def __init__(
         self,
@@ -247,6 +213,9 @@ class TrunkModels:
         output = self.actor(batch.ids_BS, TokenPositions.of(batch), options)
         assert output.policy is not None
         return output.policy.logprobs_N
+
+
+PpoModels = SeparateModels | TrunkModels
 
 
 def step_together(learners: Sequence[Learner]) -> dict[Role, StepReport]:

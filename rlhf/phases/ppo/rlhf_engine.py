@@ -17,6 +17,7 @@ from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
+from rlhf.engine.deepspeed_config import hybrid_engine_section
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
@@ -43,7 +44,6 @@ from rlhf.phases.shared.policies import (
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
-from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
 from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
 
 if TYPE_CHECKING:
@@ -101,8 +101,14 @@ class RLHFEngine:
         )
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
-        self._eval_rollout = backend(temperature=config.rollout.eval_temperature or temperature)
-        self._greedy_rollout = backend(temperature=temperature, greedy=True)
+        # The actor with all that an evaluation needs.
+        self.policy = AnsweringPolicy(
+            self.actor,
+            backend(temperature=config.rollout.eval_temperature or temperature),
+            backend(temperature=temperature, greedy=True),
+            self.models,
+            self.plan.micro,
+        )
 
     @property
     def has_critic(self) -> bool:
@@ -114,17 +120,6 @@ class RLHFEngine:
         """Return the engines whose models learn, by name."""
         engines: dict[str, Engine] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
-
-    @property
-    def policy(self) -> AnsweringPolicy:
-        """Return the actor with all that an evaluation needs."""
-        return AnsweringPolicy(
-            self.actor,
-            self._eval_rollout,
-            self._greedy_rollout,
-            self.models,
-            self.plan.micro,
-        )
 
     def prompts(
         self, texts: list[str], columns: Columns | None = None, *, step: int = 0

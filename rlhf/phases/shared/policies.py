@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import ConfigError
@@ -30,6 +29,7 @@ from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Backend, Dtype, LoraRole, Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
+from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.build import build_actor, lora_spec
 from rlhf.models.families import decoder_parts
 from rlhf.models.language_model import LanguageModel
@@ -47,13 +47,6 @@ from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-TORCH_DTYPES = {
-    Dtype.fp32: torch.float32,
-    Dtype.bf16: torch.bfloat16,
-    Dtype.fp16: torch.float16,
-}
 
 
 def policy_source(config: RunConfig) -> ModelSource:

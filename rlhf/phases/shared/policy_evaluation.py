@@ -67,11 +67,6 @@ class PolicyEvaluation(NamedTuple):
     score_parts: dict[str, float]  # scores of the parts of ``rewards``; empty: no parts
     by_prompt: dict[str, list[float]]  # score, kl, tokens and gold parts of each prompt's answer
 
-    @property
-    def gold(self) -> float | None:
-        """Return the mean gold score in [0, 1]; None without a judge."""
-        return self.gold_parts.get("gold")
-
     def result(self, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
         values: dict[str, Any] = {

@@ -6,7 +6,7 @@ N = kept response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -98,13 +98,8 @@ class Scores(Protocol):
         """Return scores (B,)."""
 
 
-class Rewards(Protocol):
-    """The parts of a score, some of which read text: they score a whole rollout at once."""
-
-    def __call__(
-        self, prompts: PromptBatch, responses: Responses, model_scores_B: Tensor
-    ) -> tuple[Tensor, PartScores]:
-        """Return the sums (B,) of all parts, and the parts."""
+# Returns the sums (B,) of all parts of a score, and the parts, given the model's scores (B,).
+Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, PartScores]]
 
 
 class ModelScores(NamedTuple):

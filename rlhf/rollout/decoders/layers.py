@@ -24,6 +24,7 @@ from rlhf.rollout.decoders.projections import (
 
 AdapterOf = Callable[[nn.Module], LowRank | None]  # finds the adapter of a linear layer
 Step = Callable[[Tensor], Tensor]
+Embed = Callable[[Tensor, Tensor], Tensor]
 
 
 class Layer(NamedTuple):
@@ -56,28 +57,6 @@ class Rotations(NamedTuple):
         turned = x[..., :size]
         turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, dims=-1), self.sin)
         return turned if size == x.shape[-1] else torch.cat([turned, x[..., size:]], dim=-1)
-
-
-class Embedding:
-    """The token embeddings, projected if they are narrower, plus the position embeddings if any."""
-
-    def __init__(
-        self, parts: DecoderParts, project_in: Projection | None, dtype: torch.dtype
-    ) -> None:
-        self._parts = parts
-        self._project_in = project_in
-        self._dtype = dtype
-
-    def __call__(self, ids_T: Tensor, positions_T: Tensor) -> Tensor:
-        """Return the embeddings (T, H) of tokens at their positions."""
-        parts = self._parts
-        x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(self._dtype)
-        if self._project_in is not None:
-            x_TH = self._project_in(x_TH)
-        if parts.positions is not None:
-            places_T = positions_T + parts.position_offset
-            x_TH = x_TH + functional.embedding(places_T, parts.positions.weight).to(self._dtype)
-        return x_TH
 
 
 class LayerBuilder:
@@ -153,10 +132,24 @@ class LayerBuilder:
         follow = all(end == after.data_ptr() for end, after in zip(ends, tensors[1:], strict=False))
         return follow and len(storages) <= 1
 
-    def embedding(self) -> Embedding:
-        """Build the function that embeds tokens."""
-        module = self._parts.project_in
-        return Embedding(self._parts, None if module is None else self.project(module), self._dtype)
+    def embedding(self) -> Embed:
+        """Build the function that returns embeddings (T, H) of tokens at their positions.
+
+        Token embeddings are projected if they are narrower; position embeddings are added if any.
+        """
+        parts, dtype, module = self._parts, self._dtype, self._parts.project_in
+        project_in = None if module is None else self.project(module)
+
+        def embed(ids_T: Tensor, positions_T: Tensor) -> Tensor:
+            x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(dtype)
+            if project_in is not None:
+                x_TH = project_in(x_TH)
+            if parts.positions is not None:
+                places_T = positions_T + parts.position_offset
+                x_TH = x_TH + functional.embedding(places_T, parts.positions.weight).to(dtype)
+            return x_TH
+
+        return embed
 
     def project(self, *modules: Any, activation: str | None = None) -> Projection:
         """Build one projection from linear layers that share their inputs."""

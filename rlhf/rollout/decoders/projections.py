@@ -6,7 +6,7 @@ Shapes: ... = any leading dimensions, I = inputs, O = outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +18,8 @@ from rlhf.kernels import decode
 ROWS = 16  # oneDNN chooses its weight layout for about this many rows
 
 
-class Projection(Protocol):
-    """A linear layer ``x W^T + b`` followed by an activation."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the projection (..., O) of ``x`` (..., I)."""
-
-    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return the projection of ``x`` plus ``residual`` (..., O)."""
-
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Return the projection of ``x`` times ``factor`` (..., O)."""
-
-
 class PlainProjection:
-    """A ``Projection`` that uses the weights as they are, without a copy."""
+    """A linear layer ``x W^T + b`` and an activation, with the weights as they are, not copied."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> None:
         self._weight_OI = weight_OI
@@ -101,6 +88,9 @@ class PackedProjection:
             x, other, self._packed, self._bias_O, operation
         )
         return result
+
+
+Projection = PlainProjection | PackedProjection
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

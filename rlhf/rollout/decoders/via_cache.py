@@ -55,10 +55,7 @@ class CacheDecoder:
         self._takes_positions = "position_ids" in _parameters(model.forward)
 
     def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill right-padded prompts into the rows from ``first_row`` on.
-
-        Prompt i has lengths[i] tokens. Returns the logits (B, V) after each prompt's last token.
-        """
+        """Prefill right-padded prompts into rows from ``first_row`` on; return logits (B, V)."""
         longest = max(lengths)
         self._memory.expect_prompts(first_row=first_row)
         with _output_of_last(self._model, [length - 1 for length in lengths]):
@@ -66,10 +63,7 @@ class CacheDecoder:
             return self._logits(ids_BP[:, :longest], positions_BP, lengths)
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
-        """Decode one token for each of the rows 0 to B - 1, row i's at position positions[i].
-
-        Returns the logits (B, V) after these tokens.
-        """
+        """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
         positions_B = torch.tensor(positions, device=ids_B.device)
         self._memory.expect_tokens(positions, positions_B)
         lengths = [position + 1 for position in positions]

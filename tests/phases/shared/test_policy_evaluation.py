@@ -105,7 +105,7 @@ def test_each_prompt_counts_once(
     assert result.response_tokens == pytest.approx(sum(lengths) / count)
     assert result.by_prompt["tokens"] == lengths
     assert result.by_prompt["score"] == [len(row) + n for row, n in zip(ids, lengths, strict=True)]
-    assert (result.gold, result.exact_greedy) == (None, None)
+    assert (result.gold_parts, result.exact_greedy) == ({}, None)
     assert list(result.result("after")) == [
         f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")
     ]
@@ -129,17 +129,17 @@ def test_gold_scores_are_those_of_the_texts(
         + 1000 * len(p)
         for ids, p in zip(held_out.examples["ids"], prompts, strict=True)
     ]
-    assert result.gold == pytest.approx(sum(golds) / len(golds))
+    assert result.gold_parts["gold"] == pytest.approx(sum(golds) / len(golds))
     ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
     assert result.gold_parts["exact"] == pytest.approx(sum(ended) / len(ended))
     assert result.exact_greedy == 0, "the greedy answers are others"
     entries = result.result("before")
-    assert entries["gold_before"] == result.gold
+    assert entries["gold_before"] == result.gold_parts["gold"]
     assert entries["exact_before"] == result.gold_parts["exact"]
     assert entries["exact_greedy_before"] == 0
     assert entries["gold_parts_before"] == {"correct": 0.5}
     values = result.metrics()
-    assert values["ppo/eval_gold"] == result.gold
+    assert values["ppo/eval_gold"] == result.gold_parts["gold"]
     assert values["ppo/eval_exact_greedy"] == 0
     assert values["ppo/eval_correct"] == 0.5
 

@@ -12,8 +12,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.engine.deepspeed_config import deepspeed_config
-from rlhf.rollout.hybrid.engine_section import hybrid_engine_section
+from rlhf.engine.deepspeed_config import deepspeed_config, hybrid_engine_section
 
 Compose = Callable[[list[str]], DictConfig]
 
