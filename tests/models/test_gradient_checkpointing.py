@@ -115,6 +115,7 @@ def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
         architecture={},
         dropout=0.5,
         learning_rates=LearningRates(sft=1, reward=1, actor=1, critic=1, dpo=1),
+        compile=False,
         gradient_checkpointing=True,
         attention="eager",
         trust_remote_code=False,

@@ -156,7 +156,7 @@ def test_events_are_counted_with_their_line(gpu: Gpu) -> None:
     with gpu.counting() as counts:
         TokenPositions.of(batch)
     (line,) = counts.lines(Event.sync)
-    assert line.startswith("types.py:")
+    assert line.startswith("base/types.py:")
     assert counts.events[Event.sync] == 1
     with gpu.counting() as counts:
         torch.ones(3).to("cuda").cpu()
