@@ -19,7 +19,7 @@ from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import script_name
-from rlhf.runtime.rendezvous import is_secondary_node, started_rank
+from rlhf.runtime.rendezvous import env_rank, is_secondary_node
 
 ROOT = Path(__file__).parent
 USER_ERROR = 2
@@ -59,7 +59,7 @@ def run(job: Job) -> float | None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)
         from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 
-        return launcher.start(config, run_dir, script, at_end.reporting)
+        return launcher.start_ranks(config, run_dir, script, at_end.reporting)
     except KeyboardInterrupt:
         if run_dir is None:
             raise
@@ -70,7 +70,7 @@ def run(job: Job) -> float | None:
 def complain(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {for_terminal(str(error))}", file=sys.stderr)
-    if started_rank() == 0:
+    if env_rank() == 0:
         from rlhf.runtime import launcher
 
         launcher.refuse(str(error))
@@ -93,7 +93,7 @@ def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     try:
         set_up_process()
-        leads = started_rank() in {None, 0}
+        leads = env_rank() in {None, 0}
         with reading_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
             sys.argv[1:] = command.words
             if leads or command.search is not None:

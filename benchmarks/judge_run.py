@@ -44,11 +44,11 @@ from rlhf.data.splits import blend, divide
 from rlhf.data.synthetic import (
     POLITE,
     SKILLS,
-    GoldParts,
+    GoldComponents,
     rate,
     right_answer,
     skill_of,
-    taken_apart,
+    split_response,
 )
 from rlhf.data.synthetic_pairs import FLAWS, Manners, render_response
 
@@ -70,14 +70,14 @@ class Answer(NamedTuple):
     prompt_tokens: int
 
     @property
-    def rating(self) -> GoldParts:
+    def rating(self) -> GoldComponents:
         """What the judge says of it."""
         return rate(self.prompt, self.text, ended=self.ended)
 
     @property
-    def repaired(self) -> GoldParts:
+    def repaired(self) -> GoldComponents:
         """What the judge says of the same answer with a polite opening, cut at its full stop."""
-        _, answer, _ = taken_apart(self.text)
+        _, answer, _ = split_response(self.text)
         return rate(self.prompt, f" {POLITE[0]} {answer.strip()}.")
 
 
@@ -227,7 +227,7 @@ def gold_parts(answers: dict[str, list[Answer]]) -> Table:
     return found
 
 
-def _mean_parts(ratings: Iterable[GoldParts]) -> dict[str, float]:
+def _mean_parts(ratings: Iterable[GoldComponents]) -> dict[str, float]:
     rated = [
         {"gold": each.gold, "exactly right": float(each.is_exact), **each._asdict()}
         for each in ratings

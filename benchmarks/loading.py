@@ -90,13 +90,13 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 def tokenising(count: int) -> dict[str, float]:
     """Rows per second of each phase: made anew, and read from the cache."""
     from rlhf.config.choices import Phase
-    from rlhf.data.splits import Part
+    from rlhf.data.splits import PhaseData
     from rlhf.data.synthetic_pairs import generate_records
     from rlhf.data.tokens import Limit, tokenise
     from rlhf.models.tokenizers import train_tokenizer
 
     records = generate_records(count, seed=1)
-    part = Part(records, records[:1])
+    part = PhaseData(records, records[:1])
     texts = [f"{record.prompt}{record.chosen}" for record in records]
     tokenizer = train_tokenizer(texts, vocab_size=VOCABULARY)
     limit = Limit("max_tokens", LIMIT)

@@ -110,15 +110,15 @@ class Work:
         """Random prompts; another batch for every step."""
         import torch
 
-        from rlhf.base.random_streams import stream
+        from rlhf.base.random_streams import random_stream
         from rlhf.data.collate import collate_prompts
 
         ids = [
-            torch.randint(FIRST_ID, vocab, (length,), generator=stream(1, "ids", step, row))
+            torch.randint(FIRST_ID, vocab, (length,), generator=random_stream(1, "ids", step, row))
             for row, length in enumerate(self.prompt_lengths())
         ]
         draws_BT = torch.rand(
-            self.sequences, self.response_tokens, generator=stream(1, "draws", step)
+            self.sequences, self.response_tokens, generator=random_stream(1, "draws", step)
         )
         texts = [""] * self.sequences
         rows = [row.tolist() for row in ids]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
-from rlhf.base.stored_files import DamagedFileError, read_text
+from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import user_path
 from rlhf.checkpoint.finished_phase import verify_model
@@ -31,7 +31,7 @@ from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import load_run
 from rlhf.config.one_rank import on_one_rank
 from rlhf.config.schema.model import ModelConfig
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
@@ -81,7 +81,7 @@ def export_final(
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DamagedFileError(path, "an export copies regular files only")
     verify_model(source)
-    card = read_text(source / "README.md") or ""
+    card = read_stored_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
         card = card.replace(old, new)
@@ -107,15 +107,15 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     context = context_of(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
-    engine, source = _built(context, phase)
+    engine, source = _build_engine(context, phase)
     engine.training_state.load(found.reader(ENGINES[phase]))
-    with engine.averaged() if average else nullcontext():
+    with engine.swap_in_average() if average else nullcontext():
         export = make_export(engine, as_=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."
         save_export(context, export, folder, what=what, answers=phase is not Phase.reward)
 
 
-def kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
+def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     """Return the checkpoint after ``step`` of ``phase``; None: of the only phase that has one.
 
     Raises:
@@ -196,7 +196,7 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     )
 
 
-def _without_processes(rewards: Mapping[str, RewardPart]) -> dict[str, RewardPart]:
+def _without_processes(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
     """Return parts that start no process, since no answer is scored here."""
     return {
         name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
@@ -204,7 +204,7 @@ def _without_processes(rewards: Mapping[str, RewardPart]) -> dict[str, RewardPar
     }
 
 
-def _built(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
+def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
     """Return the engine of the phase's main model, and what the model started from."""
     match phase:
         case Phase.sft:
@@ -255,7 +255,7 @@ def _write(options: argparse.Namespace, folder: Path) -> None:
     if options.checkpoint is None:
         export_final(options.run_dir, folder, phase=options.phase, average=options.average)
     else:
-        checkpoint = kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
+        checkpoint = find_kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
         export_checkpoint(checkpoint, folder, average=options.average)
 
 

@@ -40,10 +40,10 @@ class PlainEngine:
     def step(self, *, discard: bool = False) -> StepReport:
         raise NotImplementedError
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def swap_in_average(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
-    def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
+    def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.cpu import cache_folder
-from rlhf.gpu_check.equal_runs import untimed_metrics
+from rlhf.gpu_check.equal_runs import metrics_without_times
 from tests.fork_server import ON_GPU, WarmPopen
 
 ROOT = Path(__file__).parents[1]
@@ -98,4 +98,4 @@ def new_cache(folder: Path) -> Path:
     return folder
 
 
-metrics = untimed_metrics  # a run's lines, without what differs between two equal runs
+metrics = metrics_without_times  # a run's lines, without what differs between two equal runs

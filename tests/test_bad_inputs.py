@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from rlhf.base.errors import RlhfError
 from rlhf.config.choices import Source
 from rlhf.config.freeze import to_run_config
-from rlhf.data.reading import describe, load_datasets
+from rlhf.data.reading import describe_data, load_datasets
 from tests.bad_inputs import all_answers
 from tests.bad_inputs.doors import GOOD
 
@@ -57,7 +57,7 @@ def test_rows_of_any_kind_are_used_counted_or_refused(compose: Compose, tmp_path
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         try:
             (found,) = load_datasets(data, seed=1)
-            told = f"{path}{describe(found)}"
+            told = f"{path}{describe_data(found)}"
         except RlhfError as error:
             told = f"{error} 0 skipped"
         assert str(path) in told

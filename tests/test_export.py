@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from rlhf.checkpoint.model_card import made_by
+from rlhf.checkpoint.model_card import origin_sections
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.checkpoint.results import phase_result_path, write_json
@@ -85,7 +85,7 @@ def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
         folder / "ppo" / "actor",
         lambda building: save_adapter(building, live, whole_state(live).items(), base=str(base)),
         tokenizer,
-        description=CALL + made_by(folder, rows={"ppo": (90, 10)}),
+        description=CALL + origin_sections(folder, rows={"ppo": (90, 10)}),
     )
     return Run(folder, live)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import IsolatedReward
 from tests.rewards.endpoint import endpoint
@@ -61,7 +61,7 @@ def test_no_kind_of_part_runs_them(hostile: Path, tmp_path: Path) -> None:
             RewardKind.json: {"json_schema": str(schema)},
         }
         for kind, keys in parts.items():
-            part = IsolatedReward("mine", RewardPart(kind=kind, **keys))
+            part = IsolatedReward("mine", RewardTerm(kind=kind, **keys))
             part.ask(Answers(["?"], ["1"], [True], [1], {}))
             assert part.scores() == [1], kind
             part.close()
@@ -81,7 +81,7 @@ def test_what_a_function_starts_is_the_users_own(
         "def f(prompts, responses):\n"
         "    return [float(subprocess.check_output([sys.executable, 'script.py']))]\n"
     )
-    part = IsolatedReward("mine", RewardPart(kind=RewardKind.function, function="mine:f"))
+    part = IsolatedReward("mine", RewardTerm(kind=RewardKind.function, function="mine:f"))
     part.ask(Answers(["?"], ["1"], [True], [1], {}))
     assert part.scores() == [2]
     part.close()

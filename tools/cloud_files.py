@@ -18,7 +18,7 @@ from pathlib import Path
 from rlhf.base.command import exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.choices import Device
-from rlhf.config.hydra_errors import explain, opened
+from rlhf.config.hydra_errors import explain, parse_override
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime.launch_mode import Program, launch_commands
 from tools.docs.pages import composed
@@ -123,7 +123,7 @@ def write(folder: Path, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: if the overrides are wrong, or start one process, which needs no launcher.
     """
-    words = [opened(word) for word in overrides]
+    words = [parse_override(word) for word in overrides]
     try:
         config = composed(CONF, *words)
     except RlhfError:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NAMES = frozenset({"cfg", "config", "job"})
-STARTS = ("launch.main", "rlhf.runtime.worker.run")
+STARTS = ("launch.main", "rlhf.runtime.worker.run_worker")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 

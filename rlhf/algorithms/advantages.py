@@ -101,7 +101,7 @@ def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     others_GK = (totals_GK.sum(dim=1, keepdim=True) - totals_GK) / (group_size - 1)
-    return _spread(totals_GK - others_GK, rewards_BT, keep_BT)
+    return _broadcast_to_tokens(totals_GK - others_GK, rewards_BT, keep_BT)
 
 
 def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
@@ -117,7 +117,9 @@ def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
-    return _spread(centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6), rewards_BT, keep_BT)
+    return _broadcast_to_tokens(
+        centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6), rewards_BT, keep_BT
+    )
 
 
 def reinforce_pp_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, gamma: float) -> Advantages:
@@ -138,7 +140,7 @@ def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tenso
     return totals_B.view(-1, group_size)
 
 
-def _spread(advantages_GK: Tensor, rewards_BT: Tensor, keep_BT: Tensor) -> Advantages:
+def _broadcast_to_tokens(advantages_GK: Tensor, rewards_BT: Tensor, keep_BT: Tensor) -> Advantages:
     """Give every kept token its response's advantage; returns are undiscounted rewards-to-go."""
     advantages_B1 = advantages_GK.reshape(-1, 1).to(rewards_BT.dtype)
     advantages_BT = advantages_B1.expand_as(rewards_BT).masked_fill(~keep_BT, 0.0)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rlhf.base.metrics import Mean
 
-DpoLossName = Literal["sigmoid", "ipo"]
+DpoLossLiteral = Literal["sigmoid", "ipo"]
 
 
 class DpoLoss(NamedTuple):
@@ -39,7 +39,7 @@ def dpo_loss(
     *,
     beta: float,
     label_smoothing: float = 0.0,
-    loss: DpoLossName = "sigmoid",
+    loss: DpoLossLiteral = "sigmoid",
 ) -> DpoLoss:
     """Compute the loss of pairs from the log-probabilities (B,) of whole responses.
 

@@ -25,7 +25,7 @@ class LowRank(NamedTuple):
     b_OR: Tensor
     scaling: float
 
-    def merged_into(self, weight_OI: Tensor) -> Tensor:
+    def merge_into(self, weight_OI: Tensor) -> Tensor:
         """Return W + scaling * B A, computed in fp32 and rounded to the dtype of W."""
         merged_OI = weight_OI.float().addmm(
             self.b_OR.float(), self.a_RI.float(), alpha=self.scaling
@@ -33,7 +33,7 @@ class LowRank(NamedTuple):
         return merged_OI.to(weight_OI.dtype)
 
 
-class BlockParts(NamedTuple):
+class BlockModules(NamedTuple):
     """The modules of one transformer block."""
 
     attention_norm: Any
@@ -48,7 +48,7 @@ class BlockParts(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderParts:
+class DecoderModules:
     """The modules of a decoder, and the sizes and options needed to run them."""
 
     tokens: Any  # token embeddings
@@ -56,7 +56,7 @@ class DecoderParts:
     position_offset: int
     project_in: Any | None
     rotary: Any | None
-    blocks: list[BlockParts]
+    blocks: list[BlockModules]
     order: BlockOrder
     final: list[Any]  # norm, then projection if any, before the output layer
     head: Any

@@ -18,12 +18,12 @@ def finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def measured(result: Mapping[str, Any]) -> dict[str, Any]:
+def restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of a phase as it was read, with NaN in place of measures that are null."""
     return {name: math.nan if value is None else value for name, value in result.items()}
 
 
-def measured_run(result: Mapping[str, Any]) -> dict[str, Any]:
+def restore_nan_of_run(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a run's result.json as it was read, with NaN in place of null."""
-    phases = {phase: measured(each) for phase, each in result["phases"].items()}
-    return measured(result) | {"phases": phases}
+    phases = {phase: restore_nan(each) for phase, each in result["phases"].items()}
+    return restore_nan(result) | {"phases": phases}

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 @contextmanager
-def translated(explain: Callable[[str], RlhfError]) -> Iterator[None]:
+def translate_errors(explain: Callable[[str], RlhfError]) -> Iterator[None]:
     """Raise ``explain(reason)`` instead of an error of a library or of the file system.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, device
 
 
-def sent(tensor: Tensor, to: device) -> Tensor:
+def copy_to_device(tensor: Tensor, to: device) -> Tensor:
     """Return a tensor of the host on device ``to``.
 
     A GPU copies from pinned memory, in its own time. For memory that is not pinned the host would

@@ -63,7 +63,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, half, len(values))
 
 
-def paired_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
+def mean_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Return the mean of the differences between paired values, with its 95 % interval."""
     return estimate([b - a for a, b in zip(before, after, strict=True)])
 

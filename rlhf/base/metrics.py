@@ -20,7 +20,7 @@ class Mean:
     @classmethod
     def of(cls, values: Tensor, keep: Tensor | None = None) -> Self:
         """Return the mean of ``values`` where ``keep`` is True (None: everywhere)."""
-        kept, count = _kept(values, keep)
+        kept, count = _mask_values(values, keep)
         return cls(kept.sum(), count)
 
     def __add__(self, other: Mean) -> Mean:
@@ -42,7 +42,7 @@ class Moments:
     @classmethod
     def of(cls, values: Tensor, keep: Tensor | None = None) -> Self:
         """Return the moments of ``values`` where ``keep`` is True (None: everywhere)."""
-        kept, count = _kept(values, keep)
+        kept, count = _mask_values(values, keep)
         return cls(kept.sum(), kept.square().sum(), count)
 
     def __add__(self, other: Moments) -> Moments:
@@ -105,7 +105,7 @@ class Minimum(Maximum):
         return -self.largest.item()
 
 
-def _kept(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+def _mask_values(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return detached fp64 values, 0 where ``keep`` is False, and the number of kept values."""
     keep = torch.ones_like(values, dtype=torch.bool) if keep is None else keep
     return values.detach().double().masked_fill(~keep, 0.0), keep.sum().double()

@@ -18,7 +18,7 @@ def seed_for(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def stream(seed: int, *names: str | int) -> torch.Generator:
+def random_stream(seed: int, *names: str | int) -> torch.Generator:
     """Return the generator of the stream ``names``, on the CPU so that all devices draw alike."""
     return torch.Generator().manual_seed(seed_for(seed, *names))
 
@@ -45,6 +45,6 @@ class Shuffle:
     def _at(self, position: int) -> int:
         epoch, place = divmod(position, self._size)
         if epoch != self._epoch:
-            generator = stream(self._seed, "epoch", epoch)
+            generator = random_stream(self._seed, "epoch", epoch)
             self._epoch, self._order = epoch, torch.randperm(self._size, generator=generator)
         return int(self._order[place])

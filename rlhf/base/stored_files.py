@@ -122,7 +122,7 @@ def read_bytes(path: Path) -> bytes | None:
         raise DamagedFileError(path, "it is a link" if is_link else str(error.strerror)) from error
 
 
-def read_text(path: Path) -> str | None:
+def read_stored_text(path: Path) -> str | None:
     """Return the text of a file; None if there is none.
 
     Raises:

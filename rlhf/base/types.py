@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.host_copies import sent
+from rlhf.base.host_copies import copy_to_device
 from rlhf.base.metrics import Maximum, Metrics
 
 
@@ -87,7 +87,7 @@ class PreferenceBatch(NamedTuple):
         return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
 
 
-Columns = list[Mapping[str, Any]]  # of the data: for each row its values by name
+Extras = list[Mapping[str, Any]]  # of the data: for each row its values by name
 
 
 class PromptBatch(NamedTuple):
@@ -101,7 +101,7 @@ class PromptBatch(NamedTuple):
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
-    columns: Columns | None = None  # that rewards read; None: rewards read no column
+    columns: Extras | None = None  # that rewards read; None: rewards read no column
     step: int | None = None  # of PPO, counted from 1; None: held-out prompts
 
 
@@ -114,7 +114,7 @@ class Responses(NamedTuple):
     logprobs_BT: Tensor | None = None  # measured while sampling; None if the backend cannot
 
 
-class PartScores(NamedTuple):
+class TermScores(NamedTuple):
     """Scores of the K parts of ``rewards``, before normalisation and weighting."""
 
     scores_BK: Tensor
@@ -131,7 +131,7 @@ class Rollout(NamedTuple):
     values_BT: Tensor
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
-    parts: PartScores | None = None  # what scores_B is the weighted sum of; None: of no parts
+    parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
 
 
@@ -148,7 +148,9 @@ def take_rows(batch: Batch, rows: list[int]) -> Batch:
         elif isinstance(part, list):
             taken.append([part[row] for row in rows])
         else:
-            taken.append(part[sent(places, part.device)] if isinstance(part, Tensor) else part)
+            taken.append(
+                part[copy_to_device(places, part.device)] if isinstance(part, Tensor) else part
+            )
     return type(batch)(*taken)
 
 
@@ -257,10 +259,10 @@ class Engine(Model, Protocol):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Continue from the ``state`` of a checkpoint."""
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""
 
-    def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
+    def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 
 
 def user_path(name: str | Path, *, key: str) -> Path:
@@ -26,14 +26,14 @@ def user_path(name: str | Path, *, key: str) -> Path:
             f"{key}={name}: there is no home folder {home} here; write the whole path"
         ) from error
     with (
-        translated(lambda reason: ConfigError(f"{key}={name}: not a usable path ({reason})")),
+        translate_errors(lambda reason: ConfigError(f"{key}={name}: not a usable path ({reason})")),
         suppress(FileNotFoundError, NotADirectoryError),
     ):
         path.stat()
     return path
 
 
-def read_text(path: Path) -> str:
+def read_user_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:

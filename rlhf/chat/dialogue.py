@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.chat.run_models import RunModels
-from rlhf.chat.talker import Message, Reply, Talker, Write
+from rlhf.chat.talker import ChatMessage, Reply, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
 
 COMMANDS: Mapping[str, str] = {
@@ -28,7 +28,7 @@ class Dialogue:
     """
 
     def __init__(
-        self, models: RunModels, sampling: SamplingSettings, *, write: Write, say: Write
+        self, models: RunModels, sampling: SamplingSettings, *, write: WriteText, say: WriteText
     ) -> None:
         """Start an empty conversation.
 
@@ -39,8 +39,8 @@ class Dialogue:
         self._sampling = sampling
         self._write = write
         self._say = say
-        self._system: list[Message] = []
-        self._messages: list[Message] = []
+        self._system: list[ChatMessage] = []
+        self._messages: list[ChatMessage] = []
         self._said: set[str] = set()  # notices that are given once
         positions = models.talker.positions
         if sampling.max_tokens < 1:
@@ -88,15 +88,15 @@ class Dialogue:
             case _:
                 self._say(f"{command}: no such command; /help lists them")
 
-    def _answer(self, asked: list[Message]) -> None:
+    def _answer(self, asked: list[ChatMessage]) -> None:
         """Answer the last of the messages ``asked``; with the answer they are the conversation."""
         talker = self._models.talker
-        ids = self._fitted(talker, asked)
+        ids = self._drop_oldest_turns(talker, asked)
         answer = self._stream(talker, ids)
         if answer.text:
             self._messages = [*asked, _message("assistant", answer.text)]
 
-    def _fitted(self, talker: Talker, asked: list[Message]) -> list[int]:
+    def _drop_oldest_turns(self, talker: Talker, asked: list[ChatMessage]) -> list[int]:
         """Return the prompt's ids, after removing the oldest turns that do not fit from ``asked``.
 
         Raises:
@@ -156,9 +156,9 @@ class Dialogue:
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
         if not asked:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")
-        for name, talker in self._models.compared():
+        for name, talker in self._models.iterate_compared_models():
             self._write(f"{name}:\n")
-            ids = self._fitted(talker, asked)
+            ids = self._drop_oldest_turns(talker, asked)
             answer = self._stream(talker, ids)
             if answer.why == "stopped":
                 return
@@ -187,5 +187,5 @@ def temperature_of(source: str, text: str) -> float:
     return temperature
 
 
-def _message(role: str, content: str) -> Message:
+def _message(role: str, content: str) -> ChatMessage:
     return {"role": role, "content": content}

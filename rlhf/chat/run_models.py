@@ -50,7 +50,7 @@ class RunModels:
         # Not load_run: models of other versions of this program can answer too.
         self._keys = frozen_keys(run_dir)
         self.run_dir = run_dir
-        self.folder = self._chosen(choice)
+        self.folder = self._find_policy_folder(choice)
         self._talkers: dict[Path, Talker] = {}
         device = best_device()
         self._device = torch.device(device.value)
@@ -76,18 +76,18 @@ class RunModels:
         """Return the chosen policy."""
         return self._talker(self.folder)
 
-    def compared(self) -> Iterator[tuple[str, Talker]]:
+    def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
         """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen.
 
         Raises:
             CheckpointError: if the run does not have both.
         """
         sft = self.run_dir / "sft/model"
-        later = self._chosen(None) if self.folder == sft else self.folder
+        later = self._find_policy_folder(None) if self.folder == sft else self.folder
         if later == sft or not sft.is_dir():
             raise CheckpointError(
                 f"/compare needs sft/model and a policy that started from it; {self.run_dir} has "
-                f"{self._found()}"
+                f"{self._policies()}"
             )
         for folder in (sft, later):
             yield f"{folder.parent.name}/{folder.name}", self._talker(folder)
@@ -116,18 +116,18 @@ class RunModels:
         scorer = build_scorer(
             self._source(folder, "reward_model"), load_tokenizer(folder, key=RUN_FOLDER), seed=0
         )
-        return self._placed(scorer)
+        return self._move_to_device(scorer)
 
     def _talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:
             tokenizer = load_tokenizer(folder, key=self._key(folder))
             model = build_actor(self._source(folder, "model"), tokenizer, seed=0)
-            model = self._placed(model)
+            model = self._move_to_device(model)
             stop = self._keys.get("rollout.stop") or ()
             self._talkers[folder] = Talker(model, tokenizer, stop=stop)
         return self._talkers[folder]
 
-    def _placed(self, model: M) -> M:
+    def _move_to_device(self, model: M) -> M:
         """Move ``model`` to the device, with weights in the precision of the rollouts.
 
         Buffers keep theirs, as in training: rotary frequencies in bf16 turn by other angles.
@@ -155,7 +155,7 @@ class RunModels:
         """Return the key that errors about a model's folder name."""
         return RUN_FOLDER if folder.is_relative_to(self.run_dir) else "--model"
 
-    def _chosen(self, choice: str | None) -> Path:
+    def _find_policy_folder(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
             return _language_model(user_path(choice, key="--model"))
@@ -164,12 +164,12 @@ class RunModels:
             if (self.run_dir / place).is_dir():
                 return self.run_dir / place
         raise CheckpointError(
-            f"{self.run_dir} has no {' or '.join(places)} to chat with, only {self._found()}; "
+            f"{self.run_dir} has no {' or '.join(places)} to chat with, only {self._policies()}; "
             "wait until the phase has finished, continue the run with "
             f"python launch.py resume={self.run_dir}, or choose a model with --model"
         )
 
-    def _found(self) -> str:
+    def _policies(self) -> str:
         places = [place for each in NAMES.values() for place in each]
         return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
 

@@ -17,8 +17,8 @@ from rlhf.rollout.stopping import StopTexts
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-Message = Mapping[str, str]
-Write = Callable[[str], None]
+ChatMessage = Mapping[str, str]
+WriteText = Callable[[str], None]
 
 
 class Reply(NamedTuple):
@@ -53,7 +53,7 @@ class Talker:
         limit: int | None = getattr(self._model.config, "max_position_embeddings", None)
         return limit
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the token ids of a conversation up to the answer, in the form of training.
 
         Raises:
@@ -74,7 +74,7 @@ class Talker:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def answer(self, prompt_ids: list[int], sampling: SamplingSettings, write: Write) -> Reply:
+    def answer(self, prompt_ids: list[int], sampling: SamplingSettings, write: WriteText) -> Reply:
         """Sample an answer and pass its text to ``write`` as it grows; Ctrl-C stops it.
 
         Temperature 0 always takes the likeliest token.
@@ -122,7 +122,7 @@ class Talker:
         )
 
 
-def _streamer(tokenizer: PreTrainedTokenizerBase, write: Write) -> Any:
+def _streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any:
     """Return a streamer for ``generate`` that keeps ``ids`` and ``text``, and writes the text."""
     from transformers import TextStreamer
 

@@ -149,7 +149,7 @@ def _way_out(phase_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def logged(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
+def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield steps and metrics of a phase, as they were logged; null was a number not finite."""
     for line in phase_lines(source / "metrics.jsonl", phase):
         values = json.loads(line)

@@ -26,7 +26,7 @@ SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
 
 
-def made_by(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
+def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
     """Return the sections on command, settings, data and limits; empty without a run's config.
 
     ``rows`` has the numbers of training and held-out examples of each phase, if they are known.
@@ -49,7 +49,7 @@ def made_by(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
 def results_of(run_dir: Path) -> str:
     """Return the section with the final metrics of each finished phase."""
     rows = [
-        (f"{phase}: {name.replace('_', ' ')}", _shown(value))
+        (f"{phase}: {name.replace('_', ' ')}", _format(value))
         for phase in finished_phases(run_dir)
         for name, value in (phase_result(run_dir, phase) or {}).items()
         if name not in TIMES
@@ -71,34 +71,36 @@ def _settings(words: Iterable[str], keys: Mapping[str, Any]) -> Iterator[tuple[s
     for word in words:
         key, sign, typed = word.lstrip("+~").partition("=")
         if sign and not word.startswith("-") and key not in PLACES:
-            yield key, _shown(keys.get(key, typed))
+            yield key, _format(keys.get(key, typed))
 
 
 def _data(
     keys: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, str]]:
-    yield "source", _shown(keys["data.source"])
+    yield "source", _format(keys["data.source"])
     sets = [
         f"{value}"
         for key, value in keys.items()
         if key.startswith("data.sets.") and key.endswith(".path")
     ]
     place = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
-    yield "from", _shown(place)
-    yield "proportions of SFT, reward and PPO", _shown(keys["data.split"])
+    yield "from", _format(place)
+    yield "proportions of SFT, reward and PPO", _format(keys["data.split"])
     yield (
         "held out",
-        "files of their own" if keys["data.eval_path"] else _shown(keys["data.eval_share"]),
+        "files of their own" if keys["data.eval_path"] else _format(keys["data.eval_share"]),
     )
     for phase, (train, held_out) in rows.items():
         yield f"{phase}: examples", f"{train} to train on, {held_out} held out"
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_shown(each)}" for name, each in value.items())
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_format(each)}" for name, each in value.items()
+        )
     if isinstance(value, list):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_format, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -148,7 +148,7 @@ class PhaseStore:
         """Return the stored phases, damaged ones too, the most recently used first."""
         paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
         found = [
-            _stored(each, phase) for each in paths for phase in Phase if (each / phase).is_dir()
+            _describe(each, phase) for each in paths for phase in Phase if (each / phase).is_dir()
         ]
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
@@ -204,7 +204,7 @@ def _fault_of(entry: Path, phase: Phase) -> str | None:
         return reason_of(error)
 
 
-def _stored(entry: Path, phase: Phase) -> StoredPhase:
+def _describe(entry: Path, phase: Phase) -> StoredPhase:
     """Return what the store's list shows of an entry."""
     try:
         run = str(read_object(phase_result_path(entry, phase)).get("reused_from"))

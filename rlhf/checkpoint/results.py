@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf.base.atomic import replacing
 from rlhf.base.errors import CheckpointError
-from rlhf.base.finite_numbers import finite, measured
+from rlhf.base.finite_numbers import finite, restore_nan
 from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
@@ -41,7 +41,7 @@ def finished_phases(run_dir: Path) -> list[Phase]:
     return [phase for phase in Phase if phase_result_path(run_dir, phase).exists()]
 
 
-def taken_phases(config: RunConfig) -> list[Phase]:
+def phases_from_run(config: RunConfig) -> list[Phase]:
     """Return the phases that a run takes from the run ``config.from_run``; it trains the last."""
     if config.from_run is None:
         return []
@@ -58,7 +58,7 @@ def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
         CheckpointError: if the file is damaged.
     """
     path = phase_result_path(run_dir, phase)
-    return measured(read_object(path)) if path.exists() else None
+    return restore_nan(read_object(path)) if path.exists() else None
 
 
 def objective_of(run_dir: Path) -> float | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.compare.answer_pairs import models_of_file, models_of_runs, paired
+from rlhf.compare.answer_pairs import make_pairs, models_of_file, models_of_runs
 from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.tracking.console import build_console
@@ -50,7 +50,7 @@ def _compare(options: argparse.Namespace) -> None:
         against = options.against and user_path(options.against, key="--against")
         models = models_of_runs(run_dir, against)
         beside = run_dir / "preferences.jsonl"
-    pairs = paired(*models, seed=options.seed)
+    pairs = make_pairs(*models, seed=options.seed)
     console = build_console(is_main=True, log_every=1)
     with closing(PreferenceFile(user_path(options.out or beside, key="--out"))) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)

@@ -11,7 +11,7 @@ from rlhf.base.errors import CheckpointError, ConfigError, DataError
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.freeze import frozen_keys
 from rlhf.data.layouts import Row
-from rlhf.data.tables import read_rows
+from rlhf.data.tables import read_table_rows
 
 TWO = 2
 
@@ -68,7 +68,7 @@ def models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, An
         ConfigError: if the file has no such models.
     """
     answers: dict[str, dict[str, str]] = {}
-    for row in read_rows(path):
+    for row in read_table_rows(path):
         prompt, response, model = (_text(row, c) for c in ("prompt", "response", "model"))
         answers.setdefault(model, {}).setdefault(prompt, response)
     if (
@@ -83,7 +83,7 @@ def models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, An
     return first, second
 
 
-def paired(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
+def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
     """Return pairs of different answers to the same prompts; ``seed`` decides who is on the left.
 
     Raises:

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
-from rlhf.report.page import rendered
+from rlhf.report.page import render_template
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
@@ -53,7 +53,7 @@ class Comparison:
     def __init__(
         self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
     ) -> None:
-        done = {(each.prompt, each.answers) for each in file.judged()}
+        done = {(each.prompt, each.answers) for each in file.read_choices()}
         self._pairs = [pair for pair in pairs if pair.key not in done]
         self._models = models
         self._file = file
@@ -78,7 +78,7 @@ class Comparison:
     @property
     def result(self) -> WinRate:
         """Return the win rate of the first model, over all choices in the file."""
-        return WinRate.of(self._models, list(self._file.judged()))
+        return WinRate.of(self._models, list(self._file.read_choices()))
 
     def judge(self, verdict: Verdict | None, *, place: int) -> None:
         """Keep the verdict on the pair at ``place``, unless that was judged already; None: skip.
@@ -143,9 +143,9 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         if self._is_ours():
-            self._send(*self._judged())
+            self._send(*self._store_choice())
 
-    def _judged(self) -> tuple[HTTPStatus, str]:
+    def _store_choice(self) -> tuple[HTTPStatus, str]:
         """Keep the choice that the form sent; return the answer."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(LENGTH, length):
@@ -196,4 +196,4 @@ def _refusal(status: HTTPStatus) -> tuple[HTTPStatus, str]:
 
 def _page(**shown: object) -> str:
     """Return the page with a ``pair``, the ``result`` or a ``message``."""
-    return rendered("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)
+    return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)

@@ -53,7 +53,7 @@ class PreferenceFile:
                 )
         self._writers: dict[Path, JsonlWriter] = {}
 
-    def judged(self) -> Iterator[Judged]:
+    def read_choices(self) -> Iterator[Judged]:
         """Yield all choices so far; rows without names of models are skipped."""
         for prompt, chosen, rejected in _read(self.path, "chosen", "rejected"):
             yield Judged(prompt, frozenset((chosen, rejected)), chosen.model)

@@ -20,15 +20,15 @@ from yaml import YAMLError
 from rlhf.base.atomic import replacing
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
-from rlhf.base.stored_files import DamagedFileError, read_text
+from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.user_paths import user_path
 from rlhf.config.effects import effect_of
-from rlhf.config.hydra_errors import in_words, schema_types
+from rlhf.config.hydra_errors import describe_type, schema_types
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.stored_yaml import has_kind, read_plain
-from rlhf.config.typed import refused, shown, typed
+from rlhf.config.typed import format_value, merge_into_schema, schema_error
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
@@ -41,7 +41,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     Raises:
         ConfigError: if a value is missing or has the wrong type, or a rule is broken.
     """
-    merged = typed(cfg)
+    merged = merge_into_schema(cfg)
     try:
         config = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
@@ -49,7 +49,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
         key = min(name for name, value in _flat(plain, "").items() if value == "???")
         raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
-        raise refused(error) from error
+        raise schema_error(error) from error
     assert isinstance(config, RunConfig)
     validate(config)
     return config
@@ -74,7 +74,7 @@ def load_frozen(run_dir: Path) -> RunConfig:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    cfg = _frozen(run_dir)
+    cfg = _read_frozen(run_dir)
     try:
         return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
@@ -89,7 +89,7 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    return FrozenKeys(run_dir / FROZEN, _leaves(_frozen(run_dir)))
+    return FrozenKeys(run_dir / FROZEN, _leaves(_read_frozen(run_dir)))
 
 
 def command_words(run_dir: Path) -> list[str]:
@@ -99,7 +99,7 @@ def command_words(run_dir: Path) -> list[str]:
         DamagedFileError: if the file is not such a command.
     """
     try:
-        return shlex.split(read_text(run_dir / COMMAND) or "")[2:]
+        return shlex.split(read_stored_text(run_dir / COMMAND) or "")[2:]
     except ValueError as error:
         raise DamagedFileError(run_dir / COMMAND, str(error)) from error
 
@@ -112,15 +112,15 @@ class FrozenKeys(dict[str, Any]):
         self._path = path
         for key, kind in schema_types().items():
             if key in self and not has_kind(self[key], kind):
-                raise _unreadable(path, f"{key} is not {in_words(kind)}")
+                raise _unreadable(path, f"{key} is not {describe_type(kind)}")
 
     def __missing__(self, key: str) -> Any:
         raise _unreadable(self._path, f"{key} is missing")
 
 
-def _frozen(run_dir: Path) -> DictConfig:
+def _read_frozen(run_dir: Path) -> DictConfig:
     path = run_dir / FROZEN
-    if (text := read_text(path)) is None:
+    if (text := read_stored_text(path)) is None:
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
     try:
         return read_plain(text)
@@ -151,7 +151,7 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
             was started with.
     """
     config = OmegaConf.structured(frozen)
-    kept, asked = _leaves(config), _leaves(typed(cfg))
+    kept, asked = _leaves(config), _leaves(merge_into_schema(cfg))
     named: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
@@ -162,7 +162,7 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
         if changed and _node(override) != "resume":
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
-                f"{changed[0]}={shown(kept.get(changed[0]))}, which resume cannot "
+                f"{changed[0]}={format_value(kept.get(changed[0]))}, which resume cannot "
                 "change; remove this override, or start a new run without resume"
             )
         named += [leaf for leaf in _below(override, asked) if effect_of(leaf).may_change]
@@ -178,7 +178,7 @@ def spread_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Return what a resumed run changes about the spread of its batches, as key=value."""
     kept = _leaves(OmegaConf.structured(before))
     return [
-        f"{key}={shown(value)}"
+        f"{key}={format_value(value)}"
         for key, value in _leaves(OmegaConf.structured(after)).items()
         if effect_of(key).at_resume is AtResume.rounding and kept[key] != value
     ]
@@ -201,7 +201,7 @@ def _leaves(cfg: DictConfig) -> dict[str, Any]:
             cfg, resolve=True, enum_to_str=True, structured_config_mode=SCMode.DICT
         )
     except OmegaConfBaseException as error:
-        raise refused(error) from error
+        raise schema_error(error) from error
     return _flat(plain, "")
 
 

@@ -83,12 +83,12 @@ def _entry_type(key: str) -> type | None:
     return kind if isinstance(kind, type) and is_dataclass(kind) else None
 
 
-def in_words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return a description of values of type ``kind``, as typed on the command line."""
     if get_origin(kind) is UnionType:
-        return " or ".join(in_words(one) for one in get_args(kind))
+        return " or ".join(describe_type(one) for one in get_args(kind))
     if get_origin(kind) is list:
-        return f"a list, each item {in_words(get_args(kind)[0])}"
+        return f"a list, each item {describe_type(get_args(kind)[0])}"
     if is_dataclass(kind):
         return "a group of keys"
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -141,7 +141,7 @@ RUN_FOLDERS = ("run_dir", "resume", "from_run")
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
-def opened(word: str) -> str:
+def parse_override(word: str) -> str:
     """Return the override ``word`` as Hydra reads it.
 
     A mapping gets ++ in front, because Hydra refuses new keys in it otherwise. The folder of a job

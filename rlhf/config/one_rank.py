@@ -25,11 +25,11 @@ def on_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
         micro = getattr(config, name).micro_batch_size if device is Device.cuda else None
         groups[name] = replace(getattr(config, name), micro_batch_size=micro)
     groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
-    zero = _unsharded(config.zero)
+    zero = _remove_sharding(config.zero)
     return replace(config, hardware=hardware, rollout=rollout, zero=zero, **groups)
 
 
-def _unsharded(zero: ZeroConfig) -> ZeroConfig:
+def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
     """Return ``zero`` without sharded, offloaded and quantized weights.
 
     Stages above 1 become 1, which keeps the precision of weights and masters.

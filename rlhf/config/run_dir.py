@@ -43,14 +43,14 @@ def make_run_dir(
     elif job_dir is not None:
         run_dir = job_dir if _holds(job_dir, config) else claim(job_dir)
     else:
-        stopped = _stopped_run(RUNS / config.name, config) if continues else None
+        stopped = _find_stopped_run(RUNS / config.name, config) if continues else None
         run_dir = stopped or _make_unique(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
     if run_dir.resolve().is_relative_to(RUNS.resolve()):
         _point_latest_to(run_dir)
     return run_dir
 
 
-def _stopped_run(folder: Path, config: RunConfig) -> Path | None:
+def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
     """Return the latest run in ``folder`` that has this configuration and has not finished."""
     runs = sorted((path.parent for path in folder.glob(f"*/{FROZEN}")), reverse=True)
     for run in runs:

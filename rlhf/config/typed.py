@@ -15,11 +15,11 @@ from omegaconf.errors import (
 )
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.hydra_errors import did_you_mean, in_words, schema_types, type_of, unknown_key
+from rlhf.config.hydra_errors import describe_type, did_you_mean, schema_types, type_of, unknown_key
 from rlhf.config.schema.run import RunConfig
 
 
-def typed(cfg: DictConfig) -> DictConfig:
+def merge_into_schema(cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` merged into the schema; values may still be missing.
 
     Raises:
@@ -35,7 +35,7 @@ def typed(cfg: DictConfig) -> DictConfig:
         schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
         merged = OmegaConf.merge(schema, cfg)
     except OmegaConfBaseException as error:
-        raise refused(error) from error
+        raise schema_error(error) from error
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -57,7 +57,7 @@ def _schema_with_groups() -> DictConfig:
     return schema
 
 
-def refused(error: OmegaConfBaseException) -> ConfigError:
+def schema_error(error: OmegaConfBaseException) -> ConfigError:
     """Return our own error for a value or key that does not match the schema."""
     key = re.sub(r"\[\d+\]", "", error.full_key or "")
     if isinstance(error, ConfigKeyError):
@@ -65,7 +65,7 @@ def refused(error: OmegaConfBaseException) -> ConfigError:
     reason = (error.msg or str(error)).partition("\n")[0]
     if isinstance(error, InterpolationResolutionError):
         return ConfigError(f"{key}: {reason}")
-    value = shown(error.value)
+    value = format_value(error.value)
     try:
         kind = type_of(key)
     except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies
@@ -73,10 +73,10 @@ def refused(error: OmegaConfBaseException) -> ConfigError:
     hint = did_you_mean(value, getattr(kind, "__members__", ()))
     if key == "reward_model":
         hint = f"; an option of the group is chosen with model@reward_model={value}"
-    return ConfigError(f"{key}={value}: expected {in_words(kind)}{hint}")
+    return ConfigError(f"{key}={value}: expected {describe_type(kind)}{hint}")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return ``value`` as it is typed on the command line."""
     if value is None:
         return "null"

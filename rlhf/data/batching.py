@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import DataError
-from rlhf.base.host_copies import sent
+from rlhf.base.host_copies import copy_to_device
 from rlhf.base.random_streams import Shuffle
 from rlhf.base.types import Ranks
 
@@ -74,7 +74,7 @@ def eval_batches(
         order.sort(key=lambda row: -lengths[row])
     for start in range(0, total, stride):
         mine = range(start + ranks.rank * batch_size, start + (ranks.rank + 1) * batch_size)
-        keep_B = sent(torch.tensor([row < total for row in mine]), ranks.device)
+        keep_B = copy_to_device(torch.tensor([row < total for row in mine]), ranks.device)
         yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
 
 

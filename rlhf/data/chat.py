@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import DataError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import ASSISTANT_TURN, SPEAKERS
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ class ChatTemplate:
         if not messages:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
         roles = ", ".join(message["role"] for message in messages)
-        with translated(lambda reason: _unusable(f"fails on the turns {roles} ({reason})", prompt)):
+        with translate_errors(
+            lambda reason: _unusable(f"fails on the turns {roles} ({reason})", prompt)
+        ):
             rendered: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt
             )

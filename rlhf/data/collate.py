@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlhf.base.host_copies import sent
-from rlhf.base.types import Columns, PreferenceBatch, PromptBatch, SequenceBatch
+from rlhf.base.host_copies import copy_to_device
+from rlhf.base.types import Extras, PreferenceBatch, PromptBatch, SequenceBatch
 from rlhf.data.batching import padded_width
 
 
@@ -38,7 +38,7 @@ def collate_sequences(
     ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
     columns_S = torch.arange(width)
     keep_BS = attend_BS & (columns_S >= torch.tensor(prompt_tokens)[:, None])
-    return SequenceBatch(*(sent(part, device) for part in (ids_BS, attend_BS, keep_BS)))
+    return SequenceBatch(*(copy_to_device(part, device) for part in (ids_BS, attend_BS, keep_BS)))
 
 
 def collate_pairs(
@@ -69,11 +69,14 @@ def collate_prompts(
     *,
     pad_id: int,
     device: torch.device,
-    columns: Columns | None = None,
+    columns: Extras | None = None,
 ) -> PromptBatch:
     """Return left-padded prompts (B, P), so that every response starts after the last column."""
     reversed_rows = [row[::-1] for row in ids]
     width = max(len(row) for row in ids)
     ids_BP, attend_BP = _pad_right(reversed_rows, width=width, pad_id=pad_id)
-    ids_BP, attend_BP = sent(ids_BP.flip(1), device), sent(attend_BP.flip(1), device)
-    return PromptBatch(ids_BP, attend_BP, sent(draws_BT, device), texts, columns)
+    ids_BP, attend_BP = (
+        copy_to_device(ids_BP.flip(1), device),
+        copy_to_device(attend_BP.flip(1), device),
+    )
+    return PromptBatch(ids_BP, attend_BP, copy_to_device(draws_BT, device), texts, columns)

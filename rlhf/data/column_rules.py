@@ -15,8 +15,8 @@ from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
 
 from rlhf.base.errors import ConfigError, DataError
-from rlhf.base.foreign_errors import translated
-from rlhf.data.detect import NONE_WANTED, Converted, Wanted, kept, to_records
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.data.detect import NONE_WANTED, Converted, Wanted, select_columns, to_records
 from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
 
 TARGETS = {
@@ -104,7 +104,7 @@ class ColumnRules(NamedTuple):
         for row in rows:
             try:
                 values = {column: self._value(row, column) for column in self.expressions}
-                made.append(row._replace(values=kept(row, keep) | values))
+                made.append(row._replace(values=select_columns(row, keep) | values))
             except UnusableRowError as reason:
                 unusable.append(str(reason))
         for column, expression in self.expressions.items():
@@ -127,7 +127,7 @@ class ColumnRules(NamedTuple):
                     )
 
     def _value(self, row: Row, column: str) -> object:
-        with translated(lambda reason: row.error(f"{self.key}.{column}: {reason}.")):
+        with translate_errors(lambda reason: row.error(f"{self.key}.{column}: {reason}.")):
             value = self.expressions[column].search(row.values, options=OPTIONS)
         return None if isinstance(value, str) and not value.strip() else value
 
@@ -160,7 +160,7 @@ def _parse(text: str, key: str) -> ParsedResult:
             'with characters other than letters, digits and _ in double quotes: "my column"'
         )
 
-    with translated(explain):
+    with translate_errors(explain):
         expression = compile(text)
     for name in _functions(expression.parsed):
         if name not in TextFunctions.FUNCTION_TABLE:

@@ -19,8 +19,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
 from rlhf.data.layouts import Row
 from rlhf.data.records import Record
-from rlhf.data.splits import Part
-from rlhf.data.tables import Table, download, is_saved, stream, tables_at
+from rlhf.data.splits import PhaseData
+from rlhf.data.tables import Table, download, is_saved, iterate_rows, tables_at
 from rlhf.data.tokens import Encoder, Limit, sft_columns
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def reads_corpus(config: RunConfig) -> bool:
 
 def ptx_blocks(
     config: DataConfig,
-    sft_part: Part | None,
+    sft_part: PhaseData | None,
     tokenizer: PreTrainedTokenizerBase,
     *,
     block_tokens: int,
@@ -65,7 +65,7 @@ def ptx_blocks(
         texts, held_out_texts = ptx_texts(config, seed=seed)
         sides = (texts if learns else [], held_out_texts)
         return PtxBlocks(
-            *(corpus_blocks(side, encoder, block_tokens=block_tokens) for side in sides)
+            *(blocks_of_texts(side, encoder, block_tokens=block_tokens) for side in sides)
         )
     records = sft_part.train if learns and sft_part else []
     encoder = Encoder(tokenizer, config.template)
@@ -79,7 +79,9 @@ def ptx_blocks(
     return PtxBlocks(train, [])
 
 
-def corpus_blocks(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) -> list[list[int]]:
+def blocks_of_texts(
+    texts: Sequence[str], encoder: Encoder, *, block_tokens: int
+) -> list[list[int]]:
     """Return ``texts`` as blocks of ``block_tokens`` ids, with the end token after each text."""
     chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
     return cut_blocks(
@@ -134,7 +136,7 @@ def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
 def _read(config: DataConfig) -> Iterator[str]:
     try:
         for table in _tables(config):
-            yield from _texts(stream(table), column=config.ptx_column)
+            yield from _texts(iterate_rows(table), column=config.ptx_column)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 

@@ -70,13 +70,17 @@ def to_records(
     for row in rows:
         try:
             found = layout.convert(row, layout.columns)
-            records += [each._replace(columns=kept(row, keep)) for each in found] if keep else found
+            records += (
+                [each._replace(columns=select_columns(row, keep)) for each in found]
+                if keep
+                else found
+            )
         except UnusableRowError as reason:
             left_out[str(reason)] += 1
     return Converted(records, layout.name, left_out)
 
 
-def kept(row: Row, wanted: Wanted) -> dict[str, object]:
+def select_columns(row: Row, wanted: Wanted) -> dict[str, object]:
     """Return the ``wanted`` columns of a row.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import DataError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import KNOWN_COLUMNS
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
@@ -39,7 +39,7 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
     if end < len(text):
         yield from _parse_lines(text.split("\n"), file)
     else:
-        yield from enumerate(_listed(first), 1)
+        yield from enumerate(_rows_of_json(first), 1)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def _listed(value: object) -> list[object]:
+def _rows_of_json(value: object) -> list[object]:
     """Return the rows of a whole JSON file: a list, the list under its only key, or one row."""
     if isinstance(value, dict) and len(value) == 1:
         ((key, inner),) = value.items()
@@ -114,7 +114,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     with (
-        translated(lambda reason: DataError(f"{file}: not a parquet file ({reason}).")),
+        translate_errors(lambda reason: DataError(f"{file}: not a parquet file ({reason}).")),
         parquet.ParquetFile(file) as opened,
     ):
         table = opened.read()
@@ -130,7 +130,9 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
 def _values(column: Any, *, place: str) -> list[object]:
     # The library's reason leaves out the type, which has the zone of a time.
     kind = column.type
-    with translated(lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")):
+    with translate_errors(
+        lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")
+    ):
         values: list[object] = column.to_pylist()
         return values
 

@@ -140,31 +140,31 @@ def render_prompt(messages: Sequence[Message]) -> str:
 
 # ------------------------------------------------------------------------- one converter per layout
 
-Columns = Mapping[str, ColumnKind]
+Kinds = Mapping[str, ColumnKind]
 
 
-def _text(row: Row, _: Columns) -> list[Record]:
+def _text(row: Row, _: Kinds) -> list[Record]:
     return [Record(text=row.text("text"))]
 
 
-def _conversation(row: Row, columns: Columns) -> list[Record]:
+def _conversation(row: Row, columns: Kinds) -> list[Record]:
     (column,) = columns
     *before, last = row.messages(column)
     chosen = _answer([last], column)
     return [Record(prompt=prompt_of(before), chosen=chosen)]
 
 
-def _prompt_only(row: Row, columns: Columns) -> list[Record]:
+def _prompt_only(row: Row, columns: Kinds) -> list[Record]:
     return [Record(prompt=_prompt(row, columns))]
 
 
-def _completion(row: Row, columns: Columns) -> list[Record]:
+def _completion(row: Row, columns: Kinds) -> list[Record]:
     prompt = _prompt(row, columns)
     (column,) = columns.keys() - {"prompt"}
     return [Record(prompt=prompt, chosen=_response(row, column, columns, prompt=prompt))]
 
 
-def _preference(row: Row, columns: Columns) -> list[Record]:
+def _preference(row: Row, columns: Kinds) -> list[Record]:
     prompt = _prompt(row, columns)
     chosen = _response(row, "chosen", columns, prompt=prompt)
     if row.values.get("rejected") is None:
@@ -172,15 +172,15 @@ def _preference(row: Row, columns: Columns) -> list[Record]:
     return _pair(prompt, chosen, _response(row, "rejected", columns, prompt=prompt))
 
 
-def _partial(row: Row, columns: Columns) -> list[Record]:
+def _partial(row: Row, columns: Kinds) -> list[Record]:
     """Return the parts of a preference that the row has: at least the prompt."""
     has_answer = row.values.get("chosen") is not None
     return _preference(row, columns) if has_answer else _prompt_only(row, columns)
 
 
-def _ranking(row: Row, _: Columns) -> list[Record]:
+def _ranking(row: Row, _: Kinds) -> list[Record]:
     prompt = row.text("prompt")
-    responses = [_spaced(prompt, response) for response in row.texts("responses")]
+    responses = [_add_space(prompt, response) for response in row.texts("responses")]
     if len(set(responses)) < len(responses):
         raise UnusableRowError("responses has the same text twice")
     if len(responses) == 1:
@@ -188,7 +188,7 @@ def _ranking(row: Row, _: Columns) -> list[Record]:
     return [record for pair in combinations(responses, 2) for record in _pair(prompt, *pair)]
 
 
-def _shared_text(row: Row, _: Columns) -> list[Record]:
+def _common_text(row: Row, _: Kinds) -> list[Record]:
     chosen, rejected = row.text("chosen"), row.text("rejected")
     before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
     same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
@@ -199,10 +199,10 @@ def _shared_text(row: Row, _: Columns) -> list[Record]:
     for name, part in parts.items():
         if not part.strip():
             raise UnusableRowError(f"{name} is empty")
-    return _pair(prompt, _spaced(prompt, chosen_answer), _spaced(prompt, rejected_answer))
+    return _pair(prompt, _add_space(prompt, chosen_answer), _add_space(prompt, rejected_answer))
 
 
-def _shared_messages(row: Row, columns: Columns) -> list[Record]:
+def _common_messages(row: Row, columns: Kinds) -> list[Record]:
     *before, chosen = row.messages("chosen")
     *same, rejected = row.messages("rejected")
     if before != same:
@@ -212,19 +212,19 @@ def _shared_messages(row: Row, columns: Columns) -> list[Record]:
     return _pair(prompt_of(before), _answer([chosen], "chosen"), _answer([rejected], "rejected"))
 
 
-def _prompt(row: Row, columns: Columns) -> str:
+def _prompt(row: Row, columns: Kinds) -> str:
     if columns["prompt"] is ColumnKind.text:
         return row.text("prompt")
     return prompt_of(row.messages("prompt"))
 
 
-def _response(row: Row, column: str, columns: Columns, *, prompt: str) -> str:
+def _response(row: Row, column: str, columns: Kinds, *, prompt: str) -> str:
     if columns[column] is ColumnKind.text:
-        return _spaced(prompt, row.text(column))
+        return _add_space(prompt, row.text(column))
     return _answer(row.messages(column), column)
 
 
-def _spaced(prompt: str, response: str) -> str:
+def _add_space(prompt: str, response: str) -> str:
     return response if prompt[-1].isspace() or response[0].isspace() else f" {response}"
 
 
@@ -263,8 +263,8 @@ class Layout(NamedTuple):
     """A set of columns with their kinds, and the function that converts a row to records."""
 
     name: str
-    columns: Columns
-    convert: Callable[[Row, Columns], list[Record]]
+    columns: Kinds
+    convert: Callable[[Row, Kinds], list[Record]]
 
 
 T, M = ColumnKind.text, ColumnKind.messages
@@ -274,15 +274,15 @@ LAYOUTS = (
     Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _preference),
     Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _preference),
     # UltraFeedback: the conversations contain the prompt, and a text column repeats it.
-    Layout("preference, prompt twice", {"prompt": T, "chosen": M, "rejected": M}, _shared_messages),
-    Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _shared_messages),
+    Layout("preference, prompt twice", {"prompt": T, "chosen": M, "rejected": M}, _common_messages),
+    Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _common_messages),
     Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _ranking),
     Layout("prompt-completion", {"prompt": T, "completion": T}, _completion),
     Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _completion),
     Layout("prompt-response", {"prompt": T, "response": T}, _completion),
     Layout("prompt-response, messages", {"prompt": M, "response": M}, _completion),
-    Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _shared_text),
-    Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _shared_messages),
+    Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _common_text),
+    Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _common_messages),
     Layout("language modelling, messages", {"messages": M}, _conversation),
     Layout("language modelling, ShareGPT", {"conversations": M}, _conversation),
     Layout("prompt-only", {"prompt": T}, _prompt_only),

@@ -72,7 +72,7 @@ def _read_sets(config: DataConfig, keep: Wanted) -> list[RawDataset]:
     return read
 
 
-def describe(dataset: RawDataset) -> str:
+def describe_data(dataset: RawDataset) -> str:
     """Return one line for the terminal: name, layout, examples, and dropped rows by reason."""
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
     records = [*dataset.train, *(dataset.eval or [])]

@@ -24,7 +24,7 @@ Bin = tuple[int, bool]  # index of the phase, True if held out
 BINS: list[Bin] = [(phase, side) for phase in range(len(SPLIT_PHASES)) for side in (False, True)]
 
 
-class Part(NamedTuple):
+class PhaseData(NamedTuple):
     """The records of one phase.
 
     ``removed`` counts training records whose prompt is held out, and records whose prompt is in
@@ -53,7 +53,7 @@ def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
 
 def divide(
     datasets: Sequence[RawDataset], *, split: list[float], eval_share: float, seed: int
-) -> dict[Phase, list[Part]]:
+) -> dict[Phase, list[PhaseData]]:
     """Divide each of ``datasets`` over its phases by ``split``, deterministically per ``seed``.
 
     A share ``eval_share`` of each phase's part is held out: at least one record, but never all.
@@ -70,29 +70,29 @@ def divide(
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
     found = {i: _divide_one(datasets[i], shares[i], eval_share, seed, places) for i in order}
     held_out = {_key(r) for parts in found.values() for part in parts for r in part.eval}
-    divided: dict[Phase, list[Part]] = {}
+    divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
         parts = [_without_leaks(found[i][index], held_out) for i in range(len(datasets))]
         is_for_some = any(share[index] > 0 for share in shares)
         if is_for_some and not (any(p.train for p in parts) and any(p.eval for p in parts)):
             raise DataError(_too_small(datasets, phase, parts, split))
         divided[phase] = [
-            part._replace(train=_weighted(part.train, d.weight, f"weight-{phase}-{seed}"))
+            part._replace(train=_repeat_by_weight(part.train, d.weight, f"weight-{phase}-{seed}"))
             for part, d in zip(parts, datasets, strict=True)
         ]
     return divided
 
 
-def blend(parts: list[Part], *, seed: int) -> Part:
+def blend(parts: list[PhaseData], *, seed: int) -> PhaseData:
     """Merge one phase's parts of several datasets, with train and eval each in random order."""
     train = [record for part in parts for record in part.train]
     held_out = [record for part in parts for record in part.eval]
     random.Random(f"blend-train-{seed}").shuffle(train)
     random.Random(f"blend-eval-{seed}").shuffle(held_out)
-    return Part(train, held_out, sum(part.removed for part in parts))
+    return PhaseData(train, held_out, sum(part.removed for part in parts))
 
 
-def check_usable(parts: dict[Phase, Part], phases: Sequence[Phase]) -> None:
+def check_usable(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:
     """Check that each of ``phases`` has usable training and held-out examples.
 
     Raises:
@@ -133,7 +133,7 @@ def _divide_one(
     eval_share: float,
     seed: int,
     places: dict[Key, Bin],
-) -> list[Part]:
+) -> list[PhaseData]:
     """Return the parts of ``dataset``, one per phase; add the bins of its groups to ``places``."""
     rng = random.Random(f"split-{seed}")
     sizes = largest_remainder(len(dataset.train), shares)
@@ -150,7 +150,7 @@ def _divide_one(
         bins, removed = bins | held_out, removed + more
     first = next(phase for phase, share in enumerate(shares) if share > 0)
     return [
-        Part(bins[phase, False], bins[phase, True], removed if phase == first else 0)
+        PhaseData(bins[phase, False], bins[phase, True], removed if phase == first else 0)
         for phase in range(len(SPLIT_PHASES))
     ]
 
@@ -165,12 +165,12 @@ def _key(record: Record) -> Key:
     return fingerprint(record.text if record.prompt is None else record.prompt)
 
 
-def _without_leaks(part: Part, held_out: Container[Key]) -> Part:
+def _without_leaks(part: PhaseData, held_out: Container[Key]) -> PhaseData:
     train = [record for record in part.train if _key(record) not in held_out]
-    return Part(train, part.eval, part.removed + len(part.train) - len(train))
+    return PhaseData(train, part.eval, part.removed + len(part.train) - len(train))
 
 
-def _weighted(records: list[Record], weight: float, stream: str) -> list[Record]:
+def _repeat_by_weight(records: list[Record], weight: float, stream: str) -> list[Record]:
     """Repeat ``records`` ``weight`` times; return at least one record if there are any.
 
     A fractional part is a random subset, deterministic per ``stream``.
@@ -235,7 +235,7 @@ def _bin_for(
 
 
 def _too_small(
-    datasets: Sequence[RawDataset], phase: Phase, parts: list[Part], split: list[float]
+    datasets: Sequence[RawDataset], phase: Phase, parts: list[PhaseData], split: list[float]
 ) -> str:
     names = ", ".join(dataset.name for dataset in datasets)
     what = f"Data set {names} has" if len(datasets) == 1 else f"Data sets {names} have"

@@ -102,7 +102,7 @@ SKILLS: dict[str, Skill] = {
 }
 
 
-def render_prompt(request: str) -> str:
+def prompt_of_request(request: str) -> str:
     """Return the request as one human turn, ready for the assistant's answer."""
     return f"\n\nHuman: {request}\n\nAssistant:"
 
@@ -135,7 +135,7 @@ def _recognise(prompt: str) -> tuple[str, re.Match[str]]:
     raise ValueError(f"not a prompt of the synthetic task: {prompt!r}")
 
 
-class GoldParts(NamedTuple):
+class GoldComponents(NamedTuple):
     """The parts of a gold score, each in [0, 1]; the module docstring defines them."""
 
     correct: float
@@ -154,7 +154,7 @@ class GoldParts(NamedTuple):
         return self.correct == 1.0
 
 
-def taken_apart(response: str) -> tuple[str, str, str]:
+def split_response(response: str) -> tuple[str, str, str]:
     """Return a response's opening, its answer up to the first full stop, and the rest."""
     text = response.strip()
     opening = next((o for o in (*POLITE, *RUDE) if text.startswith(o)), "")
@@ -162,7 +162,7 @@ def taken_apart(response: str) -> tuple[str, str, str]:
     return opening, answer, rest
 
 
-def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
+def rate(prompt: str, response: str, *, ended: bool = True) -> GoldComponents:
     """Return the gold score's parts for ``response``; ``ended`` is True if it stopped by itself.
 
     The answer is the text after the opening, up to the first full stop or the end of the text; its
@@ -172,11 +172,11 @@ def rate(prompt: str, response: str, *, ended: bool = True) -> GoldParts:
         ValueError: if ``prompt`` asks for none of the skills.
     """
     expected = right_answer(prompt)
-    opening, answer, rest = taken_apart(response)
+    opening, answer, rest = split_response(response)
     given = answer.split()
     matches = sum(a == b for a, b in zip(expected, given, strict=False))
     share = matches / max(len(expected), len(given))
-    return GoldParts(
+    return GoldComponents(
         correct=1.0 if given == expected else share / 2,
         polite=1.0 if opening in POLITE else 0.0 if opening else NO_OPENING,
         stops=max(0.0, 1.0 - len(rest.split()) / 4) if ended else 0.0,

@@ -22,8 +22,8 @@ from rlhf.data.synthetic import (
     RUDE,
     SKILLS,
     WORDS,
+    prompt_of_request,
     rate,
-    render_prompt,
     right_answer,
     skill_of,
 )
@@ -91,7 +91,7 @@ def _one_too_many(items: list[str], rng: random.Random) -> list[str]:
     return [*items[:place], more, *items[place:]]
 
 
-def _repeated(items: list[str], rng: random.Random) -> list[str]:
+def _repeat_end(items: list[str], rng: random.Random) -> list[str]:
     """Return the answer with its end repeated."""
     return items + items[-rng.randint(1, len(items)) :]
 
@@ -114,7 +114,7 @@ FLAWS: dict[str, Flaw] = {
     "one_wrong": _one_wrong,
     "several_wrong": _several_wrong,
     "one_too_many": _one_too_many,
-    "repeated": _repeated,
+    "repeated": _repeat_end,
     "missing": _missing,
     "wrong_order": _wrong_order,
 }
@@ -142,14 +142,14 @@ def _number_given(prompt: str) -> list[str]:
     return [str(int(one_more) - 1)]
 
 
-def _flawed(prompt: str, rng: random.Random) -> list[str]:
+def _add_flaw(prompt: str, rng: random.Random) -> list[str]:
     """Return a wrong answer to ``prompt``."""
     if _forgets(prompt, FORGOTTEN, rng):
         return _number_given(prompt)
     right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
-            other = render_prompt(rng.choice(list(SKILLS.values())).ask(rng))
+            other = prompt_of_request(rng.choice(list(SKILLS.values())).ask(rng))
             answer = right_answer(other)
         else:
             (flaw,) = rng.choices(list(FLAWS.values()), WEIGHTS)
@@ -165,10 +165,10 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     """
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
-        better = right_answer(prompt) if rng.random() < RIGHT else _flawed(prompt, rng)
+        better = right_answer(prompt) if rng.random() < RIGHT else _add_flaw(prompt, rng)
         if _forgets(prompt, NEITHER_RIGHT, rng):
             better = _number_given(prompt)
-        answers = [better, better if kind == "manners" else _flawed(prompt, rng)]
+        answers = [better, better if kind == "manners" else _add_flaw(prompt, rng)]
         manners = [_manners(rng), _manners(rng)]
         if kind == "answer":
             manners[1] = manners[0]
@@ -202,7 +202,7 @@ def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Rando
     seen: set[str] = set()
     while len(seen) < count:
         skill = skills[len(seen) % len(skills)]
-        prompts = (render_prompt(skill.ask(rng)) for _ in range(ATTEMPTS))
+        prompts = (prompt_of_request(skill.ask(rng)) for _ in range(ATTEMPTS))
         prompt = next((prompt for prompt in prompts if prompt not in seen), None)
         if prompt is None:
             skills.remove(skill)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
@@ -76,7 +76,7 @@ def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str,
     Raises:
         DataError: if there is no such place, or it has nothing that can be read.
     """
-    return _saved(place) if is_saved(place) else _files(place, readers)
+    return _read_saved_folder(place) if is_saved(place) else _files(place, readers)
 
 
 def is_saved(place: Path) -> bool:
@@ -84,7 +84,7 @@ def is_saved(place: Path) -> bool:
     return (place / "state.json").exists() or (place / "dataset_dict.json").exists()
 
 
-def read_rows(place: Path) -> list[Row]:
+def read_table_rows(place: Path) -> list[Row]:
     """Return the rows of a file, or of all files in a folder, as they are.
 
     Raises:
@@ -99,20 +99,20 @@ def rows_of(table: Table) -> list[Row]:
     Raises:
         DataError: if it cannot be read or is empty, or a row is no object.
     """
-    rows = list(stream(table))
+    rows = list(iterate_rows(table))
     if not rows:
         raise DataError(f"{table.place}: empty; must have at least one row.")
     return rows
 
 
-def stream(table: Table) -> Iterator[Row]:
+def iterate_rows(table: Table) -> Iterator[Row]:
     """Yield the rows of a table as they are read.
 
     Raises:
         DataError: if it cannot be read, or a row is no object.
     """
     place = table.place
-    with translated(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
+    with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
         try:
             for number, values in table.rows:
                 if not isinstance(values, dict):
@@ -143,7 +143,7 @@ def _files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Ta
         raise DataError(f"{place}: no such file or folder. (A data set of the hub needs data=hub.)")
     if not (place.is_file() or place.is_dir()):
         raise DataError(f"{place}: must be a file or a folder.")
-    with translated(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
+    with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
         candidates = [place] if place.is_file() else sorted(place.iterdir())
     files = [file for file in candidates if file.suffix.lower() in readers]
     if not files:
@@ -161,20 +161,20 @@ def _require_regular(files: Iterable[Path]) -> None:
 def _copy(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
     """Return the splits of a hub dataset on disk: saved, or in files such as test-00000.parquet."""
     if is_saved(place):
-        return {name: [table] for name, table in _saved(place).items()}
+        return {name: [table] for name, table in _read_saved_folder(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
     for name, table in _files(place).items():
         splits[dataset.train_split if place.is_file() else re.split(r"[-.]", name)[0]].append(table)
     return splits
 
 
-def _saved(place: Path) -> dict[str, Table]:
+def _read_saved_folder(place: Path) -> dict[str, Table]:
     import datasets
 
     def explain(reason: str) -> DataError:
         return DataError(f"{place}: not a readable save_to_disk folder ({reason}).")
 
-    with translated(explain):
+    with translate_errors(explain):
         _require_regular(file for file in place.rglob("*") if not file.is_dir())
         return _splits(str(place), datasets.load_from_disk(str(place)))
 
@@ -202,7 +202,7 @@ def download(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
         problem = f"this data set of the hub could not be loaded ({reason})"
         return DataError(f"{path}: {problem}. Without a network {fix}")
 
-    with translated(explain):
+    with translate_errors(explain):
         loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
         return _splits(path, loaded)
 

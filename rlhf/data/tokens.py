@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.atomic import replacing
 from rlhf.base.errors import DataError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Phase, Template
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import ChatTemplate
 from rlhf.data.records import Record
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -99,7 +99,7 @@ class Encoder:
 
 
 Columns = dict[str, list[Any]]
-Rows = list[tuple[int, Record]]
+Records = list[tuple[int, Record]]
 
 
 class Limit(NamedTuple):
@@ -116,7 +116,7 @@ def limit_of(phase: Phase, config: RunConfig) -> Limit:
     return Limit(f"{phase}.max_tokens", getattr(config, phase.value).max_tokens)
 
 
-def sft_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
+def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of SFT sequences, and dropped examples by reason.
 
     The first ``prompt_tokens`` ids of a sequence precede the response. Plain text has no prompt and
@@ -144,7 +144,7 @@ def sft_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Co
     return columns, left_out
 
 
-def pair_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
+def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of pairs of sequences with a common prompt, and dropped rows by reason."""
     left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
@@ -170,7 +170,7 @@ def pair_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, C
     return columns, left_out
 
 
-def prompt_columns(rows: Rows, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
+def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of prompts to answer, and dropped examples by reason."""
     left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt]
@@ -197,7 +197,7 @@ COLUMNS_OF = {
 
 
 def tokenise(
-    part: Part,
+    part: PhaseData,
     phase: Phase,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -241,14 +241,14 @@ def tokenise(
     def explain(reason: str) -> DataError:
         return DataError(f"data.cache_dir={cache_dir}: {reason}; remove the folder {folder}")
 
-    with translated(explain):
+    with translate_errors(explain):
         left_out = json.loads((folder / "left_out.json").read_text())
         sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
         return TokenData(sides[0], sides[1], left_out)
 
 
 def cache_key(
-    part: Part,
+    part: PhaseData,
     phase: Phase,
     tokenizer: PreTrainedTokenizerBase,
     *,

@@ -22,12 +22,12 @@ class BaseEngine:
         self._device = device
         self.lr_scale = 1.0
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""
         assert self._average is not None, "this engine keeps no average: ema_beta is 0"
         return self._average.in_place()
 
-    def gathered(self, of: nn.Module) -> AbstractContextManager[None]:
+    def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
         return self._whole(list(of.parameters()))
 

@@ -49,7 +49,7 @@ def deepspeed_config(
             config["fp16"]["loss_scale_window"] = zero.loss_scale_window
         elif not role.is_frozen:
             config["bf16"]["check_grad_overflow"] = True  # off by default before DeepSpeed 0.19.3
-    return _merged(config, zero.extra)
+    return _merge(config, zero.extra)
 
 
 def hybrid_engine_section(config: RunConfig) -> dict[str, Any] | None:
@@ -71,7 +71,7 @@ def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:
     section: dict[str, Any] = {"stage": stage}
     if not role.is_frozen and stage > 0:
         section |= {"overlap_comm": zero.overlap_comm, "contiguous_gradients": True}
-        section |= _given(reduce_bucket_size=zero.reduce_bucket_size)
+        section |= _drop_nulls(reduce_bucket_size=zero.reduce_bucket_size)
         if zero.offload_optimizer:
             section["offload_optimizer"] = _place(role, zero)
     if stage != SHARDED_WEIGHTS:
@@ -80,14 +80,14 @@ def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:
     if offloads.get(role, zero.offload_parameters):
         section["offload_param"] = _place(role, zero)
     section["memory_efficient_linear"] = zero.memory_efficient_linear
-    section |= _given(
+    section |= _drop_nulls(
         stage3_prefetch_bucket_size=zero.prefetch_bucket_size,
         stage3_max_live_parameters=zero.max_live_parameters,
         stage3_param_persistence_threshold=zero.param_persistence_threshold,
         zero_quantized_weights=zero.quantize_weights or None,
     )
     if not role.is_frozen:
-        section |= _given(
+        section |= _drop_nulls(
             zero_quantized_nontrainable_weights=zero.quantize_frozen_weights or None,
             zero_quantized_gradients=zero.quantize_gradients or None,
         )
@@ -97,7 +97,7 @@ def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:
     return section
 
 
-def _given(**values: int | None) -> dict[str, int]:
+def _drop_nulls(**values: int | None) -> dict[str, int]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -109,11 +109,11 @@ def _place(role: Role, zero: ZeroConfig) -> dict[str, Any]:
     return {"device": "nvme", "nvme_path": f"{zero.nvme_path}/{role}", "pin_memory": True}
 
 
-def _merged(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     merged = deepcopy(config)
     for key, value in extra.items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merged(merged[key], value)
+            merged[key] = _merge(merged[key], value)
         else:
             merged[key] = value
     return merged

@@ -105,7 +105,7 @@ class DeepSpeedEngine(BaseEngine):
         self._scale_learning_rates()
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
-        grad_norm = 0.0 if self._measures_norm else self._unsharded_norm()
+        grad_norm = 0.0 if self._measures_norm else self._whole_norm()
         with self._discarding() if discard else self._skipping(grad_norm):
             self._deepspeed.step()
         if self._measures_norm:
@@ -179,7 +179,7 @@ class DeepSpeedEngine(BaseEngine):
         """Remove DeepSpeed's hooks from the module and free its buffers."""
         self._deepspeed.destroy()
 
-    def _unsharded_norm(self) -> float:
+    def _whole_norm(self) -> float:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 

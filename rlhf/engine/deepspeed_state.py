@@ -85,7 +85,7 @@ def _places(engine: Any, ranks: Ranks, *, stage: int) -> list[ParameterPlace]:
         sizes = [(name, parameter.numel()) for name, parameter in trained]
         return [ParameterPlace(n, size, Piece(i, 0, 0, size)) for i, (n, size) in enumerate(sizes)]
     if stage == SHARDED_WEIGHTS:
-        return [ParameterPlace(n, p.ds_numel, _sharded_piece(engine, p, ranks)) for n, p in trained]
+        return [ParameterPlace(n, p.ds_numel, _shard_of(engine, p, ranks)) for n, p in trained]
     return [ParameterPlace(name, p.numel(), _flat_piece(p)) for name, p in trained]
 
 
@@ -97,7 +97,7 @@ def _flat_piece(parameter: Any) -> Piece:
     return Piece(mapping.param_group_index, in_shard.start, inside.start, inside.numel)
 
 
-def _sharded_piece(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
+def _shard_of(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
     optimizer = engine.optimizer
     shard, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = min(length * ranks.rank, parameter.ds_numel)

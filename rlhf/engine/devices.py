@@ -51,7 +51,7 @@ def resolve_dtype(dtype: Dtype, device: Device) -> Dtype:
     return Dtype.bf16 if has_bf16 else Dtype.fp16
 
 
-def check_machine(hardware: HardwareConfig) -> None:
+def check_devices(hardware: HardwareConfig) -> None:
     """Check that this machine has the devices that ``hardware`` names and supports its precision.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.kernels.adamw_gpu import ParameterTable, gpu_kernels
+from rlhf.kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
 
 CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
 
@@ -41,7 +41,7 @@ class Split(NamedTuple):
         self.high.copy_(weights)
 
 
-def rounded(weights: Tensor, out: Tensor) -> Tensor:
+def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
     """Write ``weights`` to ``out``, rounded to bf16 as ``Split`` does, and return ``out``.
 
     So frozen and trained copies are equal. The device holds only a chunk of them in fp32.
@@ -62,7 +62,7 @@ def write(shard: Tensor | Split, weights: Tensor) -> None:
         shard.data.copy_(weights)
 
 
-def read(shard: Tensor | Split) -> Tensor:
+def fp32_weights(shard: Tensor | Split) -> Tensor:
     """Return the fp32 weights of ``shard``: its own memory, or a copy to store with ``write``."""
     if isinstance(shard, Split):
         weights = torch.empty_like(shard.high, dtype=torch.float32)
@@ -123,7 +123,7 @@ class MovingAverage:
     def __init__(self, masters: Masters, *, beta: float, on_host: bool = False) -> None:
         self._masters = masters
         self._beta = beta
-        self._average = [_copy(read(shard), on_host=on_host) for shard in masters.shards]
+        self._average = [_copy(fp32_weights(shard), on_host=on_host) for shard in masters.shards]
         self._table = None if on_host else _table(masters.shards)
 
     @property
@@ -140,7 +140,7 @@ class MovingAverage:
             self._table.average(self._average, splits, 1.0 - self._beta)
             return
         for average, shard in zip(self._average, self._masters.shards, strict=True):
-            parts = average.view(-1), read(shard).reshape(-1)
+            parts = average.view(-1), fp32_weights(shard).reshape(-1)
             for part, weights in zip(*(torch.split(x, CHUNK) for x in parts), strict=True):
                 visitor = part.to(weights.device, non_blocking=True)
                 part.copy_(visitor.lerp_(weights, 1.0 - self._beta), non_blocking=True)
@@ -165,7 +165,7 @@ class MovingAverage:
     def _exchange(self) -> None:
         self._finish_copies()
         for average, shard in zip(self._average, self._masters.shards, strict=True):
-            weights = read(shard).to(average.device, copy=True)
+            weights = fp32_weights(shard).to(average.device, copy=True)
             write(shard, average)
             average.copy_(weights)
         self._masters.publish()
@@ -177,7 +177,7 @@ def _table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
     if not splits or splits[0].high.device.type == "cpu":
         return None
     device = splits[0].high.device
-    kernels = gpu_kernels(device)
+    kernels = adamw_gpu_kernels(device)
     sizes = [split.high.numel() for split in splits]
     return None if kernels is None else ParameterTable(kernels, sizes, device)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.engine.masters import Masters, Split
-from rlhf.engine.training_state import Moments
+from rlhf.engine.training_state import AdamMoments
 from rlhf.kernels.adamw import AdamwKernel, AdamwScalars, SplitState, adamw_kernel
-from rlhf.kernels.adamw_gpu import ParameterTable, gpu_kernels
+from rlhf.kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
 
 # Weights per torch update. On a CPU they fit into a cache, with gradients and moments. On a GPU an
 # update takes some 20 launches, whatever its size, and 0.1 GiB.
@@ -70,7 +70,7 @@ class SplitAdamW:
         return Masters([Split(each.high, each.low) for each in splits], lambda: None)
 
     @property
-    def moments(self) -> list[Moments]:
+    def moments(self) -> list[AdamMoments]:
         """Return the moments of each parameter, in the order of the masters."""
         return [{"first": each.first, "second": each.second} for each in self._states]
 
@@ -167,7 +167,7 @@ def _way(parameters: Sequence[nn.Parameter]) -> AdamwKernel | ParameterTable | T
     if device.type == "cpu":
         kernel = adamw_kernel()
         return TorchWay() if kernel is None else kernel
-    kernels = gpu_kernels(device)
+    kernels = adamw_gpu_kernels(device)
     sizes = [parameter.numel() for parameter in parameters]
     return TorchWay() if kernels is None else ParameterTable(kernels, sizes, device)
 

@@ -13,11 +13,11 @@ from rlhf.base.types import Ranks, StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.base import BaseEngine
-from rlhf.engine.masters import Masters, MovingAverage, rounded
+from rlhf.engine.masters import Masters, MovingAverage, round_to_bf16
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.engine.training_state import (
-    Moments,
+    AdamMoments,
     ParameterPlace,
     Piece,
     TrainingState,
@@ -44,7 +44,7 @@ class WholeAdamW:
         return Masters(self._parameters(), lambda: None)
 
     @property
-    def moments(self) -> list[Moments]:
+    def moments(self) -> list[AdamMoments]:
         """Return the moments of each parameter, in the order of the masters."""
         return [adamw_moments(self._adamw, each) for each in self._parameters()]
 
@@ -109,7 +109,7 @@ class TorchEngine(BaseEngine):
             if not has_half:
                 parameter.data = home.copy_(parameter.data)
             elif not parameter.requires_grad:
-                parameter.data = rounded(parameter.data, home)
+                parameter.data = round_to_bf16(parameter.data, home)
         for buffer in module.buffers():
             buffer.data = buffer.data.to(ranks.device)
         if optimizer is None:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from rlhf.base.types import Ranks
-from rlhf.engine.masters import Masters, Split, read
+from rlhf.engine.masters import Masters, Split, fp32_weights
 
 ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
-Moments = Mapping[str, Tensor]  # "first" and "second" of one shard
+AdamMoments = Mapping[str, Tensor]  # "first" and "second" of one shard
 
 
 class Piece(NamedTuple):
@@ -48,7 +48,7 @@ class TrainingState:
         self,
         places: Sequence[ParameterPlace],
         masters: Masters,
-        moments: Sequence[Moments],
+        moments: Sequence[AdamMoments],
         average: Sequence[Tensor] | None,
         ranks: Ranks,
     ) -> None:
@@ -73,7 +73,7 @@ class TrainingState:
         """Yield each tensor whole and flat, one at a time, with its name."""
         for place in self._places:
             shard = self._masters.shards[place.piece.shard]
-            yield f"weights/{place.name}", self._whole(place, read(shard))
+            yield f"weights/{place.name}", self._whole(place, fp32_weights(shard))
             for kind, tensors in self._kinds.items():
                 yield f"{kind}/{place.name}", self._whole(place, tensors[place.piece.shard])
 
@@ -105,7 +105,7 @@ class TrainingState:
         return self._ranks.sum(whole.view(torch.int32)).view(own.dtype)
 
 
-def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> Moments:
+def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> AdamMoments:
     """Return the moments of a shard in ``adamw``; before its first step they are zeros."""
     state = adamw.state[shard]
     if not state:

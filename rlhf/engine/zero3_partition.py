@@ -75,12 +75,12 @@ class Partitioner:
         """Shard ``parameter`` and return this rank's part; None if it is sharded already."""
         if hasattr(parameter, "ds_id"):
             return None
-        parameter.data, own = self._own_part(parameter.data)
+        parameter.data, own = self._own_shard(parameter.data)
         self._init._convert_to_deepspeed_param(parameter)
         parameter.partition()  # type: ignore[attr-defined]
         return own
 
-    def _own_part(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _own_shard(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a tensor like ``whole`` with only this rank's part written, and that part.
 
         DeepSpeed 0.19.8 assigns rank r the elements from r * ceil(size / ranks) on. With a

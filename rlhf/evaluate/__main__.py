@@ -23,7 +23,7 @@ from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
-from rlhf.evaluate.answer_rows import Decoding, Evaluator, Row, policies_of
+from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policies_of
 from rlhf.evaluate.benchmarks import require_lm_eval, task_scores
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward import held_out_margins
@@ -66,7 +66,7 @@ def evaluate(
     count = num_prompts or config.ppo.eval_prompts
     folder = (run_dir / EVALUATION).parent
     perplexities: dict[str, float] = {}
-    answers = _emptied(folder / "answers.jsonl")
+    answers = _open_empty(folder / "answers.jsonl")
     for name, place in folders.items():
         context.console.say(f"{name}: {place}")
         policy = evaluator.policy(place)
@@ -91,7 +91,7 @@ def evaluate(
 
 def _write_margins(evaluator: Evaluator, path: Path) -> None:
     """Write the margin of each held-out pair, if the run has trained a reward model."""
-    pairs, scorer = _emptied(path), evaluator.reward_model
+    pairs, scorer = _open_empty(path), evaluator.reward_model
     if scorer is not None and Phase.reward in evaluator.config.phase.order:
         examples = phase_tokens(evaluator.context, Phase.reward).eval
         micro = evaluator.plan.micro
@@ -103,7 +103,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
     """Return all figures: those on answers and pairs from the files, and the perplexities given."""
     folder = (run_dir / EVALUATION).parent
-    rows: list[Row] = list(read_lines(folder / "answers.jsonl", ANSWER))
+    rows: list[AnswerRow] = list(read_lines(folder / "answers.jsonl", ANSWER))
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})
@@ -123,7 +123,7 @@ def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, An
     return found | {"over_optimisation": curve}
 
 
-def _emptied(path: Path) -> JsonlWriter:
+def _open_empty(path: Path) -> JsonlWriter:
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     return JsonlWriter(path)

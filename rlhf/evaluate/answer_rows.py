@@ -39,7 +39,7 @@ from rlhf.phases.shared.policy_evaluation import (
     values_of,
 )
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
-from rlhf.runtime.worker import load_parts, quieten_libraries
+from rlhf.runtime.worker import load_phase_data, quieten_libraries
 
 # The policies of a run, from the first to the last, and where they lie.
 POLICIES = {
@@ -51,7 +51,7 @@ POLICIES = {
 WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)
 RIGHT = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
 
-Row = dict[str, Any]
+AnswerRow = dict[str, Any]
 
 
 class Decoding(NamedTuple):
@@ -83,7 +83,7 @@ class Evaluator:
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
             context,
-            parts=load_parts(self.config, context.console),
+            parts=load_phase_data(self.config, context.console),
             judge=judge,
         )
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
@@ -125,7 +125,7 @@ class Evaluator:
 
     def answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
-    ) -> Iterator[Row]:
+    ) -> Iterator[AnswerRow]:
         """Yield a row for each answer of a policy to the held-out prompts."""
         context, scorer = self.context, self.reward_model
         is_judged = context.judge is not None and not self.config.rewards
@@ -180,7 +180,7 @@ class Evaluator:
 
     def _policy(self, source: ModelSource) -> AnyEngine:
         tokenizer = self.context.tokenizer
-        return self._frozen(LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference)
+        return self._freeze(LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference)
 
     def _reward_model(self) -> AnyEngine | None:
         config, folder = self.config, self.context.run_dir / "reward" / "model"
@@ -193,9 +193,9 @@ class Evaluator:
             source = ModelSource.of(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
-        return self._frozen(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
+        return self._freeze(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
 
-    def _frozen(self, module: Any, role: Role) -> AnyEngine:
+    def _freeze(self, module: Any, role: Role) -> AnyEngine:
         context = self.context
         return build_engine(
             module, role=role, settings=context.settings, plan=self.plan, ranks=context.ranks

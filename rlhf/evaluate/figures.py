@@ -18,10 +18,10 @@ PERCENTILES = (2.5, 97.5)
 NEWTON_STEPS = 25
 REPEATED = 4  # words of an n-gram that counts as a repetition
 
-Row = Mapping[str, Any]
+StoredRow = Mapping[str, Any]
 
 
-def model_figures(rows: Sequence[Row]) -> dict[str, Any]:
+def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
     """Return the figures of one model's answers by one decoder."""
     by_prompt = _by_prompt(rows)
     scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
@@ -37,7 +37,7 @@ def model_figures(rows: Sequence[Row]) -> dict[str, Any]:
         "distinct_responses": len({row["response"] for row in rows}) / len(rows),
         "distinct_1": distinct(rows, 1),
         "distinct_2": distinct(rows, 2),
-        "repeated_share": float(np.mean([repeated(row["response"]) for row in rows])),
+        "repeated_share": float(np.mean([repeated_share(row["response"]) for row in rows])),
     }
     named = {key for row in rows for key in row if key.startswith(("gold/", "parts/"))}
     figures |= {key: _mean(rows, key) for key in sorted(named)}
@@ -53,7 +53,7 @@ def model_figures(rows: Sequence[Row]) -> dict[str, Any]:
     return figures
 
 
-def win_rate(rows: Sequence[Row], model: str, against: str) -> dict[str, Any]:
+def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, Any]:
     """Return how often ``model`` scores above ``against`` on the same prompt; ties count half.
 
     ``controlled`` is the rate at equal length: a logistic regression of the outcome on the
@@ -83,7 +83,7 @@ def win_rate(rows: Sequence[Row], model: str, against: str) -> dict[str, Any]:
     }
 
 
-def win_rates(rows: Sequence[Row], models: Sequence[str]) -> list[dict[str, Any]]:
+def win_rates(rows: Sequence[StoredRow], models: Sequence[str]) -> list[dict[str, Any]]:
     """Return the win rate of every later model against every earlier one."""
     return [win_rate(rows, later, earlier) for earlier, later in combinations(models, 2)]
 
@@ -116,13 +116,13 @@ def pass_at(right: Sequence[bool], k: int) -> float:
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
-def distinct(rows: Iterable[Row], n: int) -> float:
+def distinct(rows: Iterable[StoredRow], n: int) -> float:
     """Return distinct over all n-grams of words in all answers (https://arxiv.org/abs/1510.03055)."""
     grams = Counter(gram for row in rows for gram in _grams(row["response"], n))
     return len(grams) / grams.total() if grams else 0.0
 
 
-def repeated(text: str) -> float:
+def repeated_share(text: str) -> float:
     """Return the share of a text's n-grams of ``REPEATED`` words that occurred before in it."""
     grams = _grams(text, REPEATED)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
@@ -156,14 +156,14 @@ def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[st
     }
 
 
-def _by_prompt(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: defaultdict[str, list[Row]] = defaultdict(list)
+def _by_prompt(rows: Sequence[StoredRow]) -> dict[str, list[StoredRow]]:
+    found: defaultdict[str, list[StoredRow]] = defaultdict(list)
     for row in rows:
         found[row["prompt"]].append(row)
     return dict(found)
 
 
-def _mean(rows: Sequence[Row], key: str) -> float:
+def _mean(rows: Sequence[StoredRow], key: str) -> float:
     return float(np.mean([float(row[key]) for row in rows]))
 
 

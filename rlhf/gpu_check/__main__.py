@@ -20,18 +20,25 @@ from pathlib import Path
 from rlhf.base.command import command_parser, exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.gpu_check.check_page import PAGE, Check, PartResult, instead_of, summary, write_results
+from rlhf.gpu_check.check_page import (
+    PAGE,
+    Check,
+    PartResult,
+    check_summary,
+    instead_of,
+    write_results,
+)
 from rlhf.gpu_check.processes import run_part
 from rlhf.gpu_check.rows import CheckRow, Size
 from rlhf.gpu_check.runs import require_launcher
-from rlhf.gpu_check.table import BY_NAME, PARTS, CheckPart
+from rlhf.gpu_check.table import BY_NAME, PARTS, CheckModule
 from rlhf.tracking.console import build_console
 
 FAILED = 1
 
 
 def check(
-    folder: Path, parts: Sequence[CheckPart], *, seconds: float, size: Size, command: str
+    folder: Path, parts: Sequence[CheckModule], *, seconds: float, size: Size, command: str
 ) -> int:
     """Run ``parts``, print their rows, and write the results after each; return the exit code.
 
@@ -66,7 +73,7 @@ def check(
             PartResult(name=part.name, title=part.title, about=part.about, rows=rows, seconds=took)
         )
         write_results(folder, results())
-    console.say(summary(results()))
+    console.say(check_summary(results()))
     console.say(f"wrote {folder / PAGE}")
     return FAILED if results().failed else 0
 

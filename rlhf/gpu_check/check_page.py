@@ -62,12 +62,12 @@ class Check:
 
 def write_results(folder: Path, check: Check) -> None:
     """Write the JSON file and the page; each replaces the one before completely or not at all."""
-    write_json(folder / JSON, as_json(check))
+    write_json(folder / JSON, check_as_json(check))
     with replacing(folder / PAGE) as building:
         building.write_text(as_page(check), encoding="utf-8")
 
 
-def as_json(check: Check) -> dict[str, Any]:
+def check_as_json(check: Check) -> dict[str, Any]:
     """Return the content of the JSON file."""
     parts = [
         {"name": part.name, "verdict": part.verdict, "seconds": part.seconds}
@@ -90,7 +90,7 @@ def as_page(check: Check) -> str:
 
 def _head(check: Check) -> Iterator[str]:
     yield "# GPU check\n"
-    yield f"{summary(check)}\n"
+    yield f"{check_summary(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
     yield from (f"Card: **{card}**.\n" for card in cards)
     yield f"Started {check.started} with `{check.command}`. "
@@ -113,7 +113,7 @@ def _head(check: Check) -> Iterator[str]:
     yield ""
 
 
-def summary(check: Check) -> str:
+def check_summary(check: Check) -> str:
     """Return the verdict in one sentence."""
     ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
     passed = ended - len(check.failed)

@@ -13,9 +13,9 @@ COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
 def differences(one: Path, other: Path) -> list[str]:
     """Return what differs besides times: metrics, results, and files of any kind, by name."""
     found = sorted(_files(one) ^ _files(other))
-    if untimed_metrics(one) != untimed_metrics(other):
+    if metrics_without_times(one) != metrics_without_times(other):
         found.append("metrics.jsonl")
-    if _untimed_results(one) != _untimed_results(other):
+    if _results_without_times(one) != _results_without_times(other):
         found.append("result.json")
     return found + [
         name
@@ -24,7 +24,7 @@ def differences(one: Path, other: Path) -> list[str]:
     ]
 
 
-def untimed_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without what differs between two equal runs."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
@@ -35,7 +35,7 @@ def is_timing(name: str) -> bool:
     return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")
 
 
-def _untimed_results(run_dir: Path) -> dict[str, Any]:
+def _results_without_times(run_dir: Path) -> dict[str, Any]:
     """Return the results of the phases, without times and memory."""
     result = json.loads((run_dir / "result.json").read_text())
     return {

@@ -39,7 +39,7 @@ class KillOnce(Tracker):
     """
 
     def __init__(self, _: Any, run_dir: Path) -> None:
-        self._killed = killed_file(run_dir)
+        self._killed = killed_marker_file(run_dir)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
         """Kill this process at the step."""
@@ -48,7 +48,7 @@ class KillOnce(Tracker):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_file(run_dir: Path) -> Path:
+def killed_marker_file(run_dir: Path) -> Path:
     """Return the file that keeps ``KillOnce`` from killing the run in ``run_dir``."""
     return run_dir.with_suffix(".killed")
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf.gpu_check.part_process import ROWS
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_rows
-from rlhf.gpu_check.table import CheckPart
+from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
+from rlhf.gpu_check.table import CheckModule
 from rlhf.jobs.sweep_jobs import PARENT
 
 LOG = "log.txt"
@@ -22,7 +22,7 @@ PAUSE = 0.1  # seconds between two looks at the rows
 
 
 def run_part(
-    part: CheckPart,
+    part: CheckModule,
     folder: Path,
     size: Size,
     seconds: float,
@@ -35,13 +35,13 @@ def run_part(
     """
     if seconds <= 0:
         figure = "no time was left for it; `--only` runs it alone"
-        show(row := _failed(figure, f"--minutes, {part.name}", seconds=0.0))
+        show(row := _failure(figure, f"--minutes, {part.name}", seconds=0.0))
         return [row]
     folder.mkdir()
     shown: list[CheckRow] = []
 
     def show_new() -> None:
-        for row in read_rows(folder / ROWS)[len(shown) :]:
+        for row in read_check_rows(folder / ROWS)[len(shown) :]:
             shown.append(row)
             show(row)
 
@@ -67,7 +67,7 @@ def run_part(
     show_new()
     if (why := _complaint(process.returncode, is_late, seconds, shown)) is not None:
         took = time.monotonic() - began
-        row = _failed(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
+        row = _failure(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
         shown.append(row)
         show(row)
     return shown
@@ -84,7 +84,7 @@ def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow
     return None if rows else "it measured nothing"
 
 
-def _failed(figure: str, what: str, *, seconds: float) -> CheckRow:
+def _failure(figure: str, what: str, *, seconds: float) -> CheckRow:
     expected = "all tasks of the part"
     return CheckRow(
         what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=seconds

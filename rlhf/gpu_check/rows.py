@@ -70,7 +70,7 @@ class CheckRow:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-def judged(is_right: bool) -> RowVerdict:
+def judge(is_right: bool) -> RowVerdict:
     """Return ``passed`` or ``failed``."""
     return RowVerdict.passed if is_right else RowVerdict.failed
 
@@ -78,12 +78,12 @@ def judged(is_right: bool) -> RowVerdict:
 def write_rows(path: Path, tasks: Iterable[Task]) -> None:
     """Measure every task, and append its row to ``path`` at once, so that a crash loses no row."""
     for task in tasks:
-        row = measured_row(task)
+        row = measure_row(task)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(asdict(row))) + "\n")
 
 
-def measured_row(task: Task) -> CheckRow:
+def measure_row(task: Task) -> CheckRow:
     """Measure ``task``; an exception becomes a failed row, and its traceback is printed."""
     began = time.monotonic()
     try:
@@ -96,7 +96,7 @@ def measured_row(task: Task) -> CheckRow:
     return CheckRow(what=task.what, seconds=time.monotonic() - began, **vars(finding))
 
 
-def read_rows(path: Path) -> list[CheckRow]:
+def read_check_rows(path: Path) -> list[CheckRow]:
     """Return the rows that ``write_rows`` has written so far."""
     if not path.exists():
         return []

@@ -78,25 +78,25 @@ def require_launcher() -> None:
         )
 
 
-def run(run_dir: Path, *words: str) -> Run:
+def start_run(run_dir: Path, *words: str) -> Run:
     """Start a new run in ``run_dir``, and wait for its end; its output goes to a file beside it.
 
     Raises:
         TimeoutExpired: if it does not end in LIMIT seconds; it is killed.
     """
-    return _ended(run_dir, [*words, f"run_dir={run_dir}"])
+    return _run_launcher(run_dir, [*words, f"run_dir={run_dir}"])
 
 
-def resumed(run_dir: Path) -> Run:
+def resume_run(run_dir: Path) -> Run:
     """Resume the run in ``run_dir``, and wait for its end.
 
     Raises:
-        TimeoutExpired: as in ``run``.
+        TimeoutExpired: as in ``start_run``.
     """
-    return _ended(run_dir, [f"resume={run_dir}"])
+    return _run_launcher(run_dir, [f"resume={run_dir}"])
 
 
-def _ended(run_dir: Path, words: Sequence[str]) -> Run:
+def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
     began, log = time.monotonic(), run_dir.with_suffix(".log")
     # launch.py ends with this process, even if that is killed.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", PARENT: str(os.getpid())}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckPart:
+class CheckModule:
     """A part: its module in ``parts``, how long it may take, and what the page says about it."""
 
     name: str
@@ -16,13 +16,13 @@ class CheckPart:
 
 
 PARTS = (
-    CheckPart(
+    CheckModule(
         name="machine",
         title="Machine",
         minutes=1,
         about="The card, its driver and the versions: what all other figures depend on.",
     ),
-    CheckPart(
+    CheckModule(
         name="decoders",
         title="Decoders beside the model",
         minutes=2,
@@ -32,7 +32,7 @@ PARTS = (
         "in standard deviations of the log-probs over the vocabulary: a wrong result is about 1 "
         "away. A token may differ if its random number is at the edge of its interval.",
     ),
-    CheckPart(
+    CheckModule(
         name="pipelines",
         title="Pipelines",
         minutes=7,
@@ -41,14 +41,14 @@ PARTS = (
         "precision's; PPO's last score within four standard errors, since one rounded number can "
         "change a token and all that follows it.",
     ),
-    CheckPart(
+    CheckModule(
         name="memory",
         title="Memory beside the plan",
         minutes=4,
         about="The most memory that torch took of the GPU in a phase, beside the planner's figure "
         "for this phase without CUDA's own share.",
     ),
-    CheckPart(
+    CheckModule(
         name="speed",
         title="Speed",
         minutes=4,
@@ -56,21 +56,21 @@ PARTS = (
         "and prompts; then whole PPO steps, as a run reports them. The second of two equal "
         "measurements counts.",
     ),
-    CheckPart(
+    CheckModule(
         name="oom",
         title="Out of memory on purpose",
         minutes=4,
         about="Torch may take only 60 % of what SFT was planned to need. The run must continue "
         "with smaller micro-batches, or end with the sentence that says what helps.",
     ),
-    CheckPart(
+    CheckModule(
         name="resume",
         title="Resume",
         minutes=6,
         about="A run is killed in a PPO step and resumed. It must equal the run that nobody "
         "killed. If even two whole runs differ on this GPU, the check says nothing.",
     ),
-    CheckPart(
+    CheckModule(
         name="hybrid_engine",
         title="Hybrid Engine",
         minutes=4,

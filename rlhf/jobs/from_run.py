@@ -51,7 +51,7 @@ def take_over(
             "name another run"
         )
     composed = OmegaConf.structured(frozen)
-    typed = _typed_keys(source)
+    typed = _keys_of_command(source)
     with open_dict(cfg):
         for key in inherited:
             # The plan chose micro-batches for the ranks of the finished run: it chooses them again.
@@ -63,7 +63,7 @@ def take_over(
         cfg.phase.order = [phase.value for phase in order]
 
 
-def _typed_keys(run_dir: Path) -> set[str]:
+def _keys_of_command(run_dir: Path) -> set[str]:
     """Return the keys that the command of a run set."""
     path = run_dir / COMMAND
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

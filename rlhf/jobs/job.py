@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.checkpoint.results import PLAN, finished_phases, taken_phases, write_json
+from rlhf.checkpoint.results import PLAN, finished_phases, phases_from_run, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
@@ -32,9 +32,9 @@ from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.this_machine import is_auto, on_machine, this_machine
 from rlhf.planning.decide import decide
-from rlhf.planning.plan_tables import as_json, summary, tables
+from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
-from rlhf.runtime.rendezvous import check_machine, check_started, started_rank, with_started_ranks
+from rlhf.runtime.rendezvous import check_can_start, check_started, env_rank, with_started_ranks
 from rlhf.tracking.console import build_console, config_tree
 
 
@@ -48,7 +48,7 @@ class Stopped(NamedTuple):
 
 def config_of(job: Job) -> tuple[RunConfig, Stopped | None]:
     """Return the configuration of the job's run, checked, and the run to resume if it names one."""
-    return (_new_config(job), None) if job.resume is None else _stopped_config(job)
+    return (_new_config(job), None) if job.resume is None else _read_stopped_config(job)
 
 
 def _new_config(job: Job) -> RunConfig:
@@ -66,7 +66,7 @@ def _new_config(job: Job) -> RunConfig:
     return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
-def _stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
+def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     """Read the run to resume: overrides may change how it is started, not what it computes."""
     # Resolved, because runs/latest may point to another run before this one ends.
     run_dir = user_path(str(job.resume), key="resume").resolve()
@@ -75,7 +75,7 @@ def _stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
         check_started(config)
-        check_machine(config)
+        check_can_start(config)
     elif not job.is_plan:
         raise ConfigError(
             f"resume={run_dir}: plan=only made this folder, and no run began in it; "
@@ -108,8 +108,8 @@ def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
 
             measure_cpu()
         loads = read_loads(config)
-    config, plan, notes = decide(config, loads, finished=taken_phases(config))
-    check_machine(config)
+    config, plan, notes = decide(config, loads, finished=phases_from_run(config))
+    check_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
     freeze(config, run_dir)
@@ -120,8 +120,8 @@ def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     if is_auto():
         console.say(this_machine().line)
     if plan is not None:
-        write_json(run_dir / PLAN, as_json(plan))
-        notes = (*notes, f"plan: {summary(plan)}")
+        write_json(run_dir / PLAN, plan_as_json(plan))
+        notes = (*notes, f"plan: {plan_summary(plan)}")
     for note in notes:
         console.say(note)
     return config, run_dir
@@ -132,18 +132,18 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
 
     plan.json is written only if the command sets run_dir.
     """
-    if started_rank() is not None:
+    if env_rank() is not None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
-    plan = decide(config, read_loads(config), finished=taken_phases(config)).plan
+    plan = decide(config, read_loads(config), finished=phases_from_run(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
-        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, as_json(plan))
+        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, plan_as_json(plan))
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if job.folder is not None:
         words = [word for word in job.overrides if word != "plan=only"]
-        console.say(f"{' '.join(words)}: {summary(plan)}")
+        console.say(f"{' '.join(words)}: {plan_summary(plan)}")
     else:
         console.show(*tables(plan))
         if is_auto():
@@ -153,7 +153,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
 
 def show_commands(config: RunConfig, job: Job, script: str) -> None:
     """Print the command that would start the ranks; one per node if users start them by hand."""
-    if started_rank() is not None:
+    if env_rank() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [word for word in job.overrides if "launcher.dry_run" not in word]
     program = Program(sys.executable, script, arguments)

@@ -13,15 +13,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import PlanMode
-from rlhf.config.hydra_errors import opened, refuse_flags
+from rlhf.config.hydra_errors import parse_override, refuse_flags
 from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.jobs.completion import complete_value
 from rlhf.jobs.search_command import Search, search_of
 from rlhf.jobs.sweep_command import (
-    expanded,
+    add_folders,
+    expand_sweep,
     folder_of,
     jobs_at_a_time,
-    placed,
     without_leavings,
 )
 
@@ -50,7 +50,7 @@ def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> 
     Raises:
         ConfigError: if a word is a secret or an unknown option, or its sweep or search is wrong.
     """
-    typed = [opened(word) for word in words if not word.startswith(LOCAL_RANK)]
+    typed = [parse_override(word) for word in words if not word.startswith(LOCAL_RANK)]
     refuse_secrets(typed, os.environ)
     refuse_flags(typed)
     complete_value(typed, os.environ, definitions)
@@ -59,8 +59,8 @@ def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> 
     elif not leads:
         yield Command(typed)
     else:
-        with without_leavings(expanded(typed, definitions)) as composed:
-            words = placed(composed, typed)
+        with without_leavings(expand_sweep(typed, definitions)) as composed:
+            words = add_folders(composed, typed)
             yield Command(words, folder_of(words))
 
 

@@ -21,7 +21,7 @@ from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
-from rlhf.data.splits import Part, blend, divide
+from rlhf.data.splits import PhaseData, blend, divide
 from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
 from rlhf.models.tokenizers import byte_level_bpe
@@ -66,7 +66,7 @@ def read_loads(config: RunConfig) -> Loads | None:
 
 
 def _load(
-    config: RunConfig, phase: Phase, parts: dict[Phase, Part], encoder: Encoder, scale: float
+    config: RunConfig, phase: Phase, parts: dict[Phase, PhaseData], encoder: Encoder, scale: float
 ) -> Load:
     """Return the load of one phase; every example in ``parts`` stands for ``scale`` examples."""
     part = parts[Phase.reward if phase is Phase.dpo else phase]
@@ -86,7 +86,7 @@ def _load(
     )
 
 
-def _answer_tokens(part: Part, encoder: Encoder, most: int) -> float | None:
+def _answer_tokens(part: PhaseData, encoder: Encoder, most: int) -> float | None:
     """Return the mean length of the answers that SFT learns from, cut at ``most`` tokens."""
     texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
     lengths = [min(most, len(ids)) for ids in encoder.endings(texts)]
@@ -120,7 +120,7 @@ class _Lengths:
         return SimpleNamespace(input_ids=ids)
 
 
-def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:
+def _tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> Tokenizer | None:
     """Return the run's tokenizer, or train it on a sample; None if it is not on this machine."""
     from tokenizers import Tokenizer
 
@@ -135,6 +135,6 @@ def _tokenizer(config: RunConfig, parts: Iterable[Part]) -> Tokenizer | None:
     return Tokenizer.from_file(str(file)) if file.is_file() else None
 
 
-def _texts(parts: Iterable[Part]) -> Iterable[str]:
+def _texts(parts: Iterable[PhaseData]) -> Iterable[str]:
     records: Iterable[Record] = (r for part in parts for r in islice(part.train, ENCODED))
     return (text for record in records for text in record.texts if text)

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from rlhf.base.atomic import replacing
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.finite_numbers import measured
+from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.checkpoint.results import read_object
 from rlhf.config.freeze import FROZEN
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 JOURNAL = "study.journal"
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 class Running(NamedTuple):
@@ -55,7 +55,9 @@ class Running(NamedTuple):
 class Searcher:
     """A study and the processes of its trials."""
 
-    def __init__(self, search: Search, hardware: HardwareConfig, script: str, say: Say) -> None:
+    def __init__(
+        self, search: Search, hardware: HardwareConfig, script: str, say: PrintLine
+    ) -> None:
         """Open the study, or continue the one in the folder of the search.
 
         Raises:
@@ -268,7 +270,7 @@ def _measure(phases: Mapping[str, Any], name: str) -> float:
     """
     phase, _, measure = name.partition(".")
     try:
-        return float(measured(phases[phase])[measure])
+        return float(restore_nan(phases[phase])[measure])
     except (KeyError, TypeError) as error:
         numbers = sorted(n for n, v in phases.get(phase, {}).items() if isinstance(v, int | float))
         known = ", ".join(numbers) or f"the phases {', '.join(phases)}"

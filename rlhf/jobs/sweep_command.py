@@ -22,10 +22,10 @@ from omegaconf import OmegaConf
 
 from rlhf.base.cpu import cores
 from rlhf.base.errors import ConfigError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.config.run_dir import SWEEPS
-from rlhf.config.typed import shown
+from rlhf.config.typed import format_value
 
 MULTIRUN = frozenset({"-m", "--multirun"})
 NAMED_BY = ("sweep", "experiment")  # the words that name the folder of a sweep
@@ -36,7 +36,7 @@ def is_sweep(words: Sequence[str]) -> bool:
     return not MULTIRUN.isdisjoint(words)
 
 
-def expanded(words: Sequence[str], definitions: Path) -> list[str]:
+def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
     """Return the words of a command with the definition in place of ``sweep=NAME``.
 
     A word of the command replaces the definition's values of the same key.
@@ -59,7 +59,7 @@ def expanded(words: Sequence[str], definitions: Path) -> list[str]:
     return [*own[:place], *new, *own[place:]]
 
 
-def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
+def add_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Return the words of a sweep with the folders of the sweep and its jobs.
 
     ``asked`` is the command as typed. Of a key that is given twice the last value counts, as in a
@@ -86,7 +86,7 @@ def placed(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     values = dict(word.split("=", 1) for word in asked if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
-    return _extended(
+    return _extend_words(
         words,
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
@@ -124,10 +124,10 @@ def without_leavings(words: list[str]) -> Iterator[list[str]]:
         yield words
         return
     with TemporaryDirectory(prefix="rlhf-") as folder:
-        yield _extended(words, f"hydra.sweep.dir={folder}")
+        yield _extend_words(words, f"hydra.sweep.dir={folder}")
 
 
-def _extended(words: Sequence[str], *new: str) -> list[str]:
+def _extend_words(words: Sequence[str], *new: str) -> list[str]:
     """Return ``words`` with more overrides after the last one: flags must not separate them."""
     places = [n for n, word in enumerate(words, 1) if "=" in word and not word.startswith("-")]
     end = places[-1] if places else len(words)
@@ -141,7 +141,7 @@ def read_definition(name: str, definitions: Path) -> dict[str, Any]:
         ConfigError: if there is no such file, it is not a mapping, or it holds a secret.
     """
     path = definitions / f"{name}.yaml"
-    with translated(lambda reason: ConfigError(f"sweep={name}: cannot be read ({reason})")):
+    with translate_errors(lambda reason: ConfigError(f"sweep={name}: cannot be read ({reason})")):
         if not path.is_file():
             known = ", ".join(sorted(each.stem for each in definitions.glob("*.yaml")))
             raise ConfigError(f"sweep={name}: no such file in {definitions}; choose one of {known}")
@@ -157,7 +157,7 @@ def as_word(value: object) -> str:
     """Return a value as it is typed; a list is the values to try."""
     if isinstance(value, list):
         return ",".join(map(as_word, value))
-    return shown(value)
+    return format_value(value)
 
 
 def jobs_at_a_time() -> int | None:

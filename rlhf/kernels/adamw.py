@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.kernels.compiling import compiled
+from rlhf.kernels.compiling import compile_kernel
 
 _Pointer, _Size, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -84,5 +84,5 @@ class AdamwKernel:
 
 def adamw_kernel() -> AdamwKernel | None:
     """Return the kernel, or None if it cannot be compiled."""
-    library = compiled("adamw")
+    library = compile_kernel("adamw")
     return None if library is None else AdamwKernel(library)

@@ -12,9 +12,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rlhf.base.host_copies import sent
+from rlhf.base.host_copies import copy_to_device
 from rlhf.kernels.adamw import AdamwScalars, SplitState
-from rlhf.kernels.triton_trial import tried
+from rlhf.kernels.triton_trial import try_kernels
 
 PART = 2**16  # weights per program: few rows in the table, many programs for a GPU to balance
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
@@ -35,7 +35,7 @@ class ParameterTable:
     ) -> None:
         self._kernels = kernels
         self._device = device
-        self._parts = sent(parts(sizes, part), device)
+        self._parts = copy_to_device(chunk_table(sizes, part), device)
 
     def squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sum of the squares of bf16 gradients, in fp64; None counts as zeros."""
@@ -54,7 +54,7 @@ class ParameterTable:
         """Take one AdamW step on bf16 gradients, in place; nothing changes without a gradient."""
         kept = _contiguous(gradients)
         addresses, align = self._addresses(kept, *zip(*states, strict=True))
-        scalars = sent(torch.tensor([_scalars(each) for each in numbers]), self._device)
+        scalars = copy_to_device(torch.tensor([_scalars(each) for each in numbers]), self._device)
         half = states[0].first.dtype is torch.bfloat16
         self._launch("step", addresses, scalars, HALF=half, ALIGN=align)
 
@@ -66,7 +66,7 @@ class ParameterTable:
         ``halves`` are the upper and lower halves of the weights, as in ``SplitState``.
         """
         addresses, align = self._addresses(averages, *zip(*halves, strict=True))
-        share = sent(torch.tensor([new]), self._device)
+        share = copy_to_device(torch.tensor([new]), self._device)
         self._launch("average", addresses, share, ALIGN=align)
 
     def _addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
@@ -76,14 +76,14 @@ class ParameterTable:
             for row in zip(*columns, strict=True)
         ]
         is_wide = all(address % WIDE == 0 for row in rows for address in row)
-        return sent(torch.tensor(rows), self._device), WIDE if is_wide else 1
+        return copy_to_device(torch.tensor(rows), self._device), WIDE if is_wide else 1
 
     def _launch(self, name: str, addresses: Tensor, *arguments: Tensor, **constants: int) -> None:
         kernel = getattr(self._kernels, name)[len(self._parts),]
         kernel(addresses, self._parts, *arguments, **constants, BLOCK=BLOCK, **EXACT)
 
 
-def parts(sizes: Sequence[int], part: int) -> Tensor:
+def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
     """Return rows (tensor, start, end) that cut tensors of given ``sizes`` into parts."""
     rows = []
     for tensor, size in enumerate(sizes):
@@ -94,10 +94,10 @@ def parts(sizes: Sequence[int], part: int) -> Tensor:
 
 
 @cache
-def gpu_kernels(device: torch.device) -> ModuleType | None:
+def adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the kernels for a GPU; None, and a line in the log, if they do not run there."""
     otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
-    return tried(partial(_load, device), otherwise=otherwise)
+    return try_kernels(partial(_load, device), otherwise=otherwise)
 
 
 def _load(device: torch.device) -> ModuleType:

@@ -77,7 +77,7 @@ def _step(row, numbers, at, mask, HALF: tl.constexpr, ALIGN: tl.constexpr):
     m += new1 * (gradient - m)
     v = v * beta2 + new2 * gradient * gradient
     root = tl.sqrt_rn(tl.div_rn(v, correction2)) + eps
-    weights = _joined(tl.load(high, mask), tl.load(low, mask)) * keep
+    weights = _join_halves(tl.load(high, mask), tl.load(low, mask)) * keep
     weights -= tl.div_rn(rate * m, root)
     bits = weights.to(tl.int32, bitcast=True)
     tl.store(low, bits.to(tl.int16), mask)
@@ -94,7 +94,7 @@ def _average(row, at, mask, new, ALIGN: tl.constexpr):
     high = tl.load(_pointer(row + 1, tl.int16, ALIGN) + at, mask)
     low = tl.load(_pointer(row + 2, tl.int16, ALIGN) + at, mask)
     old = tl.load(mean, mask)
-    tl.store(mean, old + new * (_joined(high, low) - old), mask)
+    tl.store(mean, old + new * (_join_halves(high, low) - old), mask)
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def _pointer(entry, TYPE: tl.constexpr, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def _joined(high, low):
+def _join_halves(high, low):
     """Return the fp32 numbers with the bits 65536 * high + low."""
     return ((high.to(tl.int32) << 16) + low.to(tl.int32)).to(tl.float32, bitcast=True)
 

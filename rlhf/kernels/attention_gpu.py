@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.kernels.triton_trial import tried
+from rlhf.kernels.triton_trial import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # rows and columns of the smallest product of tensor cores
@@ -34,7 +34,7 @@ class GpuAttention:
         query_BQD: Tensor,
         key_BKD: Tensor,
         value_BKD: Tensor,
-        memory_2RKLD: Tensor,
+        kv_cache_2RKLD: Tensor,
         positions_B: Tensor,
     ) -> Tensor:
         """Store keys and values at ``positions_B`` of a layer's KV cache; return (B, Q, D).
@@ -43,17 +43,17 @@ class GpuAttention:
         root of D.
         """
         rows, num_heads, size = query_BQD.shape
-        num_kv_heads = memory_2RKLD.shape[2]
+        num_kv_heads = kv_cache_2RKLD.shape[2]
         newest = (query_BQD, key_BKD, value_BKD)
-        assert memory_2RKLD.is_contiguous()
+        assert kv_cache_2RKLD.is_contiguous()
         assert positions_B.is_contiguous()
         assert all(each.stride(2) == 1 for each in newest)
         out_BQD = query_BQD.new_empty(rows, num_heads, size)
         strides = [each.stride(axis) for each in newest for axis in (0, 1)]
-        strides += [memory_2RKLD.stride(axis) for axis in (0, 2)]
+        strides += [kv_cache_2RKLD.stride(axis) for axis in (0, 2)]
         self._kernels.attend[rows, num_kv_heads](
             newest,
-            memory_2RKLD,
+            kv_cache_2RKLD,
             positions_B,
             out_BQD,
             tuple(strides),
@@ -85,7 +85,7 @@ def gpu_attention(
         return None
     otherwise = "torch attends over the KV cache to the longest row's length, which is slower"
     load = partial(_load, device, dtype, group, size)
-    kernels = tried(load, otherwise=otherwise)
+    kernels = try_kernels(load, otherwise=otherwise)
     return None if kernels is None else GpuAttention(kernels)
 
 
@@ -93,11 +93,11 @@ def _load(device: torch.device, dtype: torch.dtype, group: int, size: int) -> Mo
     """Import the kernel; compile and launch it, on one row of two tokens."""
     from rlhf.kernels import attention_triton
 
-    memory_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)
+    kv_cache_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)
     query_BQD = torch.zeros(1, group, size, dtype=dtype, device=device)
     key_BKD = query_BQD[:, :1]
     positions_B = torch.ones(1, dtype=torch.int64, device=device)
     attend = GpuAttention(attention_triton)
-    found = attend(query_BQD, key_BKD, key_BKD, memory_2RKLD, positions_B)
+    found = attend(query_BQD, key_BKD, key_BKD, kv_cache_2RKLD, positions_B)
     float(found.sum())  # waits: a launch that fails is noticed here
     return attention_triton

@@ -10,20 +10,20 @@ import triton.language as tl
 
 
 @triton.jit
-def attend(newest, memory, positions, out, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr):
+def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr):
     """Store the newest key and value at the row's position; write the attention of its queries.
 
     ``newest`` are queries, keys and values; ``strides`` are theirs of tokens and heads, and those
-    of ``memory`` from keys to values and from head to head. SIZES are the query heads per key head
-    and the size of a head, then powers of two that hold them. The newest token comes first, from
-    registers: so no score is missing, and no store has to be waited for.
+    of ``kv_cache`` from keys to values and from head to head. SIZES are the query heads per key
+    head and the size of a head, then powers of two that hold them. The newest token comes first,
+    from registers: so no score is missing, and no store has to be waited for.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # products of row pass 2^31
     group, at = tl.arange(0, SIZES[2]), tl.arange(0, SIZES[3])
     heads, is_part = (head * SIZES[0] + group)[:, None], at < SIZES[1]
     is_query = (group < SIZES[0])[:, None] & is_part[None, :]
     position = tl.load(positions + row)
-    keys = memory + (row * tl.num_programs(1) + head) * strides[7]
+    keys = kv_cache + (row * tl.num_programs(1) + head) * strides[7]
     values = keys + strides[6]
     q = tl.load(newest[0] + row * strides[0] + heads * strides[1] + at[None, :], is_query, 0.0)
     k = tl.load(newest[1] + row * strides[2] + head * strides[3] + at, is_part, 0.0)

@@ -38,7 +38,7 @@ class _Failure(Exception):
     """The reason why a kernel cannot be compiled or loaded."""
 
 
-def compiled(name: str, *, half: bool = True) -> ctypes.CDLL | None:
+def compile_kernel(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
     Where the type of numbers is not an argument of a function, it is bf16, or fp32 if ``half`` is
@@ -47,7 +47,7 @@ def compiled(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     return kernel(name, usable_isa(), half=half).library
 
 
-def describe(*, half: bool) -> str:
+def describe_kernels(*, half: bool) -> str:
     """Return one line with the kernels that a run in bf16 (``half``) or fp32 uses here, or why not.
 
     It compiles them if they are not in the cache.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.kernels.compiling import compiled
+from rlhf.kernels.compiling import compile_kernel
 
 LANES = 16  # numbers that a vector load may read behind the end of a table, at most
 
@@ -127,7 +127,7 @@ def decode_library(dtype: torch.dtype) -> Any | None:
     """Return the compiled functions for numbers of ``dtype``, or None if they cannot run here."""
     if dtype not in {torch.bfloat16, torch.float32}:
         return None
-    return compiled("decode", half=dtype is torch.bfloat16)
+    return compile_kernel("decode", half=dtype is torch.bfloat16)
 
 
 class DecodeProgram:
@@ -183,34 +183,32 @@ class DecodeProgram:
         """Add y = norm(x); ``y`` may be ``x``."""
         self._add(_Kind.norm, self._norm(norm, x, y))
 
-    def turn(
-        self, heads: HeadsAt, norm: Norm | None, rotation: tuple[Tensor, Tensor] | None
-    ) -> None:
+    def turn(self, heads: HeadsAt, norm: Norm | None, rotary: tuple[Tensor, Tensor] | None) -> None:
         """Add the norm of each of the heads, then their rotation by the tokens' positions.
 
-        ``rotation`` holds the tables cos and sin (positions, turned) in fp32; the first half of
+        ``rotary`` holds the tables cos and sin (positions, turned) in fp32; the first half of
         each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
         """
         own = None if norm is None else self._keep(self._norm(norm, 0, 0))
         step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
-        if rotation is not None:
-            padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotation)
+        if rotary is not None:
+            padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotary)
             step.cos, step.sin = (self._at(table) for table in padded)
-            step.turned = rotation[0].shape[1]
+            step.turned = rotary[0].shape[1]
         self._add(_Kind.turn, step)
 
     def attend(
-        self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], memory_2RKLD: Tensor, *, mixed: int
+        self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], kv_cache_2RKLD: Tensor, *, mixed: int
     ) -> None:
         """Add causal attention of queries, keys and values over a layer's KV cache.
 
         Keys and values of all tokens are stored in the KV cache first. Then each token attends to
         its own row, up to its position.
         """
-        capacity, size = memory_2RKLD.shape[3:]
+        capacity, size = kv_cache_2RKLD.shape[3:]
         step = _Attention(
             *(_Heads(*each) for each in heads),
-            *(self._at(numbers_RKLD) for numbers_RKLD in memory_2RKLD.unbind()),
+            *(self._at(numbers_RKLD) for numbers_RKLD in kv_cache_2RKLD.unbind()),
             *(capacity, size, size**-0.5, mixed),
         )
         self._add(_Kind.remember, step)

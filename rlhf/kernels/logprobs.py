@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.kernels.compiling import compiled
+from rlhf.kernels.compiling import compile_kernel
 from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_logprob_kernel
 
 
@@ -24,7 +24,7 @@ def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
     """Return the kernel for logits like these on a CPU, which also draws, or None."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
-    library = compiled("logprobs", half=logits.dtype is torch.bfloat16)
+    library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
     return None if library is None else LogprobKernel(library, logits.dtype)
 
 

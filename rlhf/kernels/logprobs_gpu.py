@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rlhf.kernels.triton_trial import tried
+from rlhf.kernels.triton_trial import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
@@ -23,7 +23,7 @@ def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
     """Return the kernel for logits like these on a GPU, or None if it cannot run there."""
     if logits.dtype not in DTYPES:
         return None
-    kernels = gpu_kernels(logits.device)
+    kernels = logprobs_gpu_kernels(logits.device)
     return None if kernels is None else GpuLogprobKernel(kernels)
 
 
@@ -65,10 +65,10 @@ class GpuLogprobKernel:
 
 
 @cache
-def gpu_kernels(device: torch.device) -> ModuleType | None:
+def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the kernels for a GPU; None, and a line in the log, if they do not run there."""
     otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
-    return tried(partial(_load, device), otherwise=otherwise)
+    return try_kernels(partial(_load, device), otherwise=otherwise)
 
 
 def _load(device: torch.device) -> ModuleType:

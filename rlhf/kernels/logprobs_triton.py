@@ -14,7 +14,7 @@ LEAST: tl.constexpr = tl.constexpr(-1e4)  # replaces log 0, so that 0 log 0 = 0;
 
 
 @triton.jit
-def read(logits, ids, log_sums, entropies, picked, scale, size, BLOCK: tl.constexpr):
+def reduce_row_kernel(logits, ids, log_sums, entropies, picked, scale, size, BLOCK: tl.constexpr):
     """Write log-sum-exp and entropy of each row of scale * logits, and the logit of its id.
 
     The sums of p and of p log p are relative to the largest logit so far; both are rescaled when a

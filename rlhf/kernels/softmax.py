@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.kernels.compiling import compiled
+from rlhf.kernels.compiling import compile_kernel
 
 
 def softmax_(scores: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def softmax_slopes_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
 
 def _library_for(x: Tensor) -> Any | None:
     assert x.is_contiguous()
-    return compiled("softmax") if x.is_cpu and x.dtype is torch.bfloat16 else None
+    return compile_kernel("softmax") if x.is_cpu and x.dtype is torch.bfloat16 else None
 
 
 def _sizes(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:

@@ -9,7 +9,7 @@ from types import ModuleType
 logger = logging.getLogger(__name__)
 
 
-def tried(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
+def try_kernels(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
     """Return the kernels of ``load``, which imports and launches them; log if they do not run.
 
     Then the result is None and ``otherwise``, the consequence, is in the log. Triton comes with

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
@@ -19,8 +19,8 @@ from rlhf.models.pretrained import load_pretrained
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.train_settings import checkpoint_gradients, compile_layers, set_dropout
-from rlhf.models.weight_files import require_finite
-from rlhf.models.zero3_init import Shard, drawn_in_blocks, shard_parameters
+from rlhf.models.weight_files import require_finite_weights
+from rlhf.models.zero3_init import Shard, draw_in_blocks, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -125,7 +125,7 @@ def _build(
                     embeddings.weight.data = embeddings.weight.data.float()
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
-        shard_parameters(model, shard, partial(require_finite, source=source))
+        shard_parameters(model, shard, partial(require_finite_weights, source=source))
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
     set_dropout(model, source.dropout)
@@ -152,8 +152,8 @@ def _from_architecture(
     # Embeddings that will be resized must be drawn whole, before anything is sharded.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
     with (
-        translated(partial(_no_architecture, source.key, fields)),
-        nullcontext() if is_whole else drawn_in_blocks(shard),
+        translate_errors(partial(_no_architecture, source.key, fields)),
+        nullcontext() if is_whole else draw_in_blocks(shard),
     ):
         return auto_class.from_config(
             config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
@@ -169,7 +169,7 @@ def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig
     from transformers import AutoConfig
 
     rest = {name: value for name, value in fields.items() if name != "model_type"}
-    with translated(partial(_no_architecture, key, fields)):
+    with translate_errors(partial(_no_architecture, key, fields)):
         return AutoConfig.for_model(fields.get("model_type"), **rest)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.base.decoder_modules import BlockOrder, BlockParts, DecoderParts
+from rlhf.base.decoder_modules import BlockModules, BlockOrder, DecoderModules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -140,7 +140,7 @@ def family_of(model: PreTrainedModel) -> Family:
     return FAMILIES.get(model.config.model_type, UNKNOWN)
 
 
-def decoder_parts(model: PreTrainedModel, *, tokens: int) -> DecoderParts | None:
+def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModules | None:
     """Return the parts of ``model`` for fused decoding of sequences of up to ``tokens`` tokens.
 
     Returns None if the family has no ``block``, for a sliding window shorter than ``tokens``, and
@@ -156,15 +156,15 @@ def decoder_parts(model: PreTrainedModel, *, tokens: int) -> DecoderParts | None
     if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
         return None
     heads = config.num_attention_heads
-    positions = part_of(base, family.positions)
-    tail = (part_of(base, name) for name in family.tail)
-    return DecoderParts(
-        tokens=part_of(base, family.tokens),
+    positions = submodule(base, family.positions)
+    tail = (submodule(base, name) for name in family.tail)
+    return DecoderModules(
+        tokens=submodule(base, family.tokens),
         positions=positions,
         position_offset=getattr(positions, "offset", 0),
-        project_in=part_of(base, family.project_in),
-        rotary=part_of(base, family.rotary),
-        blocks=[_block_parts(block, family.block) for block in part_of(base, family.blocks)],
+        project_in=submodule(base, family.project_in),
+        rotary=submodule(base, family.rotary),
+        blocks=[_block_modules(block, family.block) for block in submodule(base, family.blocks)],
         order=family.order(config),
         final=[module for module in tail if module is not None],
         head=model.get_output_embeddings(),
@@ -175,18 +175,18 @@ def decoder_parts(model: PreTrainedModel, *, tokens: int) -> DecoderParts | None
     )
 
 
-def part_of(module: Any, name: str | None) -> Any:
+def submodule(module: Any, name: str | None) -> Any:
     """Return the part of ``module`` at a dotted ``name``; None if the model has no such part."""
     if name is None:
         return None
     return reduce(lambda part, child: getattr(part, child, None), name.split("."), module)
 
 
-def _block_parts(block: Any, names: BlockNames) -> BlockParts:
-    joined = tuple(part_of(block, name) for name in names.query_key_value)
+def _block_modules(block: Any, names: BlockNames) -> BlockModules:
+    joined = tuple(submodule(block, name) for name in names.query_key_value)
     single = {
-        field: part_of(block, name)
+        field: submodule(block, name)
         for field, name in names._asdict().items()
         if field != "query_key_value"
     }
-    return BlockParts(query_key_value=joined, **single)
+    return BlockModules(query_key_value=joined, **single)

@@ -93,7 +93,7 @@ def set_output_layer(pretrained: PreTrainedModel) -> bool:
     return True
 
 
-def kept_logprobs(model: TokenModel, batch: SequenceBatch) -> Tensor:
+def logprobs_of_kept(model: TokenModel, batch: SequenceBatch) -> Tensor:
     """Return log-probabilities (N,) of the kept tokens of ``batch``, row by row.
 
     Tokens in column 0 are skipped: nothing predicts them.

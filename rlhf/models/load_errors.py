@@ -20,7 +20,7 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
             f"it, then switch on {group}.trust_remote_code"
         )
     if key == RUN_FOLDER:
-        return _damaged_run(folder, reason, what=what)
+        return _damaged_run_error(folder, reason, what=what)
     if folder.is_dir():
         return CheckpointError(
             f"{key}={place} does not hold {what}: a Hugging Face folder has config.json, "
@@ -33,7 +33,7 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
     )
 
 
-def _damaged_run(folder: Path, reason: str, *, what: str) -> CheckpointError:
+def _damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointError:
     """Return the error for a folder that a run wrote, which that run can write again."""
     is_tokenizer = folder.name == "tokenizer"  # RUN_DIR/tokenizer; models are RUN_DIR/PHASE/NAME
     run_dir = folder.parent if is_tokenizer else folder.parent.parent

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def add_adapters(
 
 def has_adapters(module: nn.Module) -> bool:
     """Return True if any layer of ``module`` has an adapter."""
-    return any(True for _ in _adapted_layers(module))
+    return any(True for _ in _iterate_adapted_layers(module))
 
 
 def is_adapter_name(parameter_name: str) -> bool:
@@ -94,7 +94,7 @@ def is_adapter_name(parameter_name: str) -> bool:
 @contextmanager
 def adapters_off(module: nn.Module) -> Iterator[None]:
     """Switch off the adapters of ``module`` within the context."""
-    layers = [layer for _, layer in _adapted_layers(module)]
+    layers = [layer for _, layer in _iterate_adapted_layers(module)]
     before = [layer._disable_adapters for layer in layers]
     # peft's own switch would also change requires_grad, which ZeRO's optimizer has already read.
     for layer in layers:
@@ -106,7 +106,7 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = was_off
 
 
-def merged_stream(
+def stream_merged(
     model: nn.Module, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of ``stream``, all of ``model``, with adapters merged: W + scaling * B A.
@@ -115,7 +115,7 @@ def merged_stream(
     one another, and are held until all three have arrived. The sum is computed in fp32 and rounded
     to the dtype of W.
     """
-    layers, held = dict(_adapted_layers(model)), dict[str, Tensor]()
+    layers, held = dict(_iterate_adapted_layers(model)), dict[str, Tensor]()
     parts = ("base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight")
     names = {f"{layer}.{part}": layer for layer in layers for part in parts}
     for name, tensor in stream:
@@ -126,7 +126,7 @@ def merged_stream(
         held[name] = tensor.clone()
         if len(held) == len(parts):
             weight, a_RI, b_OR = (held.pop(f"{layer}.{part}") for part in parts)
-            yield f"{layer}.weight", _low_rank(layers[layer], a_RI, b_OR).merged_into(weight)
+            yield f"{layer}.weight", _low_rank(layers[layer], a_RI, b_OR).merge_into(weight)
 
 
 def adapter_of(linear: nn.Module) -> LowRank | None:
@@ -226,13 +226,13 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
             "adapter_config.json to the base of the training run"
         )
 
-    with translated(source.failure):
+    with translate_errors(source.failure):
         file = cached_file(source.path, "adapter_model.safetensors", revision=source.revision)
         weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
     largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)
     if not isinstance(config.r, int) or config.r > largest:
         raise misfit(f"adapter_config.json has r={config.r!r}, its weights have rank {largest}")
-    with translated(misfit):
+    with translate_errors(misfit):
         lora = LoraModel(base, config, ADAPTER)
         try:
             result = set_peft_model_state_dict(base, weights)
@@ -251,7 +251,7 @@ def _is_saved(model: PreTrainedModel, name: str) -> bool:
     return is_adapter_name(name) or name.partition(".")[0] in heads
 
 
-def _adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _iterate_adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, layer in module.named_modules():
         if _is_adapted(layer):
             yield name, layer

@@ -41,7 +41,7 @@ def forward_operations(
 ) -> float:
     """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
     shape = model.shape
-    products = 2 * (shape.multiplied + model.extra_weights) * tokens
+    products = 2 * (shape.multiplied_weights + model.extra_weights) * tokens
     # Half of 4 FLOPs per pair of tokens: a token attends only to the tokens before it.
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab
@@ -102,7 +102,7 @@ def _use(
     adapters = shape.adapter_weights(rank) if has_adapters else 0
     trained = 0 if role.is_frozen else weights
     if has_adapters:
-        rest = weights - shape.multiplied if lora.train_rest else 0
+        rest = weights - shape.multiplied_weights if lora.train_rest else 0
         head = shape.embedding if is_scorer and not lora.train_rest else 0
         trained = adapters + rest + head
     own = config.reward_model if is_scorer else config.model

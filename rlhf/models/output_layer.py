@@ -95,11 +95,11 @@ class _FusedLogprobs(torch.autograd.Function):
         options: LogprobOptions,
         block: Block,
     ) -> tuple[Tensor, Tensor]:
-        columns = _parts(len(weight_VH), block.vocabulary)
+        columns = _chunks(len(weight_VH), block.vocabulary)
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         log_sum_KN, entropy_KN = hidden_NH.new_empty((2, len(columns), len(ids_N)), dtype=exact)
         picked_N = torch.empty_like(log_sum_KN[0])
-        for rows in _parts(len(ids_N), block.tokens):
+        for rows in _chunks(len(ids_N), block.tokens):
             for k, column in enumerate(columns):
                 logits_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
@@ -126,9 +126,9 @@ class _FusedLogprobs(torch.autograd.Function):
         weight_slope = new_slope(weight_VH) if wants_weight else None
         bias_slope = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            for rows in _parts(len(ids_N), ctx.block.tokens):
+            for rows in _chunks(len(ids_N), ctx.block.tokens):
                 given = [x_N[rows] for x_N in (*sums, *slopes)]
-                for column in _parts(len(weight_VH), ctx.block.vocabulary):
+                for column in _chunks(len(weight_VH), ctx.block.vocabulary):
                     slope_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
                     _logits_slope_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
                     if hidden_slope is not None:
@@ -160,7 +160,7 @@ def _read(
     if kernel is not None:
         kernel.read(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
-    for part in _parts(len(ids_R), TORCH_TOKENS):
+    for part in _chunks(len(ids_R), TORCH_TOKENS):
         own = (outs[0][part], outs[1][part], outs[2][part])
         _read_by_torch(logits_RW[part], ids_R[part], options, own)
 
@@ -193,7 +193,7 @@ def _logits_slope_(
         scale, (log_sum_R, _, slopes_R, _) = 1 / options.temperature, given
         kernel.slope_(logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes_R)
         return
-    for part in _parts(len(ids_R), TORCH_TOKENS):
+    for part in _chunks(len(ids_R), TORCH_TOKENS):
         _slope_by_torch_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in given))
 
 
@@ -218,6 +218,6 @@ def _within(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return (ids_R >= 0) & (ids_R < size), ids_R.clamp(0, size - 1)
 
 
-def _parts(total: int, size: int | None) -> list[slice]:
+def _chunks(total: int, size: int | None) -> list[slice]:
     size = size or total
     return [slice(i, min(i + size, total)) for i in range(0, total, size)]

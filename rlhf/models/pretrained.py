@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.models.attention import own_attention
 from rlhf.models.lora import adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
     CONSTANTS,
-    require_finite,
+    require_finite_weights,
     some_of,
     stored_dtype,
     tensor_types,
 )
-from rlhf.models.zero3_init import drawn_in_blocks
+from rlhf.models.zero3_init import draw_in_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,7 +60,7 @@ def load_pretrained(
         model = merge_adapter(model, place, config)
     if not mapped or adapters:
         for name, weights in model.named_parameters():  # tied weights once
-            require_finite(name, weights.detach(), source)
+            require_finite_weights(name, weights.detach(), source)
     return model
 
 
@@ -97,7 +97,7 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    with translated(source.failure):
+    with translate_errors(source.failure):
         fields, _ = PreTrainedConfig.get_config_dict(source.path, revision=source.revision)
         _require_trainable(fields, source)
         return AutoConfig.from_pretrained(
@@ -114,7 +114,7 @@ def require_trained_head(source: ModelSource) -> None:
     Raises:
         CheckpointError: if its config describes another model, or there is no config.
     """
-    with translated(partial(source.failure, what="a reward model")):
+    with translate_errors(partial(source.failure, what="a reward model")):
         adapter = _adapter(source)
     if adapter is not None and (adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save):
         raise CheckpointError(
@@ -132,7 +132,7 @@ def require_trained_head(source: ModelSource) -> None:
 
 
 def _adapter(source: ModelSource) -> Any | None:
-    with translated(source.failure):
+    with translate_errors(source.failure):
         return adapter_config(source)
 
 
@@ -144,7 +144,7 @@ def _load(
     auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
 ) -> PreTrainedModel:
     config = load_config(source, **overrides)
-    with translated(source.failure):
+    with translate_errors(source.failure):
         dtype = stored_dtype(source) if mapped else torch.float32
         tensor_types(source)
         load = partial(
@@ -162,7 +162,7 @@ def _load(
         # First without memory: what does not fit the files would be allocated, however large.
         model, found = load(device_map="meta")
         _require_fit(model, found, source)
-        with drawn_in_blocks() if mapped else nullcontext():
+        with draw_in_blocks() if mapped else nullcontext():
             loaded: PreTrainedModel = load()[0]
             return loaded
 

@@ -64,7 +64,7 @@ class ModelShape:
         return self.layers * self.layer + self.outside + self.embedding
 
     @cached_property
-    def multiplied(self) -> int:
+    def multiplied_weights(self) -> int:
         """Return the number of weights that multiply every token: linear layers except the head."""
         inner = self.layers * sum(i * o for i, o in self.matrices)
         return inner + sum(i * o for i, o in self.projections)
@@ -114,10 +114,10 @@ def config_fields(model: ModelConfig, *, key: str = "model") -> dict[str, Any]:
         return _read(file)
     if "model_type" in model.architecture:
         return dict(model.architecture)
-    return _cached(model)
+    return _read_cached_config(model)
 
 
-def _cached(model: ModelConfig) -> dict[str, Any]:
+def _read_cached_config(model: ModelConfig) -> dict[str, Any]:
     """Read config.json of a hub id from the hub cache; return {} if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -204,7 +204,7 @@ def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False)
     )
 
 
-def _fused(
+def _shape_with_fused_qkv(
     *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, outside: int, head: int
 ) -> ModelShape:
     """Return the shape of GPT-2, GPT-NeoX or BLOOM: one QKV matrix, biases everywhere."""
@@ -229,7 +229,7 @@ def _fused(
 
 def _gpt_neox(c: Mapping[str, Any]) -> ModelShape:
     hidden, vocab = c["hidden_size"], c["vocab_size"]
-    return _fused(
+    return _shape_with_fused_qkv(
         layers=c["num_hidden_layers"],
         hidden=hidden,
         heads=c["num_attention_heads"],
@@ -242,7 +242,7 @@ def _gpt_neox(c: Mapping[str, Any]) -> ModelShape:
 
 def _bloom(c: Mapping[str, Any]) -> ModelShape:
     hidden = c.get("n_embed") or c["hidden_size"]
-    shape = _fused(
+    shape = _shape_with_fused_qkv(
         layers=c.get("n_layer") or c["num_hidden_layers"],
         hidden=hidden,
         heads=c.get("n_head") or c["num_attention_heads"],
@@ -256,7 +256,7 @@ def _bloom(c: Mapping[str, Any]) -> ModelShape:
 
 def _gpt2(c: Mapping[str, Any]) -> ModelShape:
     hidden = c["n_embd"]
-    shape = _fused(
+    shape = _shape_with_fused_qkv(
         layers=c["n_layer"],
         hidden=hidden,
         heads=c["n_head"],

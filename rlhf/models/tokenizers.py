@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
@@ -118,7 +118,7 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     failure = partial(load_failure, place, key=key, what="a tokenizer")
-    with translated(failure):
+    with translate_errors(failure):
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
         )

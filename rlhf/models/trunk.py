@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
 from rlhf.models.build import build_actor
-from rlhf.models.families import FAMILIES, family_of, part_of
+from rlhf.models.families import FAMILIES, family_of, submodule
 from rlhf.models.language_model import logprobs_at, set_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 from rlhf.models.sources import ModelSource
@@ -131,7 +131,7 @@ class SharedTrunk(nn.Module):
         base = self.pretrained.base_model
         blocks = list(base.get_submodule(blocks_of(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
-        with _recorded(blocks[len(blocks) - num_branched :]) as calls:
+        with _record_calls(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
         value_BSH = last_BSH
         if self.value_branch is not None:
@@ -210,12 +210,12 @@ def blocks_of(model: PreTrainedModel) -> tuple[str, list[str]]:
             f"ppo.shared_trunk=true: not supported for model_type={model.config.model_type}, only "
             f"for {', '.join(known)}; set ppo.shared_trunk=false"
         )
-    tail = [name for name in family.tail if part_of(model.base_model, name) is not None]
+    tail = [name for name in family.tail if submodule(model.base_model, name) is not None]
     return family.blocks, tail
 
 
 @contextmanager
-def _recorded(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
+def _record_calls(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
     """Yield a list that records the calls of ``blocks`` within the context, in order."""
     calls: list[BlockCall] = []
 

@@ -72,7 +72,7 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
     return types
 
 
-def require_finite(name: str, weights: Tensor, source: ModelSource) -> None:
+def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> None:
     """Raise a CheckpointError if ``weights``, called ``name``, hold NaN or an infinite value."""
     # aminmax needs no memory, and is seven times as fast as isfinite; NaN passes through it.
     if weights.numel() and not torch.stack(torch.aminmax(weights)).isfinite().all():
@@ -104,12 +104,12 @@ def _files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | None]:
     if path is not None:
         return [path], None
     file = cached_file(place, SAFE_WEIGHTS_INDEX_NAME, revision=revision)
-    index = _checked_index(json.loads(Path(file).read_text(encoding="utf-8")), source)
+    index = _check_index(json.loads(Path(file).read_text(encoding="utf-8")), source)
     names = sorted(set(index.values()))
     return cached_files(place, names, revision=revision), index
 
 
-def _checked_index(index: Any, source: ModelSource) -> dict[str, str]:
+def _check_index(index: Any, source: ModelSource) -> dict[str, str]:
     """Return the file of each tensor, from the content of an index."""
     parts = index if isinstance(index, dict) else {}
     files, metadata = parts.get("weight_map"), parts.get("metadata")

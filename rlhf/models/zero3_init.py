@@ -22,7 +22,7 @@ Shard = Callable[[nn.Parameter], Tensor | None]
 
 
 @contextmanager
-def drawn_in_blocks(shard: Shard | None = None) -> Iterator[None]:
+def draw_in_blocks(shard: Shard | None = None) -> Iterator[None]:
     """Make transformers draw random weights in fp32 for models that are built in this context.
 
     With ``shard`` no model is ever whole in memory: a module's memory is freed as soon as it is

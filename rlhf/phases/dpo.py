@@ -24,7 +24,7 @@ from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import placer
 from rlhf.models.build import require_positions
-from rlhf.models.language_model import kept_logprobs
+from rlhf.models.language_model import logprobs_of_kept
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -207,7 +207,7 @@ class DpoTrainer:
 def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, ...]:
     """Return log-probabilities (B,) of chosen and rejected responses, from one forward pass."""
     both = batch.both()
-    logprobs_N, rows_N = kept_logprobs(model, both), TokenPositions.of(both).rows_N
+    logprobs_N, rows_N = logprobs_of_kept(model, both), TokenPositions.of(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return logprobs_B.chunk(2)
 

@@ -20,9 +20,9 @@ from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.ulysses import HeadCounts, shared_attention
 from rlhf.engine.zero3_partition import placer
 from rlhf.models.build import build_actor, lora_spec, require_positions
-from rlhf.models.language_model import LanguageModel, kept_logprobs
-from rlhf.models.sequence_parts import (
-    PartOfLanguageModel,
+from rlhf.models.language_model import LanguageModel, logprobs_of_kept
+from rlhf.models.sequence_shards import (
+    SequenceShardModel,
     attention_of,
     heads_of,
     use_shared_attention,
@@ -136,7 +136,7 @@ class SftTrainer:
             return LanguageModel(model)
         part = self._context.ranks.rank % self._sharing
         tokens = self._context.config.sft.max_tokens
-        return PartOfLanguageModel(model, part=part, parts=self._sharing, tokens=tokens)
+        return SequenceShardModel(model, part=part, parts=self._sharing, tokens=tokens)
 
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
@@ -150,7 +150,7 @@ class SftTrainer:
         )
 
         def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
-            result = sft_loss(kept_logprobs(self.engine, batch))
+            result = sft_loss(logprobs_of_kept(self.engine, batch))
             return result.loss / num_kept, {"sft/loss": result.mean_loss}
 
         _, values = take_step(context, Phase.sft, self.engine, batches, loss_of)
@@ -168,7 +168,7 @@ def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micr
     def measure(rows: Rows, keep_B: torch.Tensor) -> Metrics:
         batch = _collate(context, rows)
         batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
-        return {"loss": sft_loss(kept_logprobs(model, batch)).mean_loss}
+        return {"loss": sft_loss(logprobs_of_kept(model, batch)).mean_loss}
 
     limit = context.config.sft.eval_examples
     found = measure_held_out(context, model, examples, measure, limit=limit, micro=micro)

@@ -55,12 +55,12 @@ def decide(
         raise ConfigError(
             f"{plan.reason}; {known}. plan=only shows the parts, plan=off skips this check"
         )
-    config = chosen(plan)
+    config = resolve_auto(plan)
     validate(config)
     return Decision(config, plan, idle_options(config))
 
 
-def chosen(plan: Plan) -> RunConfig:
+def resolve_auto(plan: Plan) -> RunConfig:
     """Return the plan's configuration with what its ``auto`` and null values stand for."""
     config = plan.config
     for phase in plan.phases:

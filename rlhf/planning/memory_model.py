@@ -141,11 +141,11 @@ def activations(
     # During its own backward pass, a checkpointed layer has all its activations again.
     found = kept * whole + inputs + (whole if model.checkpointed else 0)
     if share > 1:
-        found += exchanged(model, sequences=sequences, tokens=tokens, size=size)
+        found += exchanged_bytes(model, sequences=sequences, tokens=tokens, size=size)
     return round(found / share)
 
 
-def exchanged(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+def exchanged_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
     """Return the bytes that sequences shared by ranks keep in addition to ``activations``.
 
     Each layer keeps the output of attention twice: before and after ranks exchange it.
@@ -192,7 +192,7 @@ def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
     """Return the bytes of half-precision weight copies that autocast keeps in a training pass."""
     if dtype is Dtype.fp32 or size == HALF:
         return 0
-    return HALF * (model.shape.multiplied + model.extra_weights)
+    return HALF * (model.shape.multiplied_weights + model.extra_weights)
 
 
 def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:

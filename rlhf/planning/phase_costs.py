@@ -16,7 +16,7 @@ from rlhf.planning.building_memory import BUILDING, moments_outside_steps
 from rlhf.planning.memory_model import Parts
 from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
 from rlhf.planning.phase_memory import PhaseMemory
-from rlhf.planning.rollout_memory import copied_weights, gathers_weights, kept_between_rollouts
+from rlhf.planning.rollout_memory import copied_weight_bytes, gathers_weights, graph_bytes
 
 KEEPS_BELOW = 0.9  # share of the memory within which graphs are kept: a plan may be a tenth off
 SLACK = 0.05  # share of the seconds on a GPU that its estimate does not tell apart
@@ -83,7 +83,7 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
         return _plan_ppo(scene, like)
     plan = phase_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _micro_batches(scene, plan)
-    return _best([_supervised(scene, plan, micro) for micro in sizes], scene)
+    return _best([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
 
 
 def _best(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
@@ -126,7 +126,7 @@ def _micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
     return divisors(plan.per_rank, max(1, config.hardware.max_micro_batch_size // pair))
 
 
-def _supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
+def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
     """Plan SFT, reward model training or DPO with micro-batches of size ``micro``."""
     at = scene.at
     pair = 2 if scene.phase in (Phase.reward, Phase.dpo) else 1
@@ -169,7 +169,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     sampled = [_sampling(scene, rollout, rows) for rows in counts]
     trained = [_learning(scene, rollout, learning, micro) for micro in sizes]
     generation, training = _best(sampled, scene), _best(trained, scene)
-    kept = kept_between_rollouts(scene, generation.parts, rows=generation.rows or 0)
+    kept = graph_bytes(scene, generation.parts, rows=generation.rows or 0)
     most = max(generation.bytes, training.bytes) + kept.total()
     fits = most <= scene.limit * KEEPS_BELOW
     choice = config.rollout.keep_graphs
@@ -219,7 +219,7 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
-        parts["gathered_weights"] += copied_weights(scene, is_gathered=gathers)
+        parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
         parts["buffers"] += scene.live(actor)
     how = how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)

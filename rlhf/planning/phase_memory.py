@@ -158,7 +158,7 @@ class PhaseMemory:
         follow each prompt, and only they get logits. Ranks that share their sequences divide it.
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
-        lengths = self.load.padded(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
+        lengths = self.load.widths(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
         return _work(
             model,
             lengths,

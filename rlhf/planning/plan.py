@@ -23,7 +23,7 @@ from rlhf.planning.advice import advice
 from rlhf.planning.memory_model import weight_bytes
 from rlhf.planning.phase_costs import PhasePlan, as_fast_as_any, plan_phase
 from rlhf.planning.phase_memory import PhaseMemory
-from rlhf.planning.steps import Loads, assumed_loads
+from rlhf.planning.steps import Loads, assume_loads
 from rlhf.planning.time_model import CostModel, Efficiency
 
 # Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
@@ -201,7 +201,7 @@ def plan_run(
     # and other micro-batches sum in another order, so the same seed would give another run.
     typical = machine_of(config.hardware, typical_rates())
     machine = machine_of(config.hardware)
-    found = assumed_loads(config) if loads is None else loads
+    found = assume_loads(config) if loads is None else loads
     # Built once for all candidates: no ZeRO setting changes them, and shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
     models = {phase: models_of(config, phase) for phase in order}

@@ -9,7 +9,7 @@ from rlhf.config.machine_rates import GB, GIB
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import Plan
-from rlhf.planning.steps import in_words
+from rlhf.planning.steps import describe_examples
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +28,7 @@ PARTS = (
 )
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
     zero, machine = plan.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
@@ -71,7 +71,7 @@ def _host(plan: Plan) -> int:
     return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
 
 
-def summary(plan: Plan) -> str:
+def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
     return f"{_setting(plan)} for {counts(plan)}" if plan.fits else f"does not fit: {plan.reason}"
 
@@ -90,7 +90,7 @@ def counts(plan: Plan) -> str:
         f"{phase.phase} {number} step{'' if number == '1' else 's'} of {batches[phase.phase]}"
         for phase, number in zip(plan.phases, steps, strict=True)
     )
-    return f"{', '.join(phases)}, from {in_words(config.data)}"
+    return f"{', '.join(phases)}, from {describe_examples(config.data)}"
 
 
 def _setting(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from rlhf.planning.phase_memory import PhaseMemory
 GRAPH_LOGIT = HALF + 3 * SINGLE
 
 
-def copied_weights(scene: PhaseMemory, *, is_gathered: bool) -> int:
+def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     """Return the bytes of weights that the fast rollout copies.
 
     On a CPU all are copied into the order in which they are read. A GPU reads the model's own,
@@ -39,7 +39,7 @@ def gathers_weights(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
             return choice is When.always or (choice is When.auto and needed <= scene.limit)
 
 
-def kept_between_rollouts(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
+def graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
     """Return the bytes by purpose of CUDA graphs of ``rows`` rows and of all that they read.
 
     ``during`` has the bytes of the rollout. The result is empty if nothing may be kept.
@@ -52,5 +52,5 @@ def kept_between_rollouts(scene: PhaseMemory, during: Parts, *, rows: int) -> Pa
     return Counter(
         kv_cache=during["kv_cache"],
         logits=rows * actor.shape.vocab * GRAPH_LOGIT,
-        gathered_weights=copied_weights(scene, is_gathered=False),
+        gathered_weights=copied_weight_bytes(scene, is_gathered=False),
     )

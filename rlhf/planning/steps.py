@@ -43,7 +43,7 @@ class Load:
         """Return the greatest length in tokens."""
         return self.lengths[-1]
 
-    def padded(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
+    def widths(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
         """Return the length that each of ``passes`` micro-batches of ``micro`` is padded to.
 
         This is the expected length of its longest sequence. If ``is_sorted``, a micro-batch takes
@@ -65,7 +65,7 @@ class Load:
 Loads = Mapping[Phase, Load]
 
 
-def assumed_loads(config: RunConfig) -> dict[Phase, Load]:
+def assume_loads(config: RunConfig) -> dict[Phase, Load]:
     """Return the loads of data that was not read: every sequence has its maximum length."""
     longest = {
         Phase.sft: config.sft.max_tokens,
@@ -105,7 +105,7 @@ def total_examples(data: DataConfig) -> int | None:
     return data.size or _lines(data)
 
 
-def in_words(data: DataConfig) -> str:
+def describe_examples(data: DataConfig) -> str:
     """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl"."""
     total = total_examples(data)
     if data.source is Source.synthetic:

@@ -141,7 +141,7 @@ def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool =
     moved = size * (INT8 if is_int8 else 1)
     seconds = 0.0
     if machine.ranks > 1:
-        seconds = _spread_seconds(at, moved, within_node=within_node)
+        seconds = _all_gather_seconds(at, moved, within_node=within_node)
     if offloads_weights(model.role, zero):
         if zero.nvme_path is not None and not model.role.is_frozen:
             return seconds + size / machine.nodes / machine.nvme_of_node
@@ -149,7 +149,7 @@ def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool =
     return seconds
 
 
-def _spread_seconds(at: CostModel, moved: float, *, within_node: bool = False) -> float:
+def _all_gather_seconds(at: CostModel, moved: float, *, within_node: bool = False) -> float:
     """Return the seconds of an all-gather, or equally a reduce-scatter, of ``moved`` bytes."""
     machine = at.machine
     per_node = machine.ranks_per_node
@@ -203,7 +203,7 @@ def _reduce_seconds(at: CostModel, model: ModelUse) -> float:
     is_int4 = zero.quantize_gradients and machine.nodes > 1  # within one node: full precision
     moved = model.trained * at.size(model) * (INT8 / 2 if is_int4 else 1)
     both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  all-reduce below stage 2
-    return both * _spread_seconds(at, moved)
+    return both * _all_gather_seconds(at, moved)
 
 
 def optimizer_seconds(at: CostModel, model: ModelUse) -> float:
@@ -213,7 +213,7 @@ def optimizer_seconds(at: CostModel, model: ModelUse) -> float:
     share = model.trained / (machine.ranks if stage else 1)
     back = 0.0
     if stage in (1, 2) and machine.ranks > 1:
-        back = _spread_seconds(at, model.trained * at.size(model))
+        back = _all_gather_seconds(at, model.trained * at.size(model))
     # On a CPU the states are in the host's memory in any case.
     if not zero.offload_optimizer or not stage or not machine.is_gpu:
         return share * ADAM_BYTES / at.bandwidth + back

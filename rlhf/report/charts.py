@@ -71,7 +71,7 @@ def line_chart(
     if not shown:
         return None
     said = "; ".join(
-        f"{line.label} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
+        f"{line.label} from {number_text(line.points[0][1])} to {number_text(line.points[-1][1])}"
         for line in shown
     )
     longest = max(len(line.points) for line in shown)
@@ -92,19 +92,19 @@ def line_chart(
             "ticks": x_ticks,
             "healthy": _band(healthy, [y for line in shown for _, y in line.points]),
             "flags": [flag.x for flag in flags],
-            "lines": [_drawn(line) for line in shown],
+            "lines": [_line_data(line) for line in shown],
         },
     )
 
 
-def number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a value in few characters."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"  # noqa: PLR2004
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
+def thin_points(points: Sequence[Point]) -> list[Point]:
     """Return at most ``MOST_POINTS`` points: the lowest and the highest of each bucket."""
     if len(points) <= MOST_POINTS:
         return list(points)
@@ -129,21 +129,21 @@ def _finite(line: Line) -> Line:
     )
 
 
-def _drawn(line: Line) -> dict[str, Any]:
+def _line_data(line: Line) -> dict[str, Any]:
     """Return the data of a line; columns that it does not have are left out."""
-    points = line.points if line.half or line.names else thinned(line.points)
+    points = line.points if line.half or line.names else thin_points(line.points)
     columns = {
-        "x": _rounded(x for x, _ in points),
-        "y": _rounded(y for _, y in points),
-        "half": _rounded(line.half),
-        "xHalf": _rounded(line.x_half),
+        "x": _round(x for x, _ in points),
+        "y": _round(y for _, y in points),
+        "half": _round(line.half),
+        "xHalf": _round(line.x_half),
         "names": line.names,
         "settings": line.settings,
     }
     return {"label": line.label, "joined": line.is_joined} | {k: v for k, v in columns.items() if v}
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
+def _round(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
 
 

@@ -72,15 +72,15 @@ class Setting(NamedTuple):
     @property
     def label(self) -> str:
         """Return the values as overrides."""
-        return " ".join(f"{key}={shown(value)}" for key, value in self.values.items()) or "all"
+        return " ".join(f"{key}={as_typed(value)}" for key, value in self.values.items()) or "all"
 
-    def finished(self) -> list[ComparedRun]:
+    def finished_runs(self) -> list[ComparedRun]:
         """Return the runs that have a result."""
         return [run for run in self.runs if run.measures]
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the mean of each measure over the seeds, with its interval."""
-        if not (runs := self.finished()):
+        if not (runs := self.finished_runs()):
             return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
         return {title: estimate([run.measures[title] for run in runs]) for title in titles}
@@ -149,8 +149,8 @@ def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:
 
 def difference(first: Setting, other: Setting, title: str) -> Difference:
     """Return the difference of a measure between ``other`` and ``first``."""
-    ours = {run.seed: run.measures[title] for run in first.finished()}
-    theirs = {run.seed: run.measures[title] for run in other.finished()}
+    ours = {run.seed: run.measures[title] for run in first.finished_runs()}
+    theirs = {run.seed: run.measures[title] for run in other.finished_runs()}
     common = sorted(ours.keys() & theirs.keys())
     if len(common) > 1 or ours.keys() == theirs.keys():
         found = estimate([theirs[s] - ours[s] for s in common])
@@ -205,13 +205,13 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
     from rich import box
     from rich.table import Table
 
-    done = [setting for setting in settings if setting.finished()]
+    done = [setting for setting in settings if setting.finished_runs()]
     caption = f"Differences are from {done[0].label}; -: none can be told." if done else None
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for title in ("setting", "measure", "mean", "difference", ""):
         table.add_column(title, justify="right" if title in {"mean", "difference"} else "left")
     for setting in settings:
-        count = f"{len(setting.finished())} of {len(setting.runs)} runs"
+        count = f"{len(setting.finished_runs())} of {len(setting.runs)} runs"
         names = iter((setting.label, count))
         for title, mean in setting.estimates().items():
             is_compared = setting is not done[0] and title in done[0].estimates()
@@ -224,7 +224,7 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
     return table
 
 
-def shown(value: object) -> str:
+def as_typed(value: object) -> str:
     """Return a value as it is typed on the command line."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")

@@ -17,7 +17,7 @@ class Headline(NamedTuple):
     is_doubtful: bool
 
 
-def rendered(template: str, *, package: str = __package__, **values: object) -> str:
+def render_template(template: str, *, package: str = __package__, **values: object) -> str:
     """Return the page that a file of the folder ``templates`` of ``package`` makes of ``values``.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
 from rlhf.report.panels import PANELS, Panel, panels_of
-from rlhf.report.run_files import RunFiles, Series
+from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.step_alarms import Alarm
 
@@ -50,7 +50,7 @@ def optimisation(run: RunFiles) -> ChartSection:
     return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
 
 
-def _over_kl(series: Series, name: str, kl: str) -> list[Point]:
+def _over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
     """Return the values of a metric over the square root of KL, by rising KL."""
     kls = dict(series.get(kl, ()))
     points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]

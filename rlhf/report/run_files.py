@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.finite_numbers import measured_run
+from rlhf.base.finite_numbers import restore_nan_of_run
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.config.freeze import frozen_keys
@@ -17,7 +17,7 @@ from rlhf.tracking.step_alarms import Alarm, read_alarms
 
 MOST_SAMPLES = 4000  # the latest samples that the page holds
 
-Series = Mapping[str, Sequence[Point]]  # (step, value) of every metric
+PointsByMetric = Mapping[str, Sequence[Point]]  # (step, value) of every metric
 
 
 class RunFiles(NamedTuple):
@@ -25,7 +25,7 @@ class RunFiles(NamedTuple):
 
     folder: Path
     config: Mapping[str, Any]
-    series: Series
+    series: PointsByMetric
     samples: Sequence[Mapping[str, Any]]
     alarms: Sequence[Alarm]
     result: Mapping[str, Any] | None  # None: the run has not finished
@@ -46,5 +46,5 @@ def read_files(run_dir: Path) -> RunFiles:
         series=series,
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
-        result=None if result is None else measured_run(result),
+        result=None if result is None else restore_nan_of_run(result),
     )

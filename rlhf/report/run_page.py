@@ -14,10 +14,10 @@ from rlhf.base.atomic import replacing
 from rlhf.config.freeze import command_words
 from rlhf.report.alarms import alarms_of
 from rlhf.report.evaluation_section import read_evaluation
-from rlhf.report.page import Headline, rendered
+from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import critic, curves, optimisation, rest, target_of
 from rlhf.report.run_files import RunFiles, read_files
-from rlhf.report.summary import summary_parts
+from rlhf.report.summary import summary_blocks
 from rlhf.tracking.step_alarms import Alarm
 
 REPORT = "report.html"
@@ -42,14 +42,14 @@ def run_page(run: RunFiles) -> str:
     result = run.result
     words = command_words(run.folder)
     sections = [optimisation(run), *curves(run), critic(run)]
-    return rendered(
+    return render_template(
         "run.html",
         script="samples.js",
         title=f"{run.config['name']}, seed {run.config['seed']}",
         verdict=_verdict(run),
         place=run.folder,
         run=run,
-        results=[] if result is None else list(summary_parts(result)),
+        results=[] if result is None else list(summary_blocks(result)),
         evaluation=read_evaluation(run.folder),
         alarms=[(alarm, _last_samples(run, alarm)) for alarm in run.alarms],
         doubts=[] if result is None else alarms_of(result["phases"]),

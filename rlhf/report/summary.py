@@ -40,7 +40,7 @@ class SummaryRow(NamedTuple):
     after: str = ""
 
 
-class SummaryPart(NamedTuple):
+class SummaryBlock(NamedTuple):
     """The measures of a phase, or of the whole run, and the time that it took."""
 
     name: str
@@ -81,7 +81,7 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     table.add_column("measure")
     for column in ("before", "after", "time"):
         table.add_column(column, justify="right")
-    for part in summary_parts(result):
+    for part in summary_blocks(result):
         names = iter((part.name, part.duration))
         for row in part.rows:
             table.add_row(next(names, ""), *row, next(names, ""))
@@ -89,17 +89,17 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def summary_parts(result: Mapping[str, Any]) -> Iterator[SummaryPart]:
+def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
     """Yield the measures of each phase that ran, and of the whole run."""
     for phase, rows in PHASE_ROWS.items():
         if phase in result["phases"]:
             measures = result["phases"][phase]
             is_own = "reused_from" not in measures
             duration = _duration(measures["seconds"] / 3600) if is_own else "reused"
-            yield SummaryPart(phase, list(rows(measures)), duration)
+            yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
         of_run = list(_rows_of_run(result["measured"], result.get("planned")))
-        yield SummaryPart("run", of_run, _duration(result["measured"]["hours"]))
+        yield SummaryBlock("run", of_run, _duration(result["measured"]["hours"]))
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
@@ -190,7 +190,7 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
     yield SummaryRow("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
     yield from _gain_rows(ppo, "score")
-    yield from _part_rows(ppo, "score")
+    yield from _block_rows(ppo, "score")
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -216,11 +216,11 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
         yield from _gain_rows(measures, key)
         if f"{key}_after_ema" in measures:
             yield SummaryRow("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
-        yield from _part_rows(measures, key)
+        yield from _block_rows(measures, key)
     yield SummaryRow("KL to reference, nats", after=_number(measures["kl_to_reference"]))
 
 
-def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
+def _block_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
     for part, before in measures.get(f"{key}_parts_before", {}).items():
         yield SummaryRow(
             f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part])

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
 
 from rlhf.base.intervals import Estimate
-from rlhf.report.charts import Chart, Line, Tick, line_chart, number
-from rlhf.report.comparison import cell, shown
+from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
+from rlhf.report.comparison import as_typed, cell
 
 MOST_MARKS = 5  # values of a parameter that all get a mark on their axis
 WIDE_RATIO = 10  # parameters that span more than this are drawn over their logarithm
@@ -110,18 +110,18 @@ def parameter_chart(
     if len(numbers) < len(values):
         places = [float(index) for index in range(len(values))]
         x_ticks: list[Tick] | None = [
-            Tick(at, shown(value)) for at, value in zip(places, values, strict=True)
+            Tick(at, as_typed(value)) for at, value in zip(places, values, strict=True)
         ]
     else:
         place = math.log10 if _spans_decades(numbers) else float
         places = [place(each) for each in numbers]
         marks = numbers if len(numbers) <= MOST_MARKS else _powers(numbers)
-        x_ticks = [Tick(place(each), number(each)) for each in marks] or None
+        x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
     halves = [_half(each) for each in found]
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
     is_joined = len(values) <= MOST_MARKS or any(each.size > 1 for each in found)
     parameter, _, measure = title.partition(": ")
-    names = [f"{parameter}={shown(value)}" for value in values]
+    names = [f"{parameter}={as_typed(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
     return line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
 
@@ -135,7 +135,7 @@ def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelC
     for title, values in columns:
         width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT)
         heights, marks = _axis_places(values)
-        axes.append(DrawnAxis(title, right + width // 2, _spaced(marks), heights))
+        axes.append(DrawnAxis(title, right + width // 2, _drop_touching_marks(marks), heights))
         right += width
     lanes = []
     for setting, rank in sorted(enumerate(ranks), key=lambda each: each[1]):
@@ -157,17 +157,17 @@ def _half(found: Estimate) -> float:
 
 
 def _value(value: object) -> str:
-    return number(value) if is_number(value) else shown(value)
+    return number_text(value) if is_number(value) else as_typed(value)
 
 
 def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tick]]:
     """Return the height of every value on its axis, and the labels of the axis."""
     known = [float(value) for value in values if is_number(value)]
     if not known or any(value is not None and not is_number(value) for value in values):
-        names = list(dict.fromkeys(map(shown, values)))
+        names = list(dict.fromkeys(map(as_typed, values)))
         heights = [_height((index + 0.5) / len(names)) for index in range(len(names))]
         labels = [Tick(height, name) for height, name in zip(heights, names, strict=True)]
-        return [heights[names.index(shown(value))] for value in values], labels
+        return [heights[names.index(as_typed(value))] for value in values], labels
     place = math.log10 if _spans_decades(known) else float
     low, high = place(min(known)), place(max(known))
 
@@ -176,7 +176,7 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
 
     distinct = sorted(set(known))
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
-    labels = [Tick(height(value), number(value)) for value in marks]
+    labels = [Tick(height(value), number_text(value)) for value in marks]
     return [height(value) if is_number(value) else None for value in values], labels
 
 
@@ -198,7 +198,7 @@ def _powers(values: Sequence[float]) -> list[float]:
     return [10.0**power for power in range(lowest, highest + 1)]
 
 
-def _spaced(marks: Sequence[Tick]) -> list[Tick]:
+def _drop_touching_marks(marks: Sequence[Tick]) -> list[Tick]:
     """Return the marks of an axis without those whose labels would touch another."""
     kept: list[Tick] = []
     for mark in sorted(marks):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from rlhf.base.atomic import replacing
 from rlhf.base.intervals import Estimate, estimate
 from rlhf.report.charts import Chart
-from rlhf.report.comparison import ComparedRun, Setting, cell, difference, shown
-from rlhf.report.page import Headline, rendered
+from rlhf.report.comparison import ComparedRun, Setting, as_typed, cell, difference
+from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
     Axis,
     Place,
@@ -51,11 +51,11 @@ def sweep_page(name: str, settings: Sequence[Setting]) -> str:
     """Return the page of a sweep; the best setting comes first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
-        (setting for setting in settings if setting.finished()),
+        (setting for setting in settings if setting.finished_runs()),
         key=lambda setting: -setting.estimates()["objective"].mean,
     )
     finished = sum(bool(run.measures) for run in runs)
-    return rendered(
+    return render_template(
         "sweep.html",
         script="sweep.js",
         title=f"Sweep {name}",
@@ -86,11 +86,11 @@ def importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) ->
 
 def _groups(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
     values = [run.keys.get(key) for run in runs]
-    if len({shown(value) for value in values}) > MOST_VALUES and all(map(is_number, values)):
+    if len({as_typed(value) for value in values}) > MOST_VALUES and all(map(is_number, values)):
         ordered = sorted(runs, key=lambda run: run.keys[key])
         names = {id(run): str(BINS * rank // len(runs)) for rank, run in enumerate(ordered)}
     else:
-        names = {id(run): shown(value) for run, value in zip(runs, values, strict=True)}
+        names = {id(run): as_typed(value) for run, value in zip(runs, values, strict=True)}
     groups: dict[str, list[float]] = {}
     for run in runs:
         groups.setdefault(names[id(run)], []).append(run.measures[title])
@@ -116,7 +116,7 @@ def _verdict(done: Sequence[Setting]) -> Headline:
 
 def _parts(done: Sequence[Setting]) -> dict[str, Any]:
     """Return the tables and charts of the settings that have finished runs."""
-    runs = [run for setting in done for run in setting.finished()]
+    runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in done[0].estimates() if all(title in s.estimates() for s in done)]
     drawn = [title for title in titles if _is_drawn(title, titles, done)]
     keys = list(done[0].values)
@@ -173,7 +173,7 @@ def _table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsTable:
     for number, setting in enumerate(done):
         found = setting.estimates()
         told = difference(done[0], setting, "objective").verdict if number else ""
-        counted = f"{len(setting.finished())} of {len(setting.runs)}"
+        counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
         measures = [cell(found[title]) for title in titles]
         rows.append(
             SettingsRow(setting.label, counted, measures, told.replace("-", "no difference"))
@@ -195,7 +195,7 @@ def _parameter(runs: Sequence[ComparedRun], key: str, title: str) -> Chart | Non
     measured: dict[str, tuple[object, list[float]]] = {}
     for run in runs:
         value = run.keys.get(key)
-        measured.setdefault(shown(value), (value, []))[1].append(run.measures[title])
+        measured.setdefault(as_typed(value), (value, []))[1].append(run.measures[title])
     groups = list(measured.values())
     if all(is_number(value) for value, _ in groups):
         groups.sort(key=lambda group: float(str(group[0])))

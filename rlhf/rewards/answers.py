@@ -19,4 +19,4 @@ class Answers(NamedTuple):
     """The columns of the data that the part asked for."""
 
 
-Scorer = Callable[[Answers], Sequence[float]]
+ScoreFunction = Callable[[Answers], Sequence[float]]

@@ -16,7 +16,7 @@ from typing import Any
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.rewards.answers import Answers
 
@@ -36,7 +36,7 @@ class IsolatedReward:
     ``ask`` and ``scores`` are separate, so that several parts compute at the same time.
     """
 
-    def __init__(self, name: str, part: RewardPart) -> None:
+    def __init__(self, name: str, part: RewardTerm) -> None:
         """Start the process.
 
         Raises:
@@ -116,7 +116,7 @@ class IsolatedReward:
             self._channel.settimeout(self._seconds_left())
             self._channel.sendall(line.encode())
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._end_process(error) from error
 
     def _receive(self) -> Mapping[str, Any]:
         """Return the next line of the process as JSON."""
@@ -128,7 +128,7 @@ class IsolatedReward:
                     raise ConnectionResetError
                 self._received += more
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._end_process(error) from error
         line, self._received = self._received.split(b"\n", 1)
         answer: Mapping[str, Any] = json.loads(line)
         return answer
@@ -139,7 +139,7 @@ class IsolatedReward:
     def _seconds_left(self) -> float:
         return max(self._until - time.monotonic(), 1e-3)
 
-    def _lost(self, error: OSError) -> FailureError:
+    def _end_process(self, error: OSError) -> FailureError:
         """End the process after an error, and return why."""
         self.close()
         if isinstance(error, TimeoutError):
@@ -147,7 +147,7 @@ class IsolatedReward:
         return FailureError("its process ended")
 
 
-def start_parts(parts: Mapping[str, RewardPart]) -> dict[str, IsolatedReward]:
+def start_terms(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
     """Start the processes of the parts that have one.
 
     Raises:
@@ -159,22 +159,22 @@ def start_parts(parts: Mapping[str, RewardPart]) -> dict[str, IsolatedReward]:
             if part.kind not in HERE:
                 started[name] = IsolatedReward(name, part)
     except ConfigError:
-        close_parts(started)
+        close_terms(started)
         raise
     return started
 
 
-def close_parts(parts: Mapping[str, IsolatedReward]) -> None:
+def close_terms(parts: Mapping[str, IsolatedReward]) -> None:
     """End the processes of the parts."""
     for part in parts.values():
         part.close()
 
 
-def check_parts(config: RunConfig) -> None:
+def check_terms(config: RunConfig) -> None:
     """Check that every part of the score can be used, before a phase is trained for it.
 
     Raises:
         ConfigError: if one cannot.
     """
     if Phase.ppo in config.phase.order:
-        close_parts(start_parts(config.rewards))
+        close_terms(start_terms(config.rewards))

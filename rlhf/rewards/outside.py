@@ -16,8 +16,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError, RewardError
-from rlhf.config.schema.rewards import RewardPart
-from rlhf.rewards.answers import Answers, Scorer
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.rewards.answers import Answers, ScoreFunction
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -30,7 +30,7 @@ CHUNK = 1 << 16  # bytes
 LONGEST_REASON = 500  # characters of an error's message, which often quotes a response
 
 
-def function(part: RewardPart) -> Scorer:
+def function(part: RewardTerm) -> ScoreFunction:
     """Import ``part.function``, a function of prompts, responses and columns.
 
     Raises:
@@ -90,8 +90,8 @@ def _reason(error: BaseException, file: str | None) -> str:
     return f"{text} ({':'.join([file, *lines[-1:]])})" if file else text
 
 
-def http(part: RewardPart) -> Scorer:
-    """Return a ``Scorer`` that asks the endpoint ``part.url``.
+def http(part: RewardTerm) -> ScoreFunction:
+    """Return a ``ScoreFunction`` that asks the endpoint ``part.url``.
 
     It posts ``{"prompts": [...], "responses": [...], "columns": {name: [...]}}`` and expects
     ``{"scores": [...]}``.
@@ -151,7 +151,7 @@ def _batches(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
         yield batch | {"columns": columns}
 
 
-def _headers(part: RewardPart) -> dict[str, str]:
+def _headers(part: RewardTerm) -> dict[str, str]:
     """Return the headers of each request, with the token if the part has one."""
     headers = {"Content-Type": "application/json"}
     if part.token_variable is not None:

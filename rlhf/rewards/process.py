@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
-from rlhf.base.foreign_errors import translated
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
-from rlhf.rewards.answers import Answers, Scorer
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.rewards.answers import Answers, ScoreFunction
 from rlhf.rewards.outside import function, http
 from rlhf.rewards.rules import RULES
 
@@ -46,16 +46,16 @@ def _answers(lines: Iterator[str]) -> Iterator[dict[str, object]]:
     if given is None:
         return
     try:
-        part = RewardPart(**given | {"kind": RewardKind(given["kind"])})
-        with translated(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
-            scorer: Scorer = KINDS[part.kind](part)
+        part = RewardTerm(**given | {"kind": RewardKind(given["kind"])})
+        with translate_errors(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
+            scorer: ScoreFunction = KINDS[part.kind](part)
     except RlhfError as error:
         yield {"error": str(error)}
         return
     yield {"ready": True}
     for line in lines:
         try:
-            with translated(RewardError):
+            with translate_errors(RewardError):
                 answer: dict[str, object] = {"scores": list(scorer(Answers(**json.loads(line))))}
         except RlhfError as error:
             answer = {"error": str(error)}

@@ -1,4 +1,4 @@
-"""Rewards by rule: each function returns a ``Scorer`` whose scores lie between 0 and 1."""
+"""Rewards by rule: each function returns a ``ScoreFunction`` whose scores lie between 0 and 1."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.foreign_errors import translated
-from rlhf.base.user_paths import read_text, user_path
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.user_paths import read_user_text, user_path
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
-from rlhf.rewards.answers import Answers, Scorer
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.rewards.answers import Answers, ScoreFunction
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 
 
-def length(part: RewardPart) -> Scorer:
+def length(part: RewardTerm) -> ScoreFunction:
     """Score 1 from ``least`` to ``most`` tokens, falling to 0 over ``slack`` tokens outside."""
     most = math.inf if part.most is None else part.most
 
@@ -29,24 +29,24 @@ def length(part: RewardPart) -> Scorer:
     return lambda answers: [score(tokens) for tokens in answers.tokens]
 
 
-def stop(_: RewardPart) -> Scorer:
+def stop(_: RewardTerm) -> ScoreFunction:
     """Score 1 if the response ended by itself."""
     return lambda answers: [float(has_ended) for has_ended in answers.ended]
 
 
-def pattern(part: RewardPart) -> Scorer:
+def pattern(part: RewardTerm) -> ScoreFunction:
     """Score 1 if the regular expression is found, or if it matches the ``whole`` response."""
     expression = re.compile(str(part.pattern))
     found = expression.fullmatch if part.whole else expression.search
     return lambda answers: [float(found(each.strip()) is not None) for each in answers.responses]
 
 
-def exact(part: RewardPart) -> Scorer:
+def exact(part: RewardTerm) -> ScoreFunction:
     """Score 1 if the response is the text in the column, white space around it aside."""
     return _matching(part, lambda response, wanted: response.strip() == wanted.strip())
 
 
-def number(part: RewardPart) -> Scorer:
+def number_match(part: RewardTerm) -> ScoreFunction:
     """Score 1 if the last number in the response equals the last number in the column.
 
     Digits may be grouped by commas. GSM8K's column ``answer`` ends in ``#### 42``, for example.
@@ -59,7 +59,7 @@ def number(part: RewardPart) -> Scorer:
     return _matching(part, matches)
 
 
-def json_text(part: RewardPart) -> Scorer:
+def json_text(part: RewardTerm) -> ScoreFunction:
     """Score 1 if the response is JSON, and satisfies the schema if there is one.
 
     Raises:
@@ -77,12 +77,12 @@ def json_text(part: RewardPart) -> Scorer:
     return lambda answers: [score(each) for each in answers.responses]
 
 
-RULES: dict[RewardKind, Callable[[RewardPart], Scorer]] = {
+RULES: dict[RewardKind, Callable[[RewardTerm], ScoreFunction]] = {
     RewardKind.length: length,
     RewardKind.stop: stop,
     RewardKind.pattern: pattern,
     RewardKind.exact: exact,
-    RewardKind.number: number,
+    RewardKind.number: number_match,
     RewardKind.json: json_text,
 }
 
@@ -93,7 +93,7 @@ def last_number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def _matching(part: RewardPart, matches: Callable[[str, str], bool]) -> Scorer:
+def _matching(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:
     (column,) = part.columns
 
     def scores(answers: Answers) -> list[float]:
@@ -116,8 +116,8 @@ def _schema(file: str | None) -> Callable[[Any], bool]:
     def explain(reason: str) -> ConfigError:
         return ConfigError(f"json_schema={file}: cannot be read as a JSON schema ({reason})")
 
-    with translated(explain):
-        schema = json.loads(read_text(user_path(file, key="json_schema")))
+    with translate_errors(explain):
+        schema = json.loads(read_user_text(user_path(file, key="json_schema")))
         validator = validator_for(schema)
         validator.check_schema(schema)
         valid: Callable[[Any], bool] = validator(schema).is_valid

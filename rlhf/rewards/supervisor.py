@@ -40,12 +40,12 @@ def main() -> None:
         return
     os.close(descriptor)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
-        if computing in _ended():
+        if computing in _reap_children():
             break
     _end_descendants()
 
 
-def _ended() -> Iterator[int]:
+def _reap_children() -> Iterator[int]:
     """Yield the ids of the children that have ended."""
     with suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:

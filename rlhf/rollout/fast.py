@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.decoder_modules import DecoderParts
+from rlhf.base.decoder_modules import DecoderModules
 from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
 from rlhf.config.choices import When
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
@@ -20,7 +20,7 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.padding import padded, unpadded
+from rlhf.rollout.padding import pad_responses, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
@@ -40,7 +40,7 @@ class FastSettings:
     keeps_graphs: bool  # between rollouts, with the KV cache
 
 
-PartsOf = Callable[..., DecoderParts | None]  # takes a model, and the length as ``tokens``
+FindModules = Callable[..., DecoderModules | None]  # takes a model, and the length as ``tokens``
 
 
 class FastRollout:
@@ -59,7 +59,7 @@ class FastRollout:
         pad_id: int,
         stop: StopTexts,
         adapter_of: AdapterOf,
-        parts_of: PartsOf,
+        find_modules: FindModules,
         ranks: Ranks,
     ) -> None:
         self._sampling = sampling
@@ -68,7 +68,7 @@ class FastRollout:
         self._pad_id = pad_id
         self._stop = stop
         self._adapter_of = adapter_of
-        self._parts_of = parts_of
+        self._find_modules = find_modules
         self._ranks = ranks
         self._kept: GraphedDecoder | None = None
 
@@ -81,12 +81,12 @@ class FastRollout:
         rows = min(self._settings.max_rows or len(requests), len(requests))
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
-            parts = self._parts_of(model, tokens=tokens)
+            parts = self._find_modules(model, tokens=tokens)
             if parts is not None and not can_fuse(parts):
                 parts = None
             gathers = parts is not None and self._gathers(actor, model)
             is_layerwise = actor.is_sharded and not gathers
-            with actor.gathered(model) if gathers else nullcontext():
+            with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
                 decoder = self._decoder(model, fused, rows, tokens, prompts.draws_BT)
                 scheduler = Scheduler(
@@ -99,10 +99,10 @@ class FastRollout:
                 )
                 with self._precision_of(decoder):
                     scheduler.run(requests, prompts.draws_BT)
-        return padded(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
+        return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
-        ids = unpadded(prompts)
+        ids = unpad_prompts(prompts)
         limits = [self._sampling.max_tokens] * len(ids) if limits is None else limits
         return [
             Request(index, tuple(prompt), limit)
@@ -112,7 +112,7 @@ class FastRollout:
     def _decoder(
         self,
         model: PreTrainedModel,
-        parts: DecoderParts | None,
+        parts: DecoderModules | None,
         rows: int,
         tokens: int,
         draws_NT: Tensor,
@@ -123,11 +123,11 @@ class FastRollout:
         if can_compile(parts, dtype):
             return CompiledDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
-            return self._graphed(model, parts, Extent.of(rows, tokens, draws_NT))
+            return self._get_graph_decoder(model, parts, Extent.of(rows, tokens, draws_NT))
         return FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
-    def _graphed(
-        self, model: PreTrainedModel, parts: DecoderParts, extent: Extent
+    def _get_graph_decoder(
+        self, model: PreTrainedModel, parts: DecoderModules, extent: Extent
     ) -> GraphedDecoder:
         """Return the decoder of the last rollout, if it was kept and serves, or a new one."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]

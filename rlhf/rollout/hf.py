@@ -32,9 +32,9 @@ class HfRollout:
         """Return one response per prompt; its tokens depend on its own row of draws only."""
         with actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)  # unwrap the Hugging Face model
-            return self.sampled(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
+            return self.sample(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
 
-    def sampled(
+    def sample(
         self,
         policy: Any,
         prompts: PromptBatch,

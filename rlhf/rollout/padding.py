@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 import torch
 
-from rlhf.base.host_copies import sent
+from rlhf.base.host_copies import copy_to_device
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.rollout.scheduler import Request
 from rlhf.rollout.vllm_client import Sampled
 
 
-def unpadded(prompts: PromptBatch) -> list[list[int]]:
+def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
     """Return the token ids of prompts without padding, by two copies to the host."""
     rows = zip(prompts.ids_BP.tolist(), prompts.attend_BP.tolist(), strict=True)
     return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
 
 
-def padded(answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.device) -> Responses:
+def pad_responses(
+    answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.device
+) -> Responses:
     """Return the answers as right-padded responses (B, T)."""
     shape = (len(answers), max(len(answer.ids) for answer in answers))
     ids_BT, logprobs_BT = torch.full(shape, pad_id), torch.zeros(shape)
@@ -29,4 +31,4 @@ def padded(answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.d
         logprobs_BT[row, :size] = torch.tensor(answer.logprobs)
         keep_BT[row, :size] = True
     ended_B = torch.tensor([answer.has_ended for answer in answers])
-    return Responses(*(sent(x, device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))
+    return Responses(*(copy_to_device(x, device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))

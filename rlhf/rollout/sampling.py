@@ -66,7 +66,8 @@ def draw_tokens(
         tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
     else:
         tokens_B1 = _inverse_cdf(
-            truncated(probabilities_BV, sampling, likeliest=likeliest), draws_B.double()[:, None]
+            truncate_probabilities(probabilities_BV, sampling, likeliest=likeliest),
+            draws_B.double()[:, None],
         )
     logprobs_B1 = probabilities_BV.gather(1, tokens_B1).log()
     if end_B1 is not None:  # include the end token in the normalising sum again
@@ -75,7 +76,7 @@ def draw_tokens(
     return Drawn(tokens_B1.squeeze(1), logprobs_B1.squeeze(1))
 
 
-def packed(drawn: Drawn) -> Tensor:
+def pack(drawn: Drawn) -> Tensor:
     """Return tokens and log-probs as one tensor (2, B), which one copy brings to the host.
 
     Both are exact in fp64.
@@ -83,7 +84,7 @@ def packed(drawn: Drawn) -> Tensor:
     return torch.stack([drawn.tokens_B.double(), drawn.logprobs_B.double()])
 
 
-def truncated(
+def truncate_probabilities(
     probabilities_BV: Tensor, sampling: SamplingSettings, *, likeliest: int = NUCLEUS
 ) -> Tensor:
     """Return the probabilities with tokens outside top-k, then top-p, set to 0; not renormalised.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.base.host_copies import sent
+from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, packed
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, pack
 from rlhf.rollout.stopping import StopTexts
 
 PREFILL_TOKENS = 8192  # prompt tokens per prefill, at most: bounds its memory
@@ -79,8 +79,8 @@ class Scheduler:
             joining = self._next_joining(waiting)
             del waiting[: len(joining)]
             if joining:
-                requests, logits_BV = self._join(joining, draws_NT.device)
-                drawn_2B = self._drawn(requests, logits_BV, draws_NT)
+                requests, logits_BV = self._prefill(joining, draws_NT.device)
+                drawn_2B = self._draw(requests, logits_BV, draws_NT)
             elif isinstance(self._decoder, DrawingDecoder):
                 requests = self._active
                 newest = [Newest(r.ids[-1], r.position, r.index, len(r.ids)) for r in requests]
@@ -88,11 +88,11 @@ class Scheduler:
             elif self._active:
                 requests = self._active
                 logits_BV = self._decoder.decode(*self._newest(draws_NT.device))
-                drawn_2B = self._drawn(requests, logits_BV, draws_NT)
+                drawn_2B = self._draw(requests, logits_BV, draws_NT)
             else:
                 self._decoder.decode(torch.zeros(1, dtype=torch.long, device=draws_NT.device), [0])
                 continue
-            self._extend(requests, drawn_2B)
+            self._append_tokens(requests, drawn_2B)
             self._leave()
 
     def _next_joining(self, waiting: Sequence[Request]) -> list[Request]:
@@ -108,9 +108,11 @@ class Scheduler:
     def _newest(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest token (B,) of each active request, and its position."""
         newest = [request.ids[-1] for request in self._active]
-        return sent(torch.tensor(newest), device), [r.position for r in self._active]
+        return copy_to_device(torch.tensor(newest), device), [r.position for r in self._active]
 
-    def _join(self, joining: list[Request], device: torch.device) -> tuple[list[Request], Tensor]:
+    def _prefill(
+        self, joining: list[Request], device: torch.device
+    ) -> tuple[list[Request], Tensor]:
         """Prefill ``joining``; return the requests that get a token now and their logits (B, V).
 
         These are ``joining``, or all active requests if the same pass decodes. Equal prompts, which
@@ -118,7 +120,7 @@ class Scheduler:
         """
         groups = [list(group) for _, group in groupby(joining, key=lambda r: r.prompt)]
         prompts = [torch.tensor(group[0].prompt) for group in groups]
-        ids_JP = sent(pad_sequence(prompts, batch_first=True), device)
+        ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
         if self._active and isinstance(decoder, PackingDecoder):
@@ -135,13 +137,13 @@ class Scheduler:
                 self._active.append(request)
                 sources.append(row - first)
         if len(sources) > len(logits_BV):
-            logits_BV = logits_BV[sent(torch.tensor(sources), device)]
+            logits_BV = logits_BV[copy_to_device(torch.tensor(sources), device)]
         return self._active[first:], logits_BV
 
-    def _drawn(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
+    def _draw(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
         """Draw one more token for each of ``requests``; return tokens and log-probs (2, B)."""
         places = torch.tensor([[r.index, len(r.ids)] for r in requests])
-        indices, steps = sent(places, draws_NT.device).unbind(1)
+        indices, steps = copy_to_device(places, draws_NT.device).unbind(1)
         fewest = min(len(request.ids) for request in requests)
         barred_B = steps < self._sampling.min_tokens if fewest < self._sampling.min_tokens else None
         drawn = draw_tokens(
@@ -151,9 +153,9 @@ class Scheduler:
             barred_B=barred_B,
             end_id=self._end_id,
         )
-        return packed(drawn)
+        return pack(drawn)
 
-    def _extend(self, requests: list[Request], drawn_2B: Tensor) -> None:
+    def _append_tokens(self, requests: list[Request], drawn_2B: Tensor) -> None:
         """Add the drawn tokens to ``requests``; here the host waits for the device."""
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))

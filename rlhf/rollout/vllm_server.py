@@ -12,13 +12,13 @@ import torch
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
-from rlhf.rollout.padding import padded, unpadded
+from rlhf.rollout.padding import pad_responses, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
 
 # Writes the actor's weights into a folder, tensor by tensor; every rank calls it, and all but rank
 # 0 pass None.
-Write = Callable[[Engine, Path | None], None]
+WriteWeights = Callable[[Engine, Path | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class VllmServerRollout:
         sampling: SamplingSettings,
         settings: ServerSettings,
         *,
-        write: Write,
+        write: WriteWeights,
         end_id: int,
         pad_id: int,
         ranks: Ranks,
@@ -65,9 +65,9 @@ class VllmServerRollout:
         version = self._send_weights(actor)
         self._require_version(version)
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
-        sampled = self._client.sample(unpadded(prompts), seeds, self._vllm_settings())
+        sampled = self._client.sample(unpad_prompts(prompts), seeds, self._vllm_settings())
         self._require_version(version)
-        return padded(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
+        return pad_responses(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _send_weights(self, actor: Engine) -> str:
         """Give the server the actor's weights; return their version, which no other weights have.

@@ -38,15 +38,15 @@ from rlhf.runtime.rank import STOPPED, Failure, FailureKind, read_failure, run_r
 from rlhf.runtime.rendezvous import (
     Rendezvous,
     cores_of_rank,
+    env_rank,
     ignores_job_signals,
-    started_rank,
 )
 from rlhf.tracking.console import build_console
 
 JOIN_MINUTES = 15  # time limit for the nodes of a SLURM job to connect
 
 
-def start(
+def start_ranks(
     config: RunConfig,
     run_dir: Path | None,
     script: str,
@@ -62,7 +62,7 @@ def start(
     Raises:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
-    way = launch_mode(config, os.environ) if started_rank() is None else None
+    way = launch_mode(config, os.environ) if env_rank() is None else None
     leads = way is not LaunchMode.hostfile  # there rank 0 leads, on the first node
     try:
         with around(run_dir) if run_dir is not None and leads else nullcontext():
@@ -75,7 +75,7 @@ def start(
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
     freeze(less, run_dir)
     if way is LaunchMode.node:  # its ranks are new processes
-        return start(less, run_dir, script, around)
+        return start_ranks(less, run_dir, script, around)
     return _continue_in_new_process(run_dir, script)
 
 
@@ -102,7 +102,7 @@ def _start(
 ) -> float | None:
     if way is LaunchMode.process:
         assert run_dir is not None
-        return worker.run(run_dir)
+        return worker.run_worker(run_dir)
     if way is None:
         run_rank(run_dir, stderr_reporter())
     else:
@@ -245,13 +245,13 @@ def _explain(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | N
     if killed and (failure is None or failure.kind is FailureKind.lost):
         way_out = f"; python launch.py resume={run_dir} continues the run" if run_dir else ""
         raise RlhfError(
-            f"rank {_listed(killed)} on {socket.gethostname()} was ended by "
-            f"{_listed(set(killed.values()))}{way_out}"
+            f"rank {_join_with_commas(killed)} on {socket.gethostname()} was ended by "
+            f"{_join_with_commas(set(killed.values()))}{way_out}"
         )
     if failure is not None and failure.kind is FailureKind.lost:
         raise RlhfError(failure.message)
-    raise RuntimeError(f"rank {_listed(ends)} failed; see the error above")
+    raise RuntimeError(f"rank {_join_with_commas(ends)} failed; see the error above")
 
 
-def _listed(items: Iterable[int | str]) -> str:
+def _join_with_commas(items: Iterable[int | str]) -> str:
     return ", ".join(map(str, sorted(items)))

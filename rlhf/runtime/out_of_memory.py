@@ -22,7 +22,7 @@ class OutOfMemoryError(RlhfError):
 
 
 @contextmanager
-def explained(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
+def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
     """Turn a failed allocation of the block into an error that says what helps.
 
     Raises:
@@ -39,7 +39,7 @@ def explained(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise OutOfMemoryError(
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
-            f"{_planned(run_dir, phase)}: {first or type(error).__name__}. "
+            f"{_describe_plan(run_dir, phase)}: {first or type(error).__name__}. "
             f"python launch.py resume={run_dir} {' '.join(keys) or 'hardware.nodes=2'} continues "
             "with less memory; hardware.on_oom=reduce_micro_batch does so by itself"
         ) from error
@@ -82,7 +82,7 @@ def with_less_memory(config: RunConfig) -> RunConfig | None:
     return replace(config, **groups) if groups else None
 
 
-def _planned(run_dir: Path, phase: Phase) -> str:
+def _describe_plan(run_dir: Path, phase: Phase) -> str:
     """Return what the plan has for the phase, as words."""
     plan = read_plan(run_dir)
     if plan is None or phase not in plan["phases"]:

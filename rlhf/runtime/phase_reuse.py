@@ -21,7 +21,7 @@ from rlhf.checkpoint.finished_phase import (
     STATE,
     copy_lines,
     finish_phase,
-    logged,
+    iterate_metrics,
     verify_phase,
 )
 from rlhf.checkpoint.phase_store import (
@@ -30,7 +30,7 @@ from rlhf.checkpoint.phase_store import (
     link_phase,
     phase_key,
 )
-from rlhf.checkpoint.results import phase_result, taken_phases
+from rlhf.checkpoint.results import phase_result, phases_from_run
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
@@ -39,7 +39,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import data_key
 from rlhf.runtime.plan_comparison import beside_the_plan
 
-Say = Callable[[str], None]
+PrintNote = Callable[[str], None]
 REUSED = (Phase.sft, Phase.reward)  # what sweeps and searches vary comes after these
 
 
@@ -48,7 +48,7 @@ def run_phase(
 ) -> None:
     """Run a phase and write its result, or take it from another run that had the same inputs."""
     config, run_dir, ranks = context.config, context.run_dir, context.ranks
-    if phase in taken_phases(config):
+    if phase in phases_from_run(config):
         take_phase(context, phase, Path(str(config.from_run)))
         return
     store, key = PhaseStore(max_gib=config.reuse.max_gib), store_key(context, phase)
@@ -80,7 +80,7 @@ def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) 
         context.console.say(f"{phase}: not stored in {store.folder} ({reason_of(error)})")
 
 
-def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: Say) -> None:
+def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote) -> None:
     """Verify the phases that a resumed run has finished, and remove what a killed attempt left.
 
     Raises:
@@ -145,10 +145,10 @@ def take_phase(context: RunContext, phase: Phase, source: Path) -> None:
     """
     run_dir, ranks = context.run_dir, context.ranks
     if ranks.is_main:
-        if phase in taken_phases(context.config) and (notice := verify_phase(source, phase)):
+        if phase in phases_from_run(context.config) and (notice := verify_phase(source, phase)):
             context.console.say(f"warning: {notice}")
         run = (phase_result(source, phase) or {}).get("reused_from", str(source))
-        for step, values in logged(source, phase):
+        for step, values in iterate_metrics(source, phase):
             context.tracker.log(phase, step, values)
         copy_lines(source, phase, run_dir, "samples.jsonl")
         link_phase(source, phase, run_dir, reused_from=run)

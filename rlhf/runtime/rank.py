@@ -93,7 +93,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
         os._exit(LOST_ANOTHER)  # the main thread may never return
 
     try:
-        worker.run(run_dir, meeting, end_stuck)
+        worker.run_worker(run_dir, meeting, end_stuck)
     except RlhfError as error:
         lacks = isinstance(error, OutOfMemoryError)
         kind = FailureKind.out_of_memory if lacks else FailureKind.refused

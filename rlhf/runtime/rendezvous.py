@@ -21,7 +21,7 @@ from rlhf.config.precision import cpu_dtype
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.rewards.isolated import check_parts
+from rlhf.rewards.isolated import check_terms
 from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task, whole_number
 from rlhf.runtime.watchdog import Process
 
@@ -34,7 +34,7 @@ OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launche
 HEARD_S = 30.0
 
 
-def started_rank() -> int | None:
+def env_rank() -> int | None:
     """Return the rank of a process that torchrun or the DeepSpeed launcher started, else None."""
     if not OF_A_RANK.issubset(os.environ):
         return None
@@ -68,7 +68,7 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: if the batch sizes do not divide over the ranks, or nothing can start them.
     """
-    if started_rank() is None:
+    if env_rank() is None:
         check_started(config)
         return config
     sizes = [n for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE") if os.environ.get(n)]
@@ -93,7 +93,7 @@ def check_started(config: RunConfig) -> None:
     Raises:
         ConfigError: if the user must start them, or no option names the nodes.
     """
-    if started_rank() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
+    if env_rank() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
         raise ConfigError(
             f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
             f"{config.launcher.master_addr}: the ranks must be started with torchrun on every "
@@ -101,7 +101,7 @@ def check_started(config: RunConfig) -> None:
         )
 
 
-def check_machine(config: RunConfig) -> None:
+def check_can_start(config: RunConfig) -> None:
     """Check that the ranks that start on this machine can compute here, and score responses.
 
     Raises:
@@ -111,18 +111,18 @@ def check_machine(config: RunConfig) -> None:
     hardware = config.hardware
     if hardware.device is Device.cpu:
         cpu_dtype(hardware.dtype)  # without torch
-    elif started_rank() is not None or launch_mode(config, os.environ) is not LaunchMode.hostfile:
-        from rlhf.engine.devices import check_machine as check
+    elif env_rank() is not None or launch_mode(config, os.environ) is not LaunchMode.hostfile:
+        from rlhf.engine.devices import check_devices as check
 
         check(hardware)
     if hardware.nodes == 1:  # on several nodes each rank checks them where it runs
-        check_parts(config)
+        check_terms(config)
 
 
 def is_secondary_node() -> bool:
     """Return True if this process starts ranks of a run that another node composes and freezes."""
     task = slurm_task(os.environ)
-    return started_rank() is None and task is not None and task.number > 0
+    return env_rank() is None and task is not None and task.number > 0
 
 
 class Rendezvous:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.stored_files import PHASES, read_json
-from rlhf.checkpoint.results import phase_result, phase_result_path, taken_phases
+from rlhf.checkpoint.results import phase_result, phase_result_path, phases_from_run
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
@@ -31,7 +31,7 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
     Raises:
         DamagedFileError: if the result of a phase, here or in ``from_run``, is not what it writes.
     """
-    for phase in taken_phases(config):
+    for phase in phases_from_run(config):
         read_json(phase_result_path(Path(str(config.from_run)), phase), PHASES[phase])
     results = {p: read_json(phase_result_path(run_dir, p), PHASES[p]) for p in config.phase.order}
     return [phase for phase, result in results.items() if result is None]
@@ -39,11 +39,11 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
 
 def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
     """Return the content of result.json; ``ran`` are the phases that this process ran."""
-    result = summarise(config.phase.order, run_dir)
+    result = collect_results(config.phase.order, run_dir)
     return result | whole_beside_the_plan(run_dir, result["phases"], ran)
 
 
-def summarise(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
+def collect_results(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
     """Return the objective, the results of the phases and the versions of libraries."""
     phases = {p.value: phase_result(run_dir, p) or {} for p in order}
     packages = ("rlhf", "torch", "deepspeed", "transformers")
@@ -71,7 +71,7 @@ def objective_measure(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) ->
     )
 
 
-def require_finite(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
+def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
     """Check that the objective of a run that has ended is a finite number.
 
     Raises:

@@ -32,13 +32,13 @@ from rlhf.config.roles import reward_columns, reward_model_base
 from rlhf.config.run_dir import only_process, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import are_turns, plain_template
-from rlhf.data.reading import describe, load_datasets
-from rlhf.data.splits import Part, blend, check_usable, divide
+from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.splits import PhaseData, blend, check_usable, divide
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
-from rlhf.kernels.compiling import describe as describe_kernels
+from rlhf.kernels.compiling import describe_kernels
 from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
 from rlhf.phases.dpo import run_dpo
@@ -47,15 +47,15 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
-from rlhf.rewards.isolated import check_parts
+from rlhf.rewards.isolated import check_terms
 from rlhf.runtime.malloc import keep_freed_memory
-from rlhf.runtime.out_of_memory import explained
+from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_reuse import look_over, run_phase
 from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
-from rlhf.runtime.run_result import require_finite, unfinished_phases, whole_result
+from rlhf.runtime.run_result import require_finite_objective, unfinished_phases, whole_result
 from rlhf.runtime.watchdog import Process, watch
 from rlhf.tracking.console import Console, build_console
-from rlhf.tracking.jsonl import LOGS, cut, drop_phases
+from rlhf.tracking.jsonl import LOGS, drop_phases, truncate_file
 from rlhf.tracking.trackers import build_tracker
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def end_stuck(reason: str) -> None:
     os._exit(USER_ERROR)  # the main thread may never return
 
 
-def run(
+def run_worker(
     run_dir: Path,
     meeting: Rendezvous | None = None,
     on_stuck: Callable[[str], None] = end_stuck,
@@ -109,7 +109,7 @@ def run(
     ):
         result = run_phases(config, run_dir, ranks, console, watch_steps)
     ranks.barrier()
-    require_finite(result["phases"], run_dir)
+    require_finite_objective(result["phases"], run_dir)
     return float(result["objective"])
 
 
@@ -131,7 +131,7 @@ def run_phases(
         try:
             require_data(context, unfinished)
             for phase in unfinished:
-                with explained(config, phase, run_dir):
+                with explain_out_of_memory(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
             context.tracker.conclude(whole_result(config, run_dir, unfinished))
         finally:
@@ -171,7 +171,7 @@ def build_context(
     """
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
-        check_parts(config)
+        check_terms(config)
     command_words(run_dir)  # model cards show it: a damaged file is refused before training
     if ranks.is_main:
         read_plan(run_dir, console.say)
@@ -182,15 +182,15 @@ def build_context(
     )
     if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
         console.say(describe_kernels(half=dtype is Dtype.bf16))
-    parts = load_parts(config, console)
+    parts = load_phase_data(config, console)
     tokenizer = run_tokenizer(config, run_dir, parts)
     written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
     refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
-    resumes = stopped_phases(run_dir, unfinished, ranks, console)
+    resumes = find_checkpoints(run_dir, unfinished, ranks, console)
     if ranks.is_main:
         for name in LOGS:
             for checkpoint in resumes.values():
-                cut(run_dir / name, checkpoint.state["logs"].get(name, 0))
+                truncate_file(run_dir / name, checkpoint.state["logs"].get(name, 0))
             drop_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
     return RunContext(
         config=config,
@@ -206,7 +206,7 @@ def build_context(
     )
 
 
-def stopped_phases(
+def find_checkpoints(
     run_dir: Path, unfinished: Sequence[Phase], ranks: Ranks, console: Console
 ) -> dict[Phase, Checkpoint]:
     """Return the last intact checkpoint of each phase that has one; rank 0 verifies them."""
@@ -220,12 +220,12 @@ def stopped_phases(
     return found
 
 
-def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
+def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseData]:
     """Load the records of each phase, blended from all data sets."""
     data = config.data
     datasets = load_datasets(data, seed=config.seed, keep=reward_columns(config))
     for dataset in datasets:
-        console.say(describe(dataset))
+        console.say(describe_data(dataset))
     divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
     parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     for phase, part in parts.items():
@@ -239,7 +239,7 @@ def load_parts(config: RunConfig, console: Console) -> dict[Phase, Part]:
 
 
 def run_tokenizer(
-    config: RunConfig, run_dir: Path, parts: dict[Phase, Part]
+    config: RunConfig, run_dir: Path, parts: dict[Phase, PhaseData]
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the run, which is made once and stored in the run directory.
 

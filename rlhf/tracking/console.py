@@ -128,13 +128,13 @@ def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    from rlhf.config.typed import shown
+    from rlhf.config.typed import format_value
 
     tree = Tree(Text(title, style="bold"), guide_style="dim")
     groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     for key, value in values.items():
         if key not in groups:
-            tree.add(_plain(f"{key}: {shown(value)}"))
+            tree.add(_plain(f"{key}: {format_value(value)}"))
     for key, value in groups.items():
         tree.add(config_tree(key, value))
     return tree

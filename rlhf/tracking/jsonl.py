@@ -79,7 +79,7 @@ class JsonlWriter:
         self._file.close()
 
 
-def cut(path: Path, size: int) -> None:
+def truncate_file(path: Path, size: int) -> None:
     """Shorten ``path`` to its first ``size`` bytes, which it had when a checkpoint was written."""
     if path.exists() and path.stat().st_size > size:
         os.truncate(path, size)

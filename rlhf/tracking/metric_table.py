@@ -47,7 +47,7 @@ def entry_of(name: str) -> str:
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
 
 
-def check_name(name: str) -> None:
+def check_metric_name(name: str) -> None:
     """Check that the metric ``name`` is documented.
 
     Raises:

@@ -31,7 +31,7 @@ LEAST_LOSS = 0.01
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
 GOLD_WINDOW = 3  # evaluations that are averaged
 
-Series = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
+ValuesByMetric = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
 
 
 class Alarm(NamedTuple):
@@ -68,7 +68,7 @@ class Rule(NamedTuple):
     """
 
     metric: str
-    wrong: Callable[[Sequence[float], Series], bool]
+    wrong: Callable[[Sequence[float], ValuesByMetric], bool]
     patience: int
     advice: str
 
@@ -77,7 +77,7 @@ def _start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _above(limit: float) -> Callable[[Sequence[float], Series], bool]:
+def _above(limit: float) -> Callable[[Sequence[float], ValuesByMetric], bool]:
     return lambda values, _: values[-1] > limit
 
 
@@ -85,7 +85,7 @@ def _after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[...
     return lambda values, _: len(values) > steps and wrong(values)
 
 
-def _gold_falls(gold: Sequence[float], series: Series) -> bool:
+def _gold_falls(gold: Sequence[float], series: ValuesByMetric) -> bool:
     """Return True if gold is below its best while the score is above its value at that time.
 
     Means of a few evaluations in a row are compared: a single evaluation is too noisy.

@@ -15,7 +15,7 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.tracking.jsonl import JsonlWriter
-from rlhf.tracking.metric_table import check_name
+from rlhf.tracking.metric_table import check_metric_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import Sample, Tracker
 
@@ -67,7 +67,7 @@ class Trackers(Forwarder):
             StoppedByAlarmError: if alarms.stop has one of the alarms.
         """
         for name in values:
-            check_name(name)
+            check_metric_name(name)
         super().log(phase, step, values)
         for alarm in self._rules.check(phase, step, values):
             self.alert(alarm)
@@ -201,7 +201,7 @@ def build_tracker(
 
         others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
     for path in config.tracking.others:
-        others[path] = _imported(path)(config, run_dir)
+        others[path] = _import_name(path)(config, run_dir)
     guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
     # Files come last: metrics.jsonl has no step that another tracker lacks.
     trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir, say)], config.alarms)
@@ -209,7 +209,7 @@ def build_tracker(
     return trackers
 
 
-def _imported(path: str) -> Callable[[RunConfig, Path], Tracker]:
+def _import_name(path: str) -> Callable[[RunConfig, Path], Tracker]:
     """Return the class or function that ``package.module:NAME`` names.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_lines, read_text
+from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_lines, read_stored_text
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.tracking.step_alarms import Alarm
@@ -80,7 +80,7 @@ class WandbTracker(Tracker):
                 f"tracking.wandb={config.wandb}: Weights & Biases refused: {error}. "
                 "Check the network and `wandb login --verify`, or use tracking=wandb_offline."
             ) from error
-        self._sent = self._sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
+        self._sent = self._last_sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
         self._tables: dict[str, wandb.Table] = {}
         # Prompts and their responses before training; a resumed run finds them in its file.
         self._first: dict[str, str] = {
@@ -155,7 +155,7 @@ class WandbTracker(Tracker):
             "ended": sample.ended,
         }
 
-    def _sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
+    def _last_sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
         """Return the last step that W&B has of each kind of values.
 
         A killed process loses what W&B has not stored yet, so the stored run is read.
@@ -247,7 +247,7 @@ def _init(
 def _run_id(path: Path) -> str:
     """Return the id that a W&B sweep agent sets, or the id in ``path``, created on first use."""
     prescribed = os.environ.get("WANDB_RUN_ID")
-    if prescribed is None and (stored := read_text(path)) is not None:
+    if prescribed is None and (stored := read_stored_text(path)) is not None:
         if not re.fullmatch(r"[\w-]{1,64}", stored.strip()):
             raise DamagedFileError(path, "it has no id of a W&B run")
         return stored.strip()

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import to_run_config
-from rlhf.config.hydra_errors import explain, opened
+from rlhf.config.hydra_errors import explain, parse_override
 from rlhf.config.rules.unread_keys import refuse_unread
 from tests.bad_inputs.doors import (
     Input,
@@ -63,7 +63,7 @@ def _lines() -> list[str]:
 
 def _command(compose: Compose, line: str) -> Callable[[], str]:
     """Return a call that composes and checks the command's overrides."""
-    words = [opened(word) for word in re.split(r" (?=[\w.@+]+=)", line)]
+    words = [parse_override(word) for word in re.split(r" (?=[\w.@+]+=)", line)]
 
     def check() -> str:
         try:

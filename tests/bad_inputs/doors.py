@@ -19,9 +19,9 @@ from rlhf.base.errors import RlhfError
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.reading import describe, load_datasets
+from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.splits import blend, check_usable, divide
-from rlhf.jobs.sweep_command import expanded
+from rlhf.jobs.sweep_command import expand_sweep
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.runtime.launch_mode import launch_mode
@@ -115,7 +115,7 @@ def data_inputs(config: RunConfig, folder: Path) -> Iterator[Input]:
         divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=1)
         parts = {phase: blend(found, seed=1) for phase, found in divided.items()}
         check_usable(parts, [Phase.sft, Phase.reward, Phase.ppo])
-        told = "; ".join(map(describe, datasets))
+        told = "; ".join(map(describe_data, datasets))
         return told if "0 skipped" not in told else ""
 
     for number, (label, (name, content)) in enumerate(FILES.items()):
@@ -257,7 +257,7 @@ def run_inputs(folder: Path) -> Iterator[Input]:
         words = ["-m", f"sweep={name}"]
         yield (
             f"sweep={name}",
-            lambda words=words: " ".join(expanded(words, folder)) and "",
+            lambda words=words: " ".join(expand_sweep(words, folder)) and "",
         )
 
 

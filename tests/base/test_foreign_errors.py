@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.foreign_errors import is_foreign, reason_of, translated
+from rlhf.base.foreign_errors import is_foreign, reason_of, translate_errors
 from rlhf.base.metrics import Moments
 from rlhf.data.layouts import UnusableRowError
 
@@ -40,12 +40,12 @@ def read_missing(folder: Path) -> None:
 
 @pytest.mark.parametrize("act", [open_weights, open_tokenizer, parse_deep_json, read_missing])
 def test_an_error_of_a_library_becomes_ours(act: Callable[[Path], None], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^model.path=m: .+"), translated(refused):
+    with pytest.raises(CheckpointError, match=r"^model.path=m: .+"), translate_errors(refused):
         act(tmp_path)
 
 
 def test_a_bug_of_this_program_keeps_its_traceback() -> None:
-    with pytest.raises(TypeError), translated(refused):
+    with pytest.raises(TypeError), translate_errors(refused):
         Moments.of(None, None)  # type: ignore[arg-type]
 
 
@@ -53,7 +53,7 @@ def test_a_bug_of_this_program_keeps_its_traceback() -> None:
     "error", [ConfigError("seed=x"), MemoryError(), UnusableRowError("prompt is null")]
 )
 def test_errors_with_a_meaning_of_their_own_pass(error: Exception) -> None:
-    with pytest.raises(type(error)), translated(refused):
+    with pytest.raises(type(error)), translate_errors(refused):
         raise error
 
 

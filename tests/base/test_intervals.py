@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.base.intervals import estimate, paired_gain, t_quantile, wilson_interval
+from rlhf.base.intervals import estimate, mean_gain, t_quantile, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_one_value_has_no_interval_and_none_is_refused() -> None:
 
 def test_pairs_remove_what_they_share() -> None:
     before = [0.0, 10.0, 20.0, 30.0]
-    found = paired_gain(before, [value + 1 for value in before])
+    found = mean_gain(before, [value + 1 for value in before])
     assert (found.mean, found.half) == (1.0, 0.0)
     with pytest.raises(ValueError, match="is shorter"):
-        paired_gain(before, before[1:])
+        mean_gain(before, before[1:])
 
 
 @pytest.mark.parametrize("size", [3, 8, 40])
@@ -124,4 +124,4 @@ def test_values_without_a_finite_mean_have_no_interval(values: list[float]) -> N
     assert not math.isfinite(found.mean)
     assert math.isnan(found.half)
     assert not found.excludes_zero
-    assert math.isnan(paired_gain([0.0] * len(values), values).low)
+    assert math.isnan(mean_gain([0.0] * len(values), values).low)

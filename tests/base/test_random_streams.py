@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlhf.base.random_streams import Shuffle, seed_for, stream
+from rlhf.base.random_streams import Shuffle, random_stream, seed_for
 
 
 def test_streams_differ_by_name_and_repeat_by_seed() -> None:
@@ -12,7 +12,8 @@ def test_streams_differ_by_name_and_repeat_by_seed() -> None:
     assert len(seeds) == 4
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert torch.equal(
-        torch.rand(3, generator=stream(1, "a")), torch.rand(3, generator=stream(1, "a"))
+        torch.rand(3, generator=random_stream(1, "a")),
+        torch.rand(3, generator=random_stream(1, "a")),
     )
 
 

@@ -19,12 +19,12 @@ import rlhf.export
 import rlhf.report.__main__
 from rlhf.base.cpu import cache_folder
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import read_text, user_path
+from rlhf.base.user_paths import read_user_text, user_path
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.job import config_of
 from rlhf.jobs.launch_command import Job
@@ -71,9 +71,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         with pytest.raises(OSError, match="not a regular file"):
-            read_text(path)
+            read_user_text(path)
     with pytest.raises(FileNotFoundError):
-        read_text(tmp_path / "missing")
+        read_user_text(tmp_path / "missing")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_every_key_refuses_it(
         "model.path": lambda: ModelSource.of(model, key="model"),
         "reward_model.path": lambda: shape_of(model, key="reward_model"),
         "model.tokenizer": lambda: tokenizer_for(own_tokenizer, key="model", texts=[]),
-        "json_schema": lambda: json_text(RewardPart(kind=RewardKind.json, json_schema=path)),
+        "json_schema": lambda: json_text(RewardTerm(kind=RewardKind.json, json_schema=path)),
     }
     for key, act in acts.items():
         with pytest.raises(ConfigError, match=re.escape(f"{key}={path}: ")):
@@ -152,4 +152,4 @@ def test_files_of_keys_are_regular_files(config: RunConfig, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=f"hostfile={pipe} .*not a regular file"):
         check_hostfile(hosts)
     with pytest.raises(ConfigError, match=f"json_schema={pipe}: .*not a regular file"):
-        json_text(RewardPart(kind=RewardKind.json, json_schema=pipe))
+        json_text(RewardTerm(kind=RewardKind.json, json_schema=pipe))

@@ -142,13 +142,16 @@ def test_the_newest_policy_answers_unless_another_is_chosen(models: RunModels) -
     assert models.folder == run_dir / "ppo/actor"
     chosen = RunModels(run_dir, "sft")
     assert chosen.folder == run_dir / "sft/model"
-    assert [name for name, _ in chosen.compared()] == ["sft/model", "ppo/actor"]
+    assert [name for name, _ in chosen.iterate_compared_models()] == ["sft/model", "ppo/actor"]
     (run_dir / "ppo").rename(run_dir.with_name("elsewhere"))
     assert RunModels(run_dir, None).folder == run_dir / "sft/model"
     outside = RunModels(run_dir, str(run_dir.with_name("elsewhere") / "actor"))
-    assert [name for name, _ in outside.compared()] == ["sft/model", "elsewhere/actor"]
+    assert [name for name, _ in outside.iterate_compared_models()] == [
+        "sft/model",
+        "elsewhere/actor",
+    ]
     with pytest.raises(CheckpointError, match="compare needs"):
-        next(RunModels(run_dir, None).compared())
+        next(RunModels(run_dir, None).iterate_compared_models())
 
 
 def test_code_of_a_folder_outside_the_run_is_not_trusted(

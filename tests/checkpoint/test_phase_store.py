@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.checkpoint import phase_store
-from rlhf.checkpoint.finished_phase import finish_phase, logged
+from rlhf.checkpoint.finished_phase import finish_phase, iterate_metrics
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase, phase_key
 from rlhf.checkpoint.results import phase_result, write_json
 from rlhf.config.choices import Phase
@@ -100,7 +100,7 @@ def test_phase_comes_back_with_its_metrics_and_where_it_is_from(tmp_path: Path) 
     assert weights.samefile(run_dir / "sft" / "model" / "weights"), "one copy on the disk"
     assert not (other / "sft" / "state").exists()
     assert phase_result(other, Phase.sft) == {"reused_from": str(run_dir), "steps": 2}
-    (first, second) = logged(entry, Phase.sft)
+    (first, second) = iterate_metrics(entry, Phase.sft)
     assert first == (1, {"sft/loss": 2.5})
     assert second[0] == 2
     assert math.isnan(second[1]["sft/loss"])

@@ -15,13 +15,13 @@ from rlhf.compare.answer_pairs import (
     Answer,
     AnsweringModel,
     AnswerPair,
+    make_pairs,
     models_of_file,
     models_of_runs,
-    paired,
 )
 from rlhf.compare.comparison_page import Comparison, page_of
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
-from rlhf.data.tables import read_rows
+from rlhf.data.tables import read_table_rows
 from tests.compare.compared import prompt, run_with
 
 ONE, TWO = AnsweringModel("one", {"p": "x", "q": "y"}), AnsweringModel("two", {"p": "z", "q": "w"})
@@ -51,14 +51,14 @@ def test_ppo_is_compared_with_sft_or_with_another_run(tmp_path: Path) -> None:
 def test_the_seed_decides_who_is_on_the_left() -> None:
     first = AnsweringModel("one", {f"p{i}": "x" for i in range(100)} | {"alone": "x", "same": "s"})
     second = AnsweringModel("two", {f"p{i}": "y" for i in range(100)} | {"same": "s"})
-    pairs = paired(first, second, seed=0)
+    pairs = make_pairs(first, second, seed=0)
     assert [each.prompt for each in pairs] == [f"p{i}" for i in range(100)]
     assert {frozenset((a, b)) for _, a, b in pairs} == {frozenset((("one", "x"), ("two", "y")))}
     lefts = [each.a.model for each in pairs]
     assert 35 <= lefts.count("one") <= 65
-    assert [each.a.model for each in paired(first, second, seed=0)] == lefts
-    assert [each.a.model for each in paired(first, second, seed=1)] != lefts
-    backwards = paired(second, first, seed=0)[0]
+    assert [each.a.model for each in make_pairs(first, second, seed=0)] == lefts
+    assert [each.a.model for each in make_pairs(first, second, seed=1)] != lefts
+    backwards = make_pairs(second, first, seed=0)[0]
     assert backwards.key == pairs[0].key
 
 
@@ -80,16 +80,16 @@ def test_preferences_are_rows_of_data_local_and_the_others_are_not(
 ) -> None:
     for number, verdict in enumerate(Verdict):
         file.add(pair(number), verdict)
-    assert [row.values for row in read_rows(tmp_path / "p.jsonl")] == [
+    assert [row.values for row in read_table_rows(tmp_path / "p.jsonl")] == [
         {"prompt": "p0", "chosen": "x0", "rejected": "y0"}
         | {"chosen_by": "one", "rejected_by": "two", "shown_first": "one"},
         {"prompt": "p1", "chosen": "y1", "rejected": "x1"}
         | {"chosen_by": "two", "rejected_by": "one", "shown_first": "one"},
     ]
-    undecided = [row.values for row in read_rows(tmp_path / "p.undecided.jsonl")]
+    undecided = [row.values for row in read_table_rows(tmp_path / "p.undecided.jsonl")]
     assert [row["verdict"] for row in undecided] == ["tie", "both_bad"]
     assert not any({"chosen", "rejected"} & row.keys() for row in undecided)
-    winners = [each.winner for each in PreferenceFile(file.path).judged()]
+    winners = [each.winner for each in PreferenceFile(file.path).read_choices()]
     assert winners == ["one", "two", None, None]
 
 
@@ -99,7 +99,7 @@ def test_rows_of_others_in_the_file_stay_and_do_not_count(file: PreferenceFile) 
     path.write_text(ours)
     file.add(pair(0), Verdict.a)
     assert path.read_text().startswith(ours)
-    assert len(list(file.judged())) == 1
+    assert len(list(file.read_choices())) == 1
     path.write_text('{"prompt": "p"')
     with pytest.raises(ConfigError, match=r"p\.jsonl ends within a line: complete or remove"):
         PreferenceFile(path)
@@ -131,7 +131,7 @@ def test_win_rate_by_hand(file: PreferenceFile) -> None:
         file.add(pair(number), verdict)
     file.add(AnswerPair("p", Answer("one", "x"), Answer("three", "y")), Verdict.a)
     # 8 of 10, see test_wilson_interval_by_hand
-    assert str(WinRate.of(MODELS, list(file.judged()))) == (
+    assert str(WinRate.of(MODELS, list(file.read_choices()))) == (
         "one was preferred to two in 80% of 10 comparisons (95 % interval 49% to 94%): "
         "7 better, 1 worse, 2 undecided, which count half."
     )

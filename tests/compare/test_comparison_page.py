@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf.compare.__main__ import main
-from rlhf.compare.answer_pairs import AnsweringModel, paired
+from rlhf.compare.answer_pairs import AnsweringModel, make_pairs
 from rlhf.compare.comparison_page import HOST, Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from tests.browser import Tab, needs_chromium, tab
@@ -136,7 +136,7 @@ def check_that_nothing_is_loaded_from_elsewhere(page: Tab, address: str) -> None
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ComparisonServer]:
-    pairs = paired(
+    pairs = make_pairs(
         AnsweringModel("new", {f"question {i}": f"<b>new {i}" for i in range(4)}),
         AnsweringModel("old", {f"question {i}": f"<b>old {i}" for i in range(4)}),
         seed=0,

@@ -7,7 +7,14 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from rlhf.config.choices import KlEstimator
-from rlhf.config.hydra_errors import explain, in_words, nearest, opened, schema_types, unknown_key
+from rlhf.config.hydra_errors import (
+    describe_type,
+    explain,
+    nearest,
+    parse_override,
+    schema_types,
+    unknown_key,
+)
 from rlhf.config.schema.ppo import PpoConfig
 
 
@@ -35,7 +42,7 @@ def test_schema_types_hold_groups_and_inherited_keys() -> None:
 
 
 def test_every_type_of_the_schema_has_words() -> None:
-    assert all(in_words(kind) for kind in schema_types().values())
+    assert all(describe_type(kind) for kind in schema_types().values())
 
 
 @pytest.mark.parametrize(
@@ -207,7 +214,7 @@ def test_an_unknown_machine_can_be_described() -> None:
 )
 @pytest.mark.usefixtures("compose")
 def test_a_card_is_known_by_its_common_name(typed: str, meant: str) -> None:
-    word = opened(f"hardware={typed}")
+    word = parse_override(f"hardware={typed}")
     assert f"v100_32g; did you mean {meant}?; for" in str(explain(failure([word]), [word]))
 
 
@@ -247,4 +254,4 @@ def test_other_errors_are_not_explained(error: Exception) -> None:
     ],
 )
 def test_values_that_hydra_reads_otherwise_are_quoted(word: str, read: str) -> None:
-    assert opened(word) == read
+    assert parse_override(word) == read

@@ -20,7 +20,7 @@ from rlhf.config.cpu_rates import (
 )
 from rlhf.config.machine_rates import machine_of
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.planning.decide import chosen
+from rlhf.planning.decide import resolve_auto
 from rlhf.planning.plan import plan_run
 from rlhf.planning.steps import Load
 from tests.planning.planned import Compose, changed, run_of
@@ -117,7 +117,7 @@ def test_measured_rates_predict_times_and_choose_nothing(
         rates = {"bf16_tflops": 0.4, "fp32_tflops": 0.1, "bandwidth_gb": bandwidth}
         keep_rates(CpuRates(**rates, call_microseconds=3))
         plans.append(plan_run(config, loads))
-    assert chosen(plans[0]) == chosen(plans[1])
+    assert resolve_auto(plans[0]) == resolve_auto(plans[1])
     assert plans[0].seconds != plans[1].seconds
 
 

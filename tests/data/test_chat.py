@@ -9,7 +9,7 @@ from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
 from rlhf.data.chat import ChatTemplate, are_turns, conversation, plain_template
 from rlhf.data.records import Record
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
@@ -213,7 +213,7 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
 def test_all_phases_see_the_template(tmp_path) -> None:
     tokenizer = with_template(CHATML)
     records = [Record(text="plain text"), Record(prompt=MANY, chosen=" kiwi", rejected=" fig")]
-    part, limit = Part(records, []), Limit("max_tokens", 200)
+    part, limit = PhaseData(records, []), Limit("max_tokens", 200)
     sft, reward, ppo, dpo = (
         tokenise(
             part, phase, tokenizer, limit=limit, cache_dir=tmp_path, template=Template.chat
@@ -249,7 +249,7 @@ def test_prompts_without_turns_have_no_template() -> None:
 
 
 def test_the_template_is_part_of_the_cache_key() -> None:
-    part = Part([Record(prompt=ONE, chosen=" kiwi")], [])
+    part = PhaseData([Record(prompt=ONE, chosen=" kiwi")], [])
     plain, chat, other = (
         cache_key(part, Phase.sft, with_template(text), limit=9, template=template)
         for text, template in [

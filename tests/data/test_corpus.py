@@ -15,9 +15,9 @@ from rlhf.base.errors import DataError
 from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig
-from rlhf.data.corpus import corpus_blocks, cut_blocks, ptx_blocks, ptx_texts
+from rlhf.data.corpus import blocks_of_texts, cut_blocks, ptx_blocks, ptx_texts
 from rlhf.data.records import Record
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Encoder
 from rlhf.models.tokenizers import train_tokenizer
 
@@ -43,7 +43,7 @@ def test_blocks_are_cut_and_the_remainder_dropped() -> None:
 
 def test_every_token_is_in_one_block(tokenizer) -> None:
     texts = TEXTS * 60  # more than are tokenised at once
-    blocks = corpus_blocks(texts, Encoder(tokenizer), block_tokens=7)
+    blocks = blocks_of_texts(texts, Encoder(tokenizer), block_tokens=7)
     assert {len(block) for block in blocks} == {7}
     whole = tokenizer.eos_token.join(texts) + tokenizer.eos_token
     decoded = tokenizer.decode(list(chain(*blocks)))
@@ -121,7 +121,7 @@ def test_a_single_text_is_learned_from(config: DataConfig, tmp_path: Path) -> No
 
 
 def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer) -> None:
-    part = Part(
+    part = PhaseData(
         [Record(prompt="p:", chosen=" c", rejected=" r"), Record(text="t"), Record(prompt="q")],
         [Record(text="held out")],
     )
@@ -140,7 +140,7 @@ def test_nothing_is_cut_that_nobody_learns_from(
     if not is_from_sft:
         (tmp_path / "c.txt").write_text("one text\n\nanother text\n\na third one")
         config.ptx_path = str(tmp_path / "c.txt")
-    part = Part([Record(text="to learn from")], [Record(text="held out")])
+    part = PhaseData([Record(text="to learn from")], [Record(text="held out")])
     made = [
         ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1, learns=learns)
         for learns in (True, False)
@@ -157,7 +157,7 @@ def test_sft_examples_keep_their_template(config: DataConfig) -> None:
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     config.template = Template.chat
-    part = Part([Record(prompt="\n\nHuman: a\n\nAssistant:", chosen=" b")], [])
+    part = PhaseData([Record(prompt="\n\nHuman: a\n\nAssistant:", chosen=" b")], [])
     blocks = ptx_blocks(config, part, tokenizer, block_tokens=99, seed=1)
     assert tokenizer.decode(blocks.train[0]) == "[user]a[assistant]b" + tokenizer.eos_token
 
@@ -194,6 +194,6 @@ def test_bytes_that_are_no_text_are_refused(config: DataConfig, tmp_path: Path) 
 
 
 def test_no_corpus_at_all_is_refused(config: DataConfig, tokenizer) -> None:
-    for part in (None, Part([Record(prompt="a question alone")], [])):
+    for part in (None, PhaseData([Record(prompt="a question alone")], [])):
         with pytest.raises(DataError, match=r"data\.ptx_path=null.*set data\.ptx_path"):
             ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1)

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.corpus import ptx_texts
-from rlhf.data.tables import read_rows
+from rlhf.data.tables import read_table_rows
 from tests.data.test_reading import config_of, load, rows_of, write
 from tests.fuzz.case import Case, Verdict, judged
 
@@ -123,7 +123,7 @@ def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> 
     SPECIAL[kind](tmp_path / name)
     message = f"{tmp_path / name}: must be a regular file."
     assert refusal(lambda: load(tmp_path)) == message
-    assert refusal(lambda: read_rows(tmp_path)) == message  # of rlhf.compare --answers
+    assert refusal(lambda: read_table_rows(tmp_path)) == message  # of rlhf.compare --answers
     ptx = config_of(None, ptx_path=str(tmp_path))
     assert refusal(lambda: ptx_texts(ptx, seed=0)) == f"data.ptx_path: {message}"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.splits import Part, blend, check_usable, largest_remainder
+from rlhf.data.splits import PhaseData, blend, check_usable, largest_remainder
 from rlhf.data.splits import divide as divide_all
 
 SPLIT = [2.0, 4.0, 4.0]
@@ -24,7 +24,7 @@ def dataset(train: list[Record], held_out: list[Record] | None = None) -> RawDat
 
 def divide(
     data: RawDataset, *, split: list[float], eval_share: float, seed: int
-) -> dict[Phase, Part]:
+) -> dict[Phase, PhaseData]:
     """The parts of one data set alone."""
     parts = divide_all([data], split=split, eval_share=eval_share, seed=seed)
     return {phase: part for phase, (part,) in parts.items()}
@@ -39,11 +39,11 @@ def groups_of(sizes: list[int]) -> list[Record]:
     return [record for prompt, size in enumerate(sizes) for record in answers(prompt, size)]
 
 
-def everything(parts: dict[Phase, Part]) -> list[Record]:
+def everything(parts: dict[Phase, PhaseData]) -> list[Record]:
     return [record for part in parts.values() for record in part.train + part.eval]
 
 
-def sizes_of(parts: dict[Phase, Part]) -> list[tuple[int, int]]:
+def sizes_of(parts: dict[Phase, PhaseData]) -> list[tuple[int, int]]:
     return [(len(part.train), len(part.eval)) for part in parts.values()]
 
 
@@ -227,8 +227,8 @@ def test_training_set_that_is_held_out_is_refused() -> None:
 
 
 def test_blend_keeps_everything_in_another_order() -> None:
-    one = Part(groups_of([1] * 50), [Record(prompt=f"e{n}") for n in range(20)])
-    two = Part([Record(text="t")], [Record(text="u")], removed=3)
+    one = PhaseData(groups_of([1] * 50), [Record(prompt=f"e{n}") for n in range(20)])
+    two = PhaseData([Record(text="t")], [Record(text="u")], removed=3)
     blended = blend([one, two], seed=0)
     assert Counter(blended.train) == Counter(one.train + two.train)
     assert Counter(blended.eval) == Counter(one.eval + two.eval)
@@ -241,8 +241,8 @@ def test_blend_keeps_everything_in_another_order() -> None:
 
 
 def test_blend_permutes_a_data_set_alone_and_leaves_its_part_as_it_was() -> None:
-    part = Part(groups_of([1] * 50), [Record(prompt=f"e{n}") for n in range(20)])
-    before = Part(list(part.train), list(part.eval))
+    part = PhaseData(groups_of([1] * 50), [Record(prompt=f"e{n}") for n in range(20)])
+    before = PhaseData(list(part.train), list(part.eval))
     blended = blend([part], seed=0)
     assert blended.train != part.train
     assert blended.eval != part.eval
@@ -250,13 +250,13 @@ def test_blend_permutes_a_data_set_alone_and_leaves_its_part_as_it_was() -> None
 
 
 def test_blend_of_nothing_is_empty() -> None:
-    assert blend([], seed=0) == Part([], [])
+    assert blend([], seed=0) == PhaseData([], [])
 
 
 # ------------------------------------------------------------------------------------ several sets
 
 
-def many(*datasets: RawDataset, share: float = 0.25, seed: int = 0) -> dict[Phase, list[Part]]:
+def many(*datasets: RawDataset, share: float = 0.25, seed: int = 0) -> dict[Phase, list[PhaseData]]:
     return divide_all(datasets, split=SPLIT, eval_share=share, seed=seed)
 
 
@@ -418,7 +418,7 @@ PAIR, TEXT = Record(prompt="p", chosen="a", rejected="b"), Record(text="t")
 )
 @pytest.mark.parametrize("phase", list(Phase))
 def test_phase_needs_its_kind_of_example(phase: Phase, record: Record, serves: set[Phase]) -> None:
-    parts = dict.fromkeys(SPLIT_PHASES, Part([PROMPT_ONLY, record], [record]))
+    parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PROMPT_ONLY, record], [record]))
     if phase in serves:
         check_usable(parts, [phase])
     else:
@@ -427,6 +427,6 @@ def test_phase_needs_its_kind_of_example(phase: Phase, record: Record, serves: s
 
 
 def test_phase_needs_a_usable_example_to_hold_out() -> None:
-    parts = dict.fromkeys(SPLIT_PHASES, Part([PAIR], [ANSWERED]))
+    parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PAIR], [ANSWERED]))
     with pytest.raises(DataError, match=r"no pairs of responses to hold out among its 1 examples"):
         check_usable(parts, [Phase.reward])

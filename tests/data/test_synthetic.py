@@ -17,9 +17,9 @@ from rlhf.data.synthetic import (
     POLITE,
     RUDE,
     SKILLS,
-    GoldParts,
+    GoldComponents,
+    prompt_of_request,
     rate,
-    render_prompt,
     right_answer,
     skill_of,
 )
@@ -27,7 +27,7 @@ from rlhf.data.synthetic_pairs import GoldJudge, generate_records, preference_pr
 
 pytestmark = pytest.mark.slow
 
-SORT = render_prompt("Sort these numbers: 9 20 3 11.")  # 3 9 11 20
+SORT = prompt_of_request("Sort these numbers: 9 20 3 11.")  # 3 9 11 20
 PROMPTS = [record.prompt or "" for record in generate_records(100, seed=7)]
 NUM_PAIRS = 20_000
 
@@ -61,7 +61,7 @@ def gap_of(record: Record) -> float:
 
 @pytest.mark.parametrize(("skill", "request_", "answer"), ANSWERS)
 def test_right_answers_by_hand(skill: str, request_: str, answer: str) -> None:
-    prompt = render_prompt(request_)
+    prompt = prompt_of_request(request_)
     assert prompt == f"\n\nHuman: {request_}\n\nAssistant:"
     assert skill_of(prompt) == skill
     assert right_answer(prompt) == answer.split()
@@ -112,7 +112,7 @@ def test_gold_parts_by_hand(
     ("opening", "polite"), [*((text, 1.0) for text in POLITE), *((text, 0.0) for text in RUDE)]
 )
 def test_every_opening_is_known_and_costs_no_item(opening: str, polite: float) -> None:
-    assert rate(SORT, f" {opening} 3 9 11 20.") == GoldParts(1.0, polite, 1.0)
+    assert rate(SORT, f" {opening} 3 9 11 20.") == GoldComponents(1.0, polite, 1.0)
 
 
 def test_what_knows_no_answer_earns_next_to_nothing(records: list[Record]) -> None:
@@ -134,7 +134,7 @@ def test_minimal_pairs_have_one_flaw() -> None:
         shares = {"one_item_wrong": 3 / 8, "one_item_too_many": 4 / 10, "one_item_missing": 3 / 8}
         assert 0 <= worse.correct <= shares[kind]
     assert pairs == GoldJudge().minimal_pairs(SORT, seed=1)
-    single = render_prompt("Which is the largest of 9 20 3 11?")
+    single = prompt_of_request("Which is the largest of 9 20 3 11?")
     assert set(GoldJudge().minimal_pairs(single, seed=1)) == {"one_item_wrong", "one_item_too_many"}
 
 

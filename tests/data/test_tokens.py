@@ -9,7 +9,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
@@ -36,7 +36,7 @@ def test_every_phase_ends_a_response_alike(
         tokenizer = train_tokenizer(TEXTS, vocab_size=300)
         tokenizer.pad_token = tokenizer.eos_token
     end = tokenizer.eos_token_id
-    part = Part([PAIR], [PAIR])
+    part = PhaseData([PAIR], [PAIR])
     sft, pair, prompt = (
         tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=tmp_path).train[0]
         for phase in (Phase.sft, Phase.reward, Phase.ppo)
@@ -49,7 +49,7 @@ def test_every_phase_ends_a_response_alike(
 
 
 def test_text_has_no_prompt(tokenizer, tmp_path: Path) -> None:
-    part = Part([Record(text=TEXTS[3])], [])
+    part = PhaseData([Record(text=TEXTS[3])], [])
     row = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path).train[0]
     assert row["prompt_tokens"] == 0
     assert row["ids"][-1] == tokenizer.eos_token_id
@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_counted(tokenizer, tmp_path: Path) -> None:
         Record(prompt=TEXTS[0], chosen=TEXTS[1]),
         Record(text="x"),
     ]
-    part = Part(records, [])
+    part = PhaseData(records, [])
     by_phase = {
         phase: tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=tmp_path)
         for phase in Phase
@@ -97,7 +97,7 @@ def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
 def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> None:
     other = PAIR._replace(prompt="\n\nHuman: some text\n\nAssistant:")
     records = [PAIR, other, PAIR._replace(chosen=" some text"), PAIR._replace(chosen=" x" * 300)]
-    part = Part(records, [])
+    part = PhaseData(records, [])
     data = tokenise(
         part, Phase.reward, tokenizer, limit=LIMITS[Phase.reward], cache_dir=tmp_path
     ).train
@@ -109,14 +109,14 @@ def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> Non
 
 
 def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
-    part = Part([PAIR], [])
+    part = PhaseData([PAIR], [])
     other_tokenizer = train_tokenizer(["entirely different text"], vocab_size=280)
     keys = {
         cache_key(part, Phase.sft, tokenizer, limit=10),
         cache_key(part, Phase.sft, tokenizer, limit=11),
         cache_key(part, Phase.reward, tokenizer, limit=10),
-        cache_key(Part([], [PAIR]), Phase.sft, tokenizer, limit=10),
-        cache_key(Part([PAIR._replace(chosen=" fig")], []), Phase.sft, tokenizer, limit=10),
+        cache_key(PhaseData([], [PAIR]), Phase.sft, tokenizer, limit=10),
+        cache_key(PhaseData([PAIR._replace(chosen=" fig")], []), Phase.sft, tokenizer, limit=10),
         cache_key(part, Phase.sft, other_tokenizer, limit=10),
     }
     assert len(keys) == 6
@@ -124,7 +124,7 @@ def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
 
 
 def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part([PAIR], [PAIR])
+    part = PhaseData([PAIR], [PAIR])
     first = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     monkeypatch.setattr(Encoder, "prompts", lambda *_: pytest.fail("tokenised again"))
     again = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
@@ -135,7 +135,7 @@ def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damaged", ["left_out.json", "train/state.json", "eval/data*.arrow"])
 def test_a_damaged_cache_is_refused(tokenizer, tmp_path: Path, damaged: str) -> None:
-    part = Part([PAIR], [PAIR])
+    part = PhaseData([PAIR], [PAIR])
     tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     (file,) = tmp_path.glob(f"tokens/*/{damaged}")
     file.write_bytes(file.read_bytes()[:1])
@@ -148,7 +148,7 @@ def test_a_cache_that_cannot_be_made_is_refused(tokenizer, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"data\.cache_dir=.*file cannot be written"):
         tokenise(
-            Part([PAIR], []),
+            PhaseData([PAIR], []),
             Phase.sft,
             tokenizer,
             limit=LIMITS[Phase.sft],

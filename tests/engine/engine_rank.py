@@ -90,7 +90,7 @@ def check_average(ranks: Ranks, zero: ZeroConfig, dtype: Dtype) -> None:
         now = weights(engine)
         expected = {n: BETA * w + (1 - BETA) * now[n] for n, w in expected.items()}
     before = weights(engine)
-    with engine.averaged():
+    with engine.swap_in_average():
         inside = weights(engine)
     after = weights(engine)
     tolerance = 1e-6 if dtype is Dtype.fp32 else 2e-2  # weights are read back in bf16

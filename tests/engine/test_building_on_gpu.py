@@ -13,7 +13,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
 from rlhf.engine import masters
-from rlhf.engine.masters import read
+from rlhf.engine.masters import fp32_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.engine.zero3_partition import placer
@@ -72,7 +72,7 @@ def test_weights_come_one_by_one(
     for weights, expected in zip(there, here, strict=True):
         torch.testing.assert_close(weights.float(), expected, rtol=2**-8, atol=0)
     if trained:
-        exact = [read(shard).cpu() for shard in engine._optimizer.masters.shards]
+        exact = [fp32_weights(shard).cpu() for shard in engine._optimizer.masters.shards]
         for master, expected in zip(exact, here[:trained], strict=True):
             assert torch.equal(master, expected.flatten())
 

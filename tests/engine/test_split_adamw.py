@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.engine.masters import MovingAverage, Split, read
+from rlhf.engine.masters import MovingAverage, Split, fp32_weights
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.kernels.adamw import adamw_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
@@ -57,7 +57,7 @@ def set_gradients(trained: list[nn.Parameter], same: list[nn.Parameter], *, seed
 
 
 def masters(optimizer: SplitAdamW) -> list[Tensor]:
-    return [read(shard) for shard in optimizer.masters.shards]
+    return [fp32_weights(shard) for shard in optimizer.masters.shards]
 
 
 @pytest.mark.usefixtures("way")
@@ -207,7 +207,7 @@ def test_splitting_loses_nothing_and_rounds_to_the_nearest() -> None:
         torch.empty(bits.numel(), dtype=torch.int16),
     )
     split.split(bits.view(torch.float32).clone())
-    assert torch.equal(read(split).view(torch.int32), bits)
+    assert torch.equal(fp32_weights(split).view(torch.int32), bits)
     usual = bits.view(torch.float32).bfloat16()
     differs = (usual != split.high).nonzero().flatten()
     assert torch.equal(differs % 65536, torch.full((2,), 0x8000))  # ties below an even half

@@ -127,7 +127,7 @@ def test_a_run_is_that_of_deepspeed(stage: int, dtype: Dtype, tolerance: float) 
         assert expected.grad_norm > ADAMW.max_grad_norm  # every step is clipped
         assert not report.is_skipped
         torch.testing.assert_close(weights(ours), weights(theirs), atol=tolerance, rtol=tolerance)
-    with ours.averaged(), theirs.averaged():
+    with ours.swap_in_average(), theirs.swap_in_average():
         torch.testing.assert_close(weights(ours), weights(theirs), atol=tolerance, rtol=tolerance)
     moved = (weights(ours)["head.weight"] - before["head.weight"]).abs().max()
     assert moved > 20 * tolerance * before["head.weight"].abs().max()
@@ -165,7 +165,7 @@ def test_a_discarded_step_changes_nothing_and_keeps_the_schedule(stage: int) -> 
     assert following == train(same, 2)[1]
     assert following.learning_rate == report.learning_rate
     assert equal(weights(engine), weights(same))  # moments and average have not seen it either
-    with engine.averaged(), same.averaged():
+    with engine.swap_in_average(), same.swap_in_average():
         assert equal(weights(engine), weights(same))
 
 
@@ -220,7 +220,7 @@ def test_the_average_is_that_of_the_weights_and_leaves_them(stage: int) -> None:
         now = weights(engine)
         expected = {name: 0.75 * w + 0.25 * now[name] for name, w in expected.items()}
     before = weights(engine)
-    with engine.averaged():
+    with engine.swap_in_average():
         inside = weights(engine)
     tolerance = 1e-6 if stage == 0 else 2**-8  # weights are read in bf16
     torch.testing.assert_close(inside, expected, atol=tolerance, rtol=tolerance)
@@ -264,7 +264,7 @@ def test_evaluating_is_without_dropout_and_gradients_and_gives_them_back() -> No
     with pytest.raises(ZeroDivisionError), engine.evaluating():
         raise ZeroDivisionError
     assert engine.module.training
-    with engine.gathered(engine.module):
+    with engine.gather_parameters(engine.module):
         assert not engine.is_sharded
 
 
@@ -295,7 +295,7 @@ def test_a_frozen_model_takes_no_steps() -> None:
     with pytest.raises(AssertionError, match="a frozen model takes no steps"):
         engine.step()
     with pytest.raises(AssertionError, match="this engine keeps no average"):
-        engine.averaged()
+        engine.swap_in_average()
 
 
 def test_a_closed_engine_keeps_only_its_model() -> None:

@@ -25,9 +25,9 @@ def averages(kind: Any, stage: int, dtype: Dtype, *, offload_ema: bool) -> list[
     engine = engine_of(kind, stage=stage, dtype=dtype, offload_ema=offload_ema)
     for step in range(3):
         train(engine, step)
-    with engine.averaged(), engine.gathered(engine.module):
+    with engine.swap_in_average(), engine.gather_parameters(engine.module):
         average = [p.detach().clone() for p in engine.module.parameters()]
-    with engine.gathered(engine.module):
+    with engine.gather_parameters(engine.module):
         return [*average, *(p.detach().clone() for p in engine.module.parameters())]
 
 
@@ -138,7 +138,7 @@ def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.Mo
     torch.testing.assert_close(engine(x_BI), plain(x_BI), atol=0.01, rtol=0.01)
     engine.backward(engine(x_BI).float().square().mean())
     engine.step()
-    with engine.gathered(module):
+    with engine.gather_parameters(module):
         rounding = plain.frozen.weight.abs().max() / 254
         assert (module.frozen.weight - plain.frozen.weight).abs().max() <= 1.1 * rounding
 

@@ -13,7 +13,7 @@ from rlhf.evaluate.figures import (
     model_figures,
     pass_at,
     rate_at_equal_length,
-    repeated,
+    repeated_share,
     reward_model_figures,
     win_rate,
     win_rates,
@@ -85,8 +85,8 @@ def test_diversity_and_repetition() -> None:
     assert distinct([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1) == 0.5
     assert distinct([row("p", 0.0, response="a b a b")], 2) == pytest.approx(2 / 3)
     assert distinct([row("p", 0.0, response="")], 1) == 0.0
-    assert repeated("a b c d a b c d") == pytest.approx(1 / 5)
-    assert repeated("too short") == 0.0
+    assert repeated_share("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_share("too short") == 0.0
 
 
 def test_calibration_of_a_reward_model() -> None:

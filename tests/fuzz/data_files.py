@@ -27,7 +27,7 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.corpus import ptx_texts
-from rlhf.data.reading import describe, load_datasets
+from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.splits import blend, check_usable, divide
 from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
@@ -58,7 +58,7 @@ def use(folder: Path, **changes: Any) -> Callable[[], None]:
     def act() -> None:
         loaded = load_datasets(data, seed=1)
         for each in loaded:
-            assert each.layout in describe(each)
+            assert each.layout in describe_data(each)
         divided = divide(loaded, split=data.split, eval_share=data.eval_share, seed=1)
         parts = {phase: blend(found, seed=1) for phase, found in divided.items()}
         check_usable(parts, [Phase.sft, Phase.reward, Phase.ppo])

@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.rules.rewards import check_part
+from rlhf.config.rules.rewards import check_term
 from rlhf.config.schema.keys import check_bounds
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from tests.fuzz.case import Case
 from tests.fuzz.reward_functions import ROWS, SECONDS, score_batches
 
@@ -104,7 +104,7 @@ def cases(draw: Random, _: Path) -> Iterator[Case]:
             at = draw.randrange(len(url) + 1)
             url = url[:at] + draw.choice(["", "", "#", "@", "[", "]", " ", "\t", "é"]) + url[at:]
             name = f"url={url!r}"
-            yield Case(name, lambda u=url: asked(RewardPart(kind=RewardKind.http, url=u)))  # type: ignore[misc]
+            yield Case(name, lambda u=url: asked(RewardTerm(kind=RewardKind.http, url=u)))  # type: ignore[misc]
             continue
         body = GOOD if draw.random() < 0.2 else draw.choice(list(BODIES))
         head = HEADS[0] if draw.random() < 0.6 else draw.choice(HEADS)
@@ -154,7 +154,7 @@ def served(answer: bytes, ending: str, retries: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=[server, answer, ending], daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        asked(RewardPart(kind=RewardKind.http, url=url, retries=retries, timeout_seconds=SECONDS))
+        asked(RewardTerm(kind=RewardKind.http, url=url, retries=retries, timeout_seconds=SECONDS))
 
 
 def serve(server: socket.socket, answer: bytes, ending: str) -> None:
@@ -191,10 +191,10 @@ def answer_one(connection: socket.socket, answer: bytes, ending: str) -> None:
         connection.recv(1)
 
 
-def asked(part: RewardPart) -> None:
+def asked(part: RewardTerm) -> None:
     """Check the keys of a part, and score with it, as a run does."""
     check_bounds(part, "rewards.remote.")
-    check_part("rewards.remote", part)
+    check_term("rewards.remote", part)
     score_batches({"remote": part}, batches=1)
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint import phase_store
-from rlhf.checkpoint.finished_phase import NOT_LISTED, copy_lines, finish_phase, logged
+from rlhf.checkpoint.finished_phase import NOT_LISTED, copy_lines, finish_phase, iterate_metrics
 from rlhf.checkpoint.manifest import identities
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase
 from rlhf.config.choices import Phase
@@ -59,7 +59,7 @@ def use(store: PhaseStore, run_dir: Path, folder: Path) -> None:
     with store.lock(KEY):
         entry = store.find(KEY, Phase.sft, said.append)
         if entry is not None:
-            list(logged(entry, Phase.sft))
+            list(iterate_metrics(entry, Phase.sft))
             (folder / "taker").mkdir()
             copy_lines(entry, Phase.sft, folder / "taker", "samples.jsonl")
             link_phase(entry, Phase.sft, folder / "taker", reused_from="a")

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.reward_mix import RewardMix
@@ -123,7 +123,7 @@ def cases(draw: Random, folder: Path) -> Iterator[Case]:
 def scored(folder: Path, number: int) -> None:
     """Score two batches as a run does, and check the numbers that it would learn from."""
     os.chdir(folder)
-    part = RewardPart(
+    part = RewardTerm(
         kind=RewardKind.function,
         function=f"fuzzed_{number}:f",
         run_code=True,
@@ -132,7 +132,7 @@ def scored(folder: Path, number: int) -> None:
     score_batches({"mine": part})
 
 
-def score_batches(parts: dict[str, RewardPart], batches: int = 2) -> None:
+def score_batches(parts: dict[str, RewardTerm], batches: int = 2) -> None:
     """Score ``batches`` of responses with the mix that a run uses."""
     mix = RewardMix(parts, _tokenizer(), GoldJudge(), lambda _: None)
     try:

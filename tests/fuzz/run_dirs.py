@@ -16,11 +16,11 @@ from typing import Any
 from rlhf.base.errors import RlhfError
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.chat.run_models import RunModels
-from rlhf.checkpoint.model_card import made_by, results_of
+from rlhf.checkpoint.model_card import origin_sections, results_of
 from rlhf.checkpoint.phase_state import latest_valid
 from rlhf.checkpoint.phase_store import PhaseStore
 from rlhf.checkpoint.results import read_plan, write_json
-from rlhf.compare.answer_pairs import models_of_runs, paired
+from rlhf.compare.answer_pairs import make_pairs, models_of_runs
 from rlhf.config.freeze import load_run
 from rlhf.evaluate.__main__ import figures_of
 from rlhf.evaluate.answer_rows import policies_of
@@ -137,8 +137,8 @@ DOORS: tuple[Door, ...] = (
     lambda run_dir, _: compare([run_dir, genuine()]),
     lambda run_dir, _: compare([run_dir.parent]),
     lambda run_dir, folder: export_final(run_dir, folder / "exported"),
-    lambda run_dir, _: paired(*models_of_runs(run_dir, None), seed=0),
-    lambda run_dir, _: (made_by(run_dir, rows={}), results_of(run_dir)),
+    lambda run_dir, _: make_pairs(*models_of_runs(run_dir, None), seed=0),
+    lambda run_dir, _: (origin_sections(run_dir, rows={}), results_of(run_dir)),
     *(resume, store),
 )
 

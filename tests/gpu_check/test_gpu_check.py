@@ -15,7 +15,7 @@ import pytest
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check.check_page import Check, PartResult, write_results
 from rlhf.gpu_check.processes import run_part
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_rows
+from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
 from rlhf.gpu_check.runs import LAUNCHER, Run
 from rlhf.gpu_check.table import PARTS
 from tests.pretend_cuda.gpu import Gpu
@@ -82,7 +82,7 @@ def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     whole = json.dumps(vars(PASSED)) + "\n"
     file.write_text(whole + whole[:-10])
-    assert read_rows(file) == [PASSED]
+    assert read_check_rows(file) == [PASSED]
 
 
 def part(name: str, *rows: CheckRow) -> PartResult:

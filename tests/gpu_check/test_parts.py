@@ -12,7 +12,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
 from rlhf.gpu_check import models
 from rlhf.gpu_check.parts import decoders, pipelines
-from rlhf.gpu_check.rows import RowVerdict, measured_row
+from rlhf.gpu_check.rows import RowVerdict, measure_row
 from rlhf.gpu_check.table import PARTS
 from rlhf.models.families import FAMILIES
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -44,7 +44,7 @@ def test_a_decoder_that_is_wrong_fails(
 ) -> None:
     logits = FusedDecoder._logits
     monkeypatch.setattr(FusedDecoder, "_logits", lambda self, x: wrong(logits(self, x)))
-    row = measured_row(decoders.Task("llama", lambda: decoders._compare("llama", torch.bfloat16)))
+    row = measure_row(decoders.Task("llama", lambda: decoders._compare("llama", torch.bfloat16)))
     assert row.verdict is RowVerdict.failed
 
 

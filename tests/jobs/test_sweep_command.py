@@ -18,7 +18,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
 from rlhf.jobs.search_command import search_of
-from rlhf.jobs.sweep_command import expanded, jobs_at_a_time, placed, without_leavings
+from rlhf.jobs.sweep_command import add_folders, expand_sweep, jobs_at_a_time, without_leavings
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import SUMMARIES
 
@@ -36,14 +36,14 @@ def definitions(tmp_path: Path) -> Path:
 
 def test_definition_takes_the_place_of_its_name(definitions: Path) -> None:
     defined = ["ppo.kl_ctl=0.1,0.2", "ppo.kl_target=null,6", "lora=default", "plan=false"]
-    asked = expanded(["-m", "sweep=pets", "seed=1,2"], definitions)
+    asked = expand_sweep(["-m", "sweep=pets", "seed=1,2"], definitions)
     assert asked == ["-m", *defined, "seed=1,2"], "flags do not come between overrides"
-    assert expanded(["sweep=pets", "-m"], definitions) == [*defined, "-m"]
-    assert expanded(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
+    assert expand_sweep(["sweep=pets", "-m"], definitions) == [*defined, "-m"]
+    assert expand_sweep(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
 
 
 def test_command_wins_over_the_definition(definitions: Path) -> None:
-    words = expanded(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
+    words = expand_sweep(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
     assert words[:3] == ["-m", "ppo.kl_target=null,6", "plan=false"]
 
 
@@ -58,23 +58,23 @@ def test_command_wins_over_the_definition(definitions: Path) -> None:
 )
 def test_wrong_definition_is_refused(definitions: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        expanded(words, definitions)
+        expand_sweep(words, definitions)
 
 
 def test_a_definition_that_reads_a_secret_is_refused(
     definitions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (definitions / "pets.yaml").write_text("tracking.project: ['a', '${oc.env:MY_PASSWORD}']\n")
-    assert expanded(["-m", "sweep=pets"], definitions)
+    assert expand_sweep(["-m", "sweep=pets"], definitions)
     monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
     with pytest.raises(ConfigError, match=r"^tracking\.project=a,.* is or holds a key"):
-        expanded(["-m", "sweep=pets"], definitions)
+        expand_sweep(["-m", "sweep=pets"], definitions)
 
 
 def test_folders_are_named_by_the_command() -> None:
     words = ["-m", "experiment=dsc/opt_13b", "ppo.kl_ctl=0.1,0.2", "seed=1"]
     first, again, other = (
-        placed(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
+        add_folders(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
     )
     folder = next(word for word in first if word.startswith("hydra.sweep.dir="))
     assert folder.startswith("hydra.sweep.dir=runs/sweeps/dsc_opt_13b-")
@@ -85,7 +85,7 @@ def test_folders_are_named_by_the_command() -> None:
 
 def test_last_value_of_a_key_counts() -> None:
     words = ["-m", "seed=1", "ppo.steps=2", "seed=1,2"]
-    found = placed(words, words)
+    found = add_folders(words, words)
     assert found[:3] == ["-m", "ppo.steps=2", "seed=1,2"]
     assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
 
@@ -94,17 +94,17 @@ def test_last_value_of_a_key_counts() -> None:
     "words", [["seed=1,2"], ["-m", "seed=1"], ["-m", "seed=1,2", "hydra.sweep.dir=here"]]
 )
 def test_other_commands_keep_their_folders(words: list[str]) -> None:
-    assert placed(words, words) == words
+    assert add_folders(words, words) == words
 
 
 def test_flags_and_their_values_are_no_overrides() -> None:
     words = ["-m", "--cfg", "job", "seed=1,2"]
-    assert placed(words, words)[:4] == words
+    assert add_folders(words, words)[:4] == words
 
 
 def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None:
     for words in (["seed=1,2", "-m"], ["-m", "seed=1,2", "--cfg", "job"]):
-        found = placed(words, words)
+        found = add_folders(words, words)
         start = found.index("seed=1,2")
         assert all("=" in word for word in found[start : start + 4]), found
         with without_leavings(["seed=1,2", "plan=only", "-m"]) as kept:
@@ -143,10 +143,10 @@ def test_jobs_stay_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("study: {trials: 1, minimize: [sft.loss]}\n")
     value = "data.path=../../../../a/b,c"
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
-        placed(["-m", value], ["-m", value])
+        add_folders(["-m", value], ["-m", value])
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
         search_of(["-m", "sweep=s", value], tmp_path)
-    assert placed(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1] == "data.path=/a/b,c..d"
+    assert add_folders(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1] == "data.path=/a/b,c..d"
 
 
 @pytest.mark.parametrize(
@@ -171,4 +171,4 @@ def test_jobs_at_a_time_are_those_of_the_launcher(
 def test_no_jobs_at_a_time_are_refused() -> None:
     words = ["-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"]
     with pytest.raises(ConfigError, match=r"^hydra\.launcher\.n_jobs=0: no job would run"):
-        placed(words, words)
+        add_folders(words, words)

@@ -15,7 +15,7 @@ from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.split_adamw import TorchWay
 from rlhf.kernels import adamw_triton
 from rlhf.kernels.adamw import AdamwScalars, SplitState
-from rlhf.kernels.adamw_gpu import BLOCK, ParameterTable, gpu_kernels
+from rlhf.kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
 from tests.engine.test_split_adamw import (  # noqa: F401
     test_a_gradient_may_lie_transposed,
     test_a_gradient_that_is_not_finite_shows_in_the_norm,
@@ -70,7 +70,7 @@ def way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trial_runs_them_all() -> None:
-    assert gpu_kernels(CPU) is adamw_triton
+    assert adamw_gpu_kernels(CPU) is adamw_triton
 
 
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])

@@ -10,7 +10,7 @@ import torch
 
 from rlhf.base.types import LogprobOptions
 from rlhf.kernels import logprobs_triton
-from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_kernels
+from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
 from tests.kernels.test_logprobs import (  # noqa: F401
@@ -45,7 +45,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
 
 def test_a_trial_runs_them() -> None:
-    assert gpu_kernels(torch.device("cpu")) is logprobs_triton
+    assert logprobs_gpu_kernels(torch.device("cpu")) is logprobs_triton
 
 
 @pytest.mark.parametrize("name", HOSTILE)

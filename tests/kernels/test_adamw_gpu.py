@@ -15,7 +15,7 @@ from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.split_adamw import TorchWay
 from rlhf.kernels.adamw import AdamwScalars, SplitState
-from rlhf.kernels.adamw_gpu import PART, ParameterTable, gpu_kernels, parts
+from rlhf.kernels.adamw_gpu import PART, ParameterTable, adamw_gpu_kernels, chunk_table
 from tests.engine.test_torch_engine import engine_of
 from tests.kernels.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu
@@ -25,14 +25,14 @@ SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
 
 def test_parts_cover_each_parameter_once() -> None:
-    assert parts([5, 8, 1, 0, 9], 4).tolist() == [
+    assert chunk_table([5, 8, 1, 0, 9], 4).tolist() == [
         *([0, 0, 4], [0, 4, 5]),
         *([1, 0, 4], [1, 4, 8]),
         [2, 0, 1],
         *([4, 0, 4], [4, 4, 8], [4, 8, 9]),
     ]
     size = 2**31 + 5
-    assert parts([size], PART)[-1].tolist() == [0, 2**31, size]
+    assert chunk_table([size], PART)[-1].tolist() == [0, 2**31, size]
 
 
 class Counted:
@@ -85,7 +85,7 @@ def test_a_gpu_does_what_operations_of_torch_do() -> None:
     theirs = [SplitState(*(part.clone().to(device) for part in split)) for split in ours]
     gradients = [numbers(size, 1).bfloat16() for size in sizes]
     there = [gradient.to(device) for gradient in gradients]
-    kernels = gpu_kernels(device)
+    kernels = adamw_gpu_kernels(device)
     assert kernels is not None
     table = ParameterTable(kernels, sizes, device)
     table.step(theirs, there, [SCALARS] * 3)

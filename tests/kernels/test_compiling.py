@@ -14,7 +14,7 @@ import pytest
 from rlhf.base import cpu
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.kernels import compiling
-from rlhf.kernels.compiling import KERNELS, compiled, describe, kernel
+from rlhf.kernels.compiling import KERNELS, compile_kernel, describe_kernels, kernel
 
 NO_GCC = "there is no C compiler; install gcc"
 
@@ -50,33 +50,33 @@ needs_gcc = pytest.mark.skipif(
 
 @needs_gcc
 def test_a_library_is_made_once(tmp_path: Path) -> None:
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     (library,) = (tmp_path / "cache").iterdir()
     written = library.stat().st_mtime_ns
     kernel.cache_clear()
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [library.name]
     assert library.stat().st_mtime_ns == written
 
 
 @needs_gcc
 def test_a_kept_library_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     kernel.cache_clear()
     monkeypatch.setenv("PATH", "")
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
 
 
 @needs_gcc
 @pytest.mark.parametrize("place", ["the library", "its folder"])
 def test_a_library_that_another_user_could_write_is_not_loaded(place: str, tmp_path: Path) -> None:
-    own = compiled("adamw")
+    own = compile_kernel("adamw")
     (library,) = (tmp_path / "cache").iterdir()
     assert own is not None
     assert own._name == str(library)
     (library if place == "the library" else library.parent).chmod(0o777)
     kernel.cache_clear()
-    again = compiled("adamw")
+    again = compile_kernel("adamw")
     assert again is not None
     assert again._name != str(library), "compiled again, for this process only"
 
@@ -85,7 +85,7 @@ def test_a_library_that_another_user_could_write_is_not_loaded(place: str, tmp_p
 def test_nothing_is_compiled_in_a_folder_of_others(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)  # a link under the name of the new file would be followed
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_compiled_in_a_folder_of_others(tmp_path: Path) -> None:
 def test_others_of_the_group_cannot_write_a_new_library(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
-        assert compiled("adamw") is not None
+        assert compile_kernel("adamw") is not None
     finally:
         os.umask(before)
     (library,) = (tmp_path / "cache").iterdir()
@@ -104,11 +104,11 @@ def test_others_of_the_group_cannot_write_a_new_library(tmp_path: Path) -> None:
 def test_cpus_that_share_a_home_keep_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     here = read_cpu()
     monkeypatch.setattr(compiling, "read_cpu", lambda: here._replace(name="another CPU"))
     kernel.cache_clear()
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
@@ -117,9 +117,9 @@ def test_a_lower_level_is_compiled_for_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if read_cpu().isa > Isa.avx2:
-        assert compiled("adamw") is not None
+        assert compile_kernel("adamw") is not None
         monkeypatch.setenv(MAX_ISA, "avx2")
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     assert len(list((tmp_path / "cache").iterdir())) == (2 if read_cpu().isa > Isa.avx2 else 1)
 
 
@@ -128,7 +128,7 @@ def test_kernels_above_the_cap_are_not_loaded(level: Isa, monkeypatch: pytest.Mo
     monkeypatch.setenv(MAX_ISA, level.name)
     for name, needed in KERNELS.items():
         if needed > level:
-            assert compiled(name) is None
+            assert compile_kernel(name) is None
             assert kernel(name, level).reason == f"RLHF_MAX_CPU_ISA={level.name}"
 
 
@@ -137,10 +137,10 @@ def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiling, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset({"asimd"})))
     monkeypatch.setenv(MAX_ISA, "none")
     missing = "RLHF_MAX_CPU_ISA=none"
-    assert describe(half=True) == (
+    assert describe_kernels(half=True) == (
         f"kernels: none in C (none); torch instead of adamw, logprobs, softmax, decode: {missing}"
     )
-    assert describe(half=False) == (
+    assert describe_kernels(half=False) == (
         f"kernels: none in C (none); torch instead of logprobs, decode: {missing}"
     )
 
@@ -172,7 +172,10 @@ def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyP
     assert isinstance(found.library, ctypes.CDLL)
     monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.amx)
     monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
-    assert describe(half=True) == f"kernels: decode in C (amx); no amx for decode: {found.reason}"
+    assert (
+        describe_kernels(half=True)
+        == f"kernels: decode in C (amx); no amx for decode: {found.reason}"
+    )
 
 
 @needs_gcc
@@ -190,7 +193,7 @@ def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
     assert found.reason == failed
     monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.avx512_bf16)
     monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
-    assert describe(half=True) == (
+    assert describe_kernels(half=True) == (
         f"kernels: decode in C (avx512_bf16); no avx512_bf16 for decode: {failed}"
     )
 
@@ -227,7 +230,7 @@ def test_a_compiler_that_fails_leaves_nothing(
 @needs_gcc
 def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
 
 
 @needs_gcc
@@ -242,7 +245,7 @@ def test_a_mount_that_may_not_be_executed_is_done_without(
         return load(path)
 
     monkeypatch.setattr(ctypes, "CDLL", noexec)
-    assert compiled("adamw") is not None
+    assert compile_kernel("adamw") is not None
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kernel.cache_clear()
     assert kernel("adamw", Isa.avx2) == (

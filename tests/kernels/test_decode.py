@@ -174,16 +174,16 @@ def test_attention(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> 
     joined = numbers(rows, (heads + 2 * kv_heads) * size, seed=2, dtype=dtype)
     counts = [heads, kv_heads, kv_heads]
     query, key, value = joined.view(rows, sum(counts), size).split(counts, dim=1)
-    expected_memory = memory.clone()
+    expected_kv_cache = memory.clone()
     for row, position in enumerate(positions):
-        expected_memory[0, row, :, position] = key[row]
-        expected_memory[1, row, :, position] = value[row]
+        expected_kv_cache[0, row, :, position] = key[row]
+        expected_kv_cache[1, row, :, position] = value[row]
 
     mixed = attend(memory, joined, counts, rows=torch.arange(rows), positions=positions)
 
-    assert torch.equal(memory, expected_memory)
+    assert torch.equal(memory, expected_kv_cache)
     for row, position in enumerate(positions):
-        keys, values = expected_memory[:, row, :, : position + 1].float()
+        keys, values = expected_kv_cache[:, row, :, : position + 1].float()
         expected = functional.scaled_dot_product_attention(
             query[row].float()[:, None],
             keys.repeat_interleave(heads // kv_heads, dim=0),
@@ -214,14 +214,14 @@ def test_tokens_of_a_prompt_see_each_other(dtype: torch.dtype) -> None:
     positions = torch.tensor([9, 0, 1, 2, 0, 1])
     memory = numbers(2, 3, heads, 12, size, seed=1, dtype=dtype)
     joined, counts = numbers(6, 3 * heads * size, seed=2, dtype=dtype), [heads] * 3
-    expected_memory, expected = memory.clone(), []
+    expected_kv_cache, expected = memory.clone(), []
     for token in range(6):
         own = slice(token, token + 1)
         one = joined[own].contiguous()
         each = {"rows": rows[own], "positions": positions[own]}
-        expected.append(attend(expected_memory, one, counts, **each))
+        expected.append(attend(expected_kv_cache, one, counts, **each))
     mixed = attend(memory, joined, counts, rows=rows, positions=positions)
-    assert torch.equal(memory, expected_memory)
+    assert torch.equal(memory, expected_kv_cache)
     assert torch.equal(mixed, torch.cat(expected))
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from rlhf.base.types import LogprobOptions
 from rlhf.kernels import logprobs_gpu
 from rlhf.kernels.logprobs import logprob_kernel
-from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_kernels
+from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.models.output_layer import (
     GPU_BLOCK,
     _read_by_torch,
@@ -85,7 +85,7 @@ class Counted:
 def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     traffic = Traffic()
     kernels = SimpleNamespace(**{name: Counted(name, gpu, traffic) for name in ("read", "slope")})
-    monkeypatch.setattr(logprobs_gpu, "gpu_kernels", lambda device: kernels)
+    monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: kernels)
     return traffic
 
 
@@ -125,7 +125,7 @@ def test_learning_moves_less_than_twice_the_products(
     assert traffic.others < 20 * HIDDEN
     assert traffic.kernels + traffic.others < 0.3 * traffic.products
 
-    monkeypatch.setattr(logprobs_gpu, "gpu_kernels", lambda device: None)
+    monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: None)
     by_torch = Traffic()
     head(gpu, by_torch)
     assert by_torch.products == traffic.products
@@ -177,7 +177,7 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("size", [50257, 50272])
 def test_a_gpu_does_what_operations_of_torch_do(size: int, dtype: torch.dtype) -> None:
-    kernels = gpu_kernels(GPU)
+    kernels = logprobs_gpu_kernels(GPU)
     assert kernels is not None
     logits_NV = 4 * torch.randn(300, size, device=GPU)
     for row, at in enumerate(HOSTILE.values()):

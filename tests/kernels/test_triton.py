@@ -27,7 +27,12 @@ def attention(device: torch.device) -> GpuAttention | None:
 
 
 @pytest.mark.parametrize(
-    "load", [adamw_gpu.gpu_kernels.__wrapped__, logprobs_gpu.gpu_kernels.__wrapped__, attention]
+    "load",
+    [
+        adamw_gpu.adamw_gpu_kernels.__wrapped__,
+        logprobs_gpu.logprobs_gpu_kernels.__wrapped__,
+        attention,
+    ],
 )
 def test_without_triton_a_line_says_so(
     load: Callable[[torch.device], object],

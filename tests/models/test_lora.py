@@ -18,8 +18,8 @@ from rlhf.models.lora import (
     add_adapters,
     has_adapters,
     is_adapter_name,
-    merged_stream,
     save_adapter,
+    stream_merged,
 )
 from rlhf.models.pretrained import require_trained_head
 from rlhf.models.sources import ModelSource
@@ -184,7 +184,7 @@ def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_
     live, state = logits_of(model), whole_state(model)
     for parameter in model.parameters():  # as under ZeRO-3: only ``state`` holds the weights
         parameter.data = torch.empty(0)
-    model.save_pretrained(tmp_path, state_dict=dict(merged_stream(model, state.items())))
+    model.save_pretrained(tmp_path, state_dict=dict(stream_merged(model, state.items())))
     loaded = build_actor(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     assert not has_adapters(loaded)
     torch.testing.assert_close(logits_of(loaded), live, **CLOSE)
@@ -195,7 +195,7 @@ def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> Non
     scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).eval()
     disturb(scorer)
     model = scorer.pretrained
-    state = dict(merged_stream(model, whole_state(model).items()))
+    state = dict(stream_merged(model, whole_state(model).items()))
     model.save_pretrained(tmp_path, state_dict=state)
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
@@ -211,7 +211,7 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
         state[f"{layer}.{part}.weight"].float()
         for part in ("base_layer", "lora_A.default", "lora_B.default")
     )
-    merged = dict(merged_stream(model, state.items()))[f"{layer}.weight"]
+    merged = dict(stream_merged(model, state.items()))[f"{layer}.weight"]
     assert merged.dtype == torch.bfloat16
     assert torch.equal(merged, (w + 2.0 * (b @ a)).bfloat16())
 
@@ -219,7 +219,7 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
 def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
     model = build_actor(source_of("llama"), tokenizer, seed=1)
     state = whole_state(model)
-    merged = dict(merged_stream(model, state.items()))
+    merged = dict(stream_merged(model, state.items()))
     assert merged.keys() == state.keys()
     assert all(merged[name] is state[name] for name in state)
 

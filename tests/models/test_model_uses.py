@@ -35,7 +35,7 @@ def tiny_opt(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
 def test_numbers_of_the_tiny_opt(compose: Compose) -> None:
     (sft,) = models_of(tiny_opt(compose), Phase.sft)
     assert (sft.weights, sft.shape.scorer_weights) == (WEIGHTS, SCORER) == (2816, 2824)
-    assert (sft.shape.layer, sft.shape.multiplied) == (LAYER, MATRICES)
+    assert (sft.shape.layer, sft.shape.multiplied_weights) == (LAYER, MATRICES)
 
 
 def found(config: RunConfig, phase: Phase) -> dict[str, tuple[int, int, int]]:

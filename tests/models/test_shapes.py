@@ -158,7 +158,7 @@ def test_what_every_token_is_multiplied_with(name: str) -> None:
     ]
     shape = shape_of(model(MADE[name]))
     assert shape is not None
-    assert shape.multiplied == sum(matrices)
+    assert shape.multiplied_weights == sum(matrices)
 
 
 def test_the_config_of_a_folder_is_read(tmp_path: Path) -> None:

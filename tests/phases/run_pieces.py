@@ -15,7 +15,7 @@ from torch import nn
 from rlhf.base.types import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases import dpo
@@ -23,7 +23,7 @@ from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import build_console
-from rlhf.tracking.metric_table import check_name
+from rlhf.tracking.metric_table import check_metric_name
 from rlhf.tracking.tracker import Sample, Tracker
 from tests.models_on_disk import save_models
 from tests.phases.test_fixed_examples import EVAL, TRAIN
@@ -39,7 +39,7 @@ class PlannedEngine(TrainingEngine):
         lr = 0.0 if optimizer is None else 0.05
         super().__init__(module, accumulation=plan.accumulation, lr=lr)
 
-    def averaged(self) -> AbstractContextManager[None]:
+    def swap_in_average(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def close(self) -> None: ...
@@ -51,15 +51,15 @@ class Notes(Tracker):
 
     logged: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     saved: dict[str, Any] = field(default_factory=dict)
-    sampled: list[tuple[str, int, Sample]] = field(default_factory=list)
+    sample: list[tuple[str, int, Sample]] = field(default_factory=list)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         for name in values:
-            check_name(name)
+            check_metric_name(name)
         self.logged.append((step, dict(values)))
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
-        self.sampled += [(phase, step, sample) for sample in samples]
+        self.sample += [(phase, step, sample) for sample in samples]
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]
@@ -91,7 +91,7 @@ def run_context(
     paths += [f"model.path={run_dir / 'policy'}", f"reward_model.path={run_dir / 'reward'}"]
     config = to_run_config(compose([*paths, *overrides]))
     config.data.cache_dir = str(run_dir / "cache")
-    part = Part(TRAIN, EVAL)
+    part = PhaseData(TRAIN, EVAL)
     context = RunContext(
         config=config,
         run_dir=run_dir,

@@ -19,7 +19,7 @@ from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.batching import pair_steps
 from rlhf.data.records import Record
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.models.tokenizers import train_tokenizer
@@ -28,7 +28,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.tracking.console import build_console
-from rlhf.tracking.metric_table import check_name
+from rlhf.tracking.metric_table import check_metric_name
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -100,7 +100,7 @@ def run(
         config.data.cache_dir = str(tmp_path)
         texts = [text for record in TRAIN for text in record if text]
         logged: list[tuple[int, dict[str, float]]] = []
-        part = Part(TRAIN, EVAL)
+        part = PhaseData(TRAIN, EVAL)
         context = RunContext(
             config=config,
             run_dir=tmp_path,
@@ -223,7 +223,7 @@ def test_evaluations_come_when_they_should(
         assert [step for step, v in ran.logged if f"{order}/loss" in v] == [1, 2, 3]
         for _, values in ran.logged:
             for name in values:
-                check_name(name)
+                check_metric_name(name)
         assert len({values[f"{order}/eval_loss"] for _, values in logged}) == 1, "no weight moved"
 
 

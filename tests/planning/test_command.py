@@ -13,7 +13,7 @@ import pytest
 from rlhf.config.freeze import freeze, to_run_config
 from rlhf.config.run_dir import make_run_dir
 from rlhf.planning.decide import decide
-from rlhf.planning.plan_tables import as_json, summary
+from rlhf.planning.plan_tables import plan_as_json, plan_summary
 from tests.planning.planned import Compose
 from tests.runs import launch
 
@@ -34,8 +34,8 @@ def test_every_profile_answers(hardware: str, compose: Compose) -> None:
     config = to_run_config(compose(["plan=only", "model=opt_13b", f"hardware={hardware}"]))
     plan = decide(config).plan
     assert plan is not None
-    assert summary(plan)
-    check_plan(as_json(plan), fits=plan.fits)
+    assert plan_summary(plan)
+    check_plan(plan_as_json(plan), fits=plan.fits)
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "64xa100_80g"])

@@ -13,7 +13,7 @@ from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.run import validate
-from rlhf.planning.decide import chosen, decide
+from rlhf.planning.decide import decide, resolve_auto
 from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of
 
@@ -44,7 +44,7 @@ def test_check_passes_what_fits(compose: Compose) -> None:
     decision = decide(config)
     assert decision.plan is not None
     assert decision.notes == ()
-    assert decision.config == chosen(decision.plan)
+    assert decision.config == resolve_auto(decision.plan)
     validate(decision.config)
 
 
@@ -89,7 +89,7 @@ def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:
         rollout={"max_prompt_tokens": 1024, "max_response_tokens": 1024},
     )
     plan = plan_run(config)
-    decided = chosen(plan)
+    decided = resolve_auto(plan)
     assert not decided.zero.auto
     assert decided.zero == plan.zero
     for phase in plan.phases:
@@ -110,7 +110,7 @@ def test_ranks_on_a_cpu_do_not_shard_weights_that_fit(compose: Compose, steps: i
 
 
 def test_rows_that_all_fit_stay_open(compose: Compose) -> None:
-    decided = chosen(plan_run(run_of(compose, "model=opt_125m", "hardware=8xa100_80g")))
+    decided = resolve_auto(plan_run(run_of(compose, "model=opt_125m", "hardware=8xa100_80g")))
     assert decided.rollout.max_rows is None
 
 
@@ -120,7 +120,7 @@ def test_what_is_given_stays(compose: Compose) -> None:
         sft={"micro_batch_size": 2},
         rollout={"max_rows": 5, "gather_weights": When.never, "keep_graphs": When.never},
     )
-    decided = chosen(plan_run(config))
+    decided = resolve_auto(plan_run(config))
     assert decided.sft.micro_batch_size == 2
     assert decided.rollout == config.rollout
     assert decided.zero == config.zero
@@ -128,7 +128,7 @@ def test_what_is_given_stays(compose: Compose) -> None:
 
 def test_phases_that_do_not_run_stay(compose: Compose) -> None:
     config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g")
-    decided = chosen(plan_run(changed(config, phase={"order": [Phase.sft]})))
+    decided = resolve_auto(plan_run(changed(config, phase={"order": [Phase.sft]})))
     assert decided.sft.micro_batch_size is not None
     assert decided.ppo == config.ppo
     assert decided.rollout == config.rollout
@@ -146,7 +146,7 @@ def test_how_weights_are_gathered_for_a_rollout(
         small = {"max_live_parameters": 10**6, "prefetch_bucket_size": 10**6}
         config = changed(config, zero=small | {"reduce_bucket_size": 10**6})
     plan = plan_run(changed(config, hardware={"memory_gib": memory}))
-    assert chosen(plan).rollout.gather_weights is way
+    assert resolve_auto(plan).rollout.gather_weights is way
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_whether_graphs_are_kept_between_rollouts(
 ) -> None:
     config = run_of(compose, "model=opt_125m", "hardware=a100_80g", *words)
     plan = plan_run(changed(config, hardware={"memory_gib": memory}))
-    assert chosen(plan).rollout.keep_graphs is way
+    assert resolve_auto(plan).rollout.keep_graphs is way
 
 
 def test_graphs_are_kept_only_beside_what_training_needs(compose: Compose) -> None:

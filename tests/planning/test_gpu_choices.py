@@ -9,7 +9,7 @@ import pytest
 from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase
 from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.steps import assumed_loads
+from rlhf.planning.steps import assume_loads
 from tests.planning.planned import Compose, run_of
 from tests.planning.test_command import PROFILES
 
@@ -33,7 +33,7 @@ def planned(compose: Compose, *words: str) -> Plan:
     config = run_of(compose, *words)
     loads = {
         phase: replace(load, lengths=LENGTHS, steps=200, held_out=64, answer=20)
-        for phase, load in assumed_loads(config).items()
+        for phase, load in assume_loads(config).items()
     }
     return plan_run(config, loads)
 

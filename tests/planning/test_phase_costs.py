@@ -17,7 +17,7 @@ from rlhf.planning import memory_model, time_model
 from rlhf.planning.phase_costs import PhasePlan, plan_phase
 from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
 from rlhf.planning.plan import EFFICIENCY, plan_run
-from rlhf.planning.steps import assumed_loads
+from rlhf.planning.steps import assume_loads
 from rlhf.planning.time_model import CostModel
 from tests.planning.planned import Compose, changed, named, run_of
 
@@ -30,7 +30,7 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMem
         zero=config.zero,
         efficiency=EFFICIENCY[config.hardware.device],
     )
-    load = replace(assumed_loads(config)[phase], steps=steps)
+    load = replace(assume_loads(config)[phase], steps=steps)
     models = models_of(config, phase)
     return PhaseMemory(config=config, at=at, phase=phase, models=models, load=load)
 

@@ -19,7 +19,7 @@ from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.decide import chosen
+from rlhf.planning.decide import resolve_auto
 from rlhf.planning.plan import Plan, best_of, plan_run
 from tests.conftest import CONF
 from tests.planning.planned import TINY_MODEL, Compose, changed, run_of
@@ -152,7 +152,7 @@ def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
     auto = plan_run(run)
     if auto.fits:
         # What is written into the configuration is admitted, fits, and takes as long.
-        again = admissible(chosen(auto))
+        again = admissible(resolve_auto(auto))
         assert again is not None
         assert again.seconds == pytest.approx(auto.seconds)
     for _ in range(8):

@@ -15,7 +15,7 @@ from rlhf.checkpoint.results import PLAN, write_json
 from rlhf.config.choices import Source
 from rlhf.config.machine_rates import GIB
 from rlhf.planning.plan import Plan, plan_run
-from rlhf.planning.plan_tables import PARTS, as_json, summary, tables
+from rlhf.planning.plan_tables import PARTS, plan_as_json, plan_summary, tables
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def printed(plan: Plan) -> str:
 
 def test_keys_of_plan_json(compose: Compose) -> None:
     plan = fitting(compose)
-    found = as_json(plan)
+    found = plan_as_json(plan)
     assert set(found) == {
         "fits",
         "zero",
@@ -90,7 +90,7 @@ def test_every_part_is_told(compose: Compose) -> None:
     generating = changed(sharded, rollout=long, ppo={**small, "micro_batch_size": 1})
     seen = set[str]()
     for config in (base, sharded, generating):
-        for phase in as_json(plan_run(config))["phases"].values():
+        for phase in plan_as_json(plan_run(config))["phases"].values():
             assert sum(phase["memory"].values()) == pytest.approx(phase["memory_gib_per_rank"])
             seen |= set(phase["memory"])
     assert seen == set(PARTS)
@@ -98,17 +98,17 @@ def test_every_part_is_told(compose: Compose) -> None:
 
 def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:
     plan = refused(compose)
-    found = as_json(plan)
+    found = plan_as_json(plan)
     assert found["fits"] is False
     assert found["reason"] == plan.reason
     assert found["what_fits"]
-    assert {"reason", "what_fits"}.isdisjoint(as_json(fitting(compose)))
+    assert {"reason", "what_fits"}.isdisjoint(plan_as_json(fitting(compose)))
 
 
 def test_offloaded_parts_are_named(compose: Compose) -> None:
     config = fitting(compose).asked
     plan = plan_run(changed(config, zero={"offload_optimizer": True}))
-    found = as_json(plan)
+    found = plan_as_json(plan)
     assert found["offloaded"] == ["optimizer"]
     # In PPO a master and two moments of actor and critic, and their gradients in fp32.
     policy, scorer = 1315758080, 1315760128
@@ -124,14 +124,14 @@ def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
         return value is None or type(value) in (bool, int, float, str)
 
     for plan in (fitting(compose), refused(compose)):
-        assert plain(as_json(plan))
-        write_json(tmp_path / PLAN, as_json(plan))
-        assert json.loads((tmp_path / "plan.json").read_text()) == as_json(plan)
+        assert plain(plan_as_json(plan))
+        write_json(tmp_path / PLAN, plan_as_json(plan))
+        assert json.loads((tmp_path / "plan.json").read_text()) == plan_as_json(plan)
 
 
 def test_unknown_times_are_null(compose: Compose) -> None:
     config = changed(fitting(compose).asked, data={"size": 0, "path": None})
-    found = as_json(plan_run(config))
+    found = plan_as_json(plan_run(config))
     assert found["hours"] is found["price_usd"] is found["phases"]["sft"]["hours"] is None
     assert found["phases"]["ppo"]["hours"] is not None  # 80 rounds are known
 
@@ -142,19 +142,19 @@ def test_one_line(compose: Compose) -> None:
     assert plan.hours is not None
     assert plan.price is not None
     minutes = f"{60 * plan.hours:.1f} min"
-    assert summary(plan) == (
+    assert plan_summary(plan) == (
         f"ZeRO stage 2, {most:.1f} of 77.5 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
         "for sft 690 steps of 32 examples, reward 2,757 steps of 32 pairs, ppo 56 steps of 128 "
         "responses, from 129,500 generated examples (data=synthetic)"
     )
     no = refused(compose)
-    assert summary(no) == f"does not fit: {no.reason}"
+    assert plan_summary(no) == f"does not fit: {no.reason}"
     cpu = plan_run(run_of(compose, "hardware.memory_gib=8"))
-    assert " of 7.8 GiB on one rank, " in summary(cpu)
-    assert "$" not in summary(cpu)
+    assert " of 7.8 GiB on one rank, " in plan_summary(cpu)
+    assert "$" not in plan_summary(cpu)
     unknown = {"source": Source.hub, "size": 0, "path": "owner/name"}
     open_ended = changed(plan.asked, data=unknown)
-    assert summary(plan_run(open_ended)).endswith(
+    assert plan_summary(plan_run(open_ended)).endswith(
         "ranks, unknown time for sft ? steps of 32 examples, reward ? steps of 32 pairs, ppo 56 "
         "steps of 128 responses, from owner/name, whose number of examples is not known (data.size)"
     )
@@ -167,7 +167,7 @@ def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Co
     plan = fitting(compose)
     phases = [replace(phase, step_seconds={"train": 0.0}) for phase in plan.phases[1:]]
     first = replace(plan.phases[0], steps=1, step_seconds={"train": 3600 * hours})
-    assert f"ranks, {words}, $" in summary(replace(plan, phases=(first, *phases)))
+    assert f"ranks, {words}, $" in plan_summary(replace(plan, phases=(first, *phases)))
 
 
 @pytest.mark.parametrize("size", [1000, 10**6, 10**8])
@@ -199,7 +199,7 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
 
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     text = " ".join(printed(fitting(compose)).split())
-    setting, _, counts = summary(fitting(compose)).partition(" for ")
+    setting, _, counts = plan_summary(fitting(compose)).partition(" for ")
     assert f"fits: {setting}; models on disk: 10.5 GB, checkpoints up to 63.2 GB" in text
     assert text.endswith(f"the time is for {counts}")
     no = refused(compose)

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.steps import examples_of, in_words, steps_of
+from rlhf.planning.steps import describe_examples, examples_of, steps_of
 from tests.planning.planned import Compose, changed, run_of
 
 
@@ -39,7 +39,7 @@ def test_examples_of_each_phase(compose: Compose) -> None:
     ],
 )
 def test_examples_in_words(data: dict[str, Any], words: str, compose: Compose) -> None:
-    assert in_words(run(compose, data=data).data) == words
+    assert describe_examples(run(compose, data=data).data) == words
 
 
 def test_held_out_sets_of_their_own_take_nothing(compose: Compose) -> None:

@@ -168,7 +168,7 @@ def _ppo(gpu: Gpu, config: RunConfig) -> Bytes:
 
 def traced(gpu: Gpu, name: str) -> dict[str, Any]:
     """Return what both phases of a configuration take, with the sizes that their plans choose."""
-    from rlhf.planning.decide import chosen
+    from rlhf.planning.decide import resolve_auto
     from rlhf.planning.plan import plan_run
     from tools.docs.memory_table import MOMENTS, phase_config
 
@@ -180,7 +180,7 @@ def traced(gpu: Gpu, name: str) -> dict[str, Any]:
         sizes = {f"{phase}.micro_batch_size": of.micro_batch}
         if of.rows is not None:
             sizes["rollout.max_rows"] = of.rows
-        found[phase] = {"sizes": sizes, "moments": trace(gpu, chosen(plan))}
+        found[phase] = {"sizes": sizes, "moments": trace(gpu, resolve_auto(plan))}
     return found
 
 

@@ -16,8 +16,8 @@ from rlhf.report.charts import (
     Flag,
     Line,
     line_chart,
-    number,
-    thinned,
+    number_text,
+    thin_points,
 )
 from rlhf.report.page import environment
 
@@ -90,11 +90,11 @@ def test_long_lines_keep_their_extremes() -> None:
     points = [(float(n), math.sin(n)) for n in range(100_000)]
     points[31_234] = (31_234.0, 50.0)
     points[31_235] = (31_235.0, -50.0)
-    kept = thinned(points)
+    kept = thin_points(points)
     assert len(kept) <= MOST_POINTS
     assert {50.0, -50.0} <= {y for _, y in kept}
     assert kept == sorted(kept)
-    assert thinned(points[:600]) == points[:600]
+    assert thin_points(points[:600]) == points[:600]
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_long_lines_keep_their_extremes() -> None:
     [(0.0, "0"), (0.2, "0.2"), (1234.5, "1.23e+03"), (2e-6, "2.0e-06"), (math.nan, "nan")],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert number(value) == text
+    assert number_text(value) == text

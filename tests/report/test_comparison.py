@@ -26,7 +26,7 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     first, second = settings_of([*runs, run(0.2, 3)])
     assert (first.values, second.values) == ({"ppo.kl_ctl": 0.1}, {"ppo.kl_ctl": 0.2})
     assert first.label == "ppo.kl_ctl=0.1"
-    assert [len(second.runs), len(second.finished())] == [3, 2]
+    assert [len(second.runs), len(second.finished_runs())] == [3, 2]
     assert second.estimates()["gold"].mean == pytest.approx(1.7)
     (only,) = settings_of(runs[:2])
     assert only.label == "all"

@@ -13,7 +13,7 @@ from rlhf.report.next_commands import what_to_type_next
 from rlhf.report.summary import (
     answers_side_by_side,
     show_summary,
-    summary_parts,
+    summary_blocks,
     where_it_lies,
 )
 from rlhf.tracking.console import Console
@@ -302,6 +302,6 @@ def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
 
 def test_phase_that_another_run_trained_is_called_reused() -> None:
     phases = RESULT["phases"] | {"sft": RESULT["phases"]["sft"] | {"reused_from": "runs/a"}}
-    durations = {part.name: part.duration for part in summary_parts(RESULT | {"phases": phases})}
+    durations = {part.name: part.duration for part in summary_blocks(RESULT | {"phases": phases})}
     assert durations["sft"] == "reused"
     assert durations["reward"] == "0:00:08"

@@ -19,9 +19,9 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.isolated import FailureError, IsolatedReward, start_parts
+from rlhf.rewards.isolated import FailureError, IsolatedReward, start_terms
 from tests.rewards.endpoint import Endpoint, endpoint
 
 MODULE = """
@@ -92,7 +92,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[IsolatedReward] = []
 
     def started_part(kind: RewardKind = RewardKind.function, **keys: Any) -> IsolatedReward:
-        started.append(IsolatedReward("mine", RewardPart(kind=kind, **keys)))
+        started.append(IsolatedReward("mine", RewardTerm(kind=kind, **keys)))
         return started[-1]
 
     yield started_part
@@ -283,17 +283,17 @@ def test_a_part_whose_run_ends_while_it_starts_is_silent(
     with theirs:
         words = ["-P", "-m", "rlhf.rewards.supervisor", str(theirs.fileno()), str(os.getpid())]
         part = subprocess.Popen([sys.executable, *words], pass_fds=[theirs.fileno()])
-    ours.sendall(json.dumps(asdict(RewardPart(kind=RewardKind.stop))).encode() + b"\n")
+    ours.sendall(json.dumps(asdict(RewardTerm(kind=RewardKind.stop))).encode() + b"\n")
     ours.close()
     assert part.wait(20) == 0
     assert capfd.readouterr().err == ""
 
 
 def test_parts_that_started_end_if_another_cannot(start: Start, tmp_path: Path) -> None:
-    mine = RewardPart(kind=RewardKind.function, function="my_rewards:who")
-    other = RewardPart(kind=RewardKind.function, function="my_rewards:nothing")
+    mine = RewardTerm(kind=RewardKind.function, function="my_rewards:who")
+    other = RewardTerm(kind=RewardKind.function, function="my_rewards:nothing")
     with pytest.raises(ConfigError, match=r"rewards\.other\.function"):
-        start_parts({"mine": mine, "other": other})
+        start_terms({"mine": mine, "other": other})
     pids = (tmp_path / "pids").read_text().split()
     assert not [pid for pid in pids if Path("/proc", pid).exists()]
 

@@ -9,13 +9,13 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.rules import RULES, last_number
 
 
 def scores(responses: list[str], wanted: list[Any] | None = None, **keys: Any) -> list[float]:
-    part = RewardPart(columns=["answer"] if wanted else [], **keys)
+    part = RewardTerm(columns=["answer"] if wanted else [], **keys)
     answers = Answers(
         prompts=["?"] * len(responses),
         responses=responses,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError, IsolatedReward
 
@@ -60,7 +60,7 @@ def asked(response: str, function: str = "leaves", seconds: float = 10) -> Isola
     """Return a part that has been asked for the score of one response."""
     name = f"daemons:{function}"
     kind = RewardKind.function
-    part = IsolatedReward("mine", RewardPart(kind=kind, function=name, timeout_seconds=seconds))
+    part = IsolatedReward("mine", RewardTerm(kind=kind, function=name, timeout_seconds=seconds))
     part.ask(Answers(["?"], [response], [True], [1], {}))
     return part
 

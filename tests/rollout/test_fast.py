@@ -12,7 +12,7 @@ from rlhf.base.types import PromptBatch, Ranks, Responses
 from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.families import decoder_parts
+from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of
 from rlhf.models.tokenizers import train_tokenizer
@@ -75,7 +75,7 @@ def fast(
         end_id=END,
         pad_id=0,
         stop=StopTexts(TOKENIZER, stop or []),
-        parts_of=decoder_parts,
+        find_modules=find_decoder_modules,
         adapter_of=adapter_of,
         ranks=Ranks(),
     )
@@ -224,9 +224,9 @@ class Sharded(PlainEngine):
         super().__init__(module)
         self.gathered_modules: list[nn.Module] = []
 
-    def gathered(self, of: nn.Module) -> Any:
+    def gather_parameters(self, of: nn.Module) -> Any:
         self.gathered_modules.append(of)
-        return super().gathered(of)
+        return super().gather_parameters(of)
 
 
 def test_what_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.models.families import FAMILIES as TABLE
-from rlhf.models.families import decoder_parts
+from rlhf.models.families import find_decoder_modules
 from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders import projections
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
@@ -40,7 +40,7 @@ WIDE = {"hidden_size": 64, "intermediate_size": 96, "ffn_dim": 96}  # whole tile
 def family(
     model: PreTrainedModel, rows: int, tokens: int, dtype: torch.dtype = torch.float32
 ) -> FusedDecoder:
-    parts = decoder_parts(model, tokens=tokens)
+    parts = find_decoder_modules(model, tokens=tokens)
     assert parts is not None
     return FusedDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
@@ -48,7 +48,7 @@ def family(
 def compiled(
     model: PreTrainedModel, rows: int, tokens: int, dtype: torch.dtype = torch.float32
 ) -> CompiledDecoder:
-    parts = decoder_parts(model, tokens=tokens)
+    parts = find_decoder_modules(model, tokens=tokens)
     assert parts is not None
     if not can_compile(parts, dtype):
         pytest.skip("this CPU has no AVX2, or there is no C compiler")
@@ -96,8 +96,8 @@ def test_every_instruction_set_decodes(level: Isa, monkeypatch: pytest.MonkeyPat
 
 
 def test_odd_sizes_and_gpus_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = decoder_parts(tiny_model("opt", ffn_dim=27), tokens=24)
-    even = decoder_parts(tiny_model("opt"), tokens=24)
+    odd = find_decoder_modules(tiny_model("opt", ffn_dim=27), tokens=24)
+    even = find_decoder_modules(tiny_model("opt"), tokens=24)
     assert odd is not None
     assert even is not None
     assert not can_compile(odd, torch.bfloat16)
@@ -150,17 +150,17 @@ def test_half_precision_is_off_by_its_rounding_alone(name: str, make: Maker) -> 
     ],
 )
 def test_what_differs_is_left_to_the_general_decoder(name: str, fields: dict[str, object]) -> None:
-    parts = decoder_parts(tiny_model(name, **fields), tokens=24)
+    parts = find_decoder_modules(tiny_model(name, **fields), tokens=24)
     assert parts is None or not can_fuse(parts)
 
 
 def test_a_window_as_long_as_a_row_hides_nothing() -> None:
-    assert decoder_parts(tiny_model("mistral", sliding_window=24), tokens=24) is not None
+    assert find_decoder_modules(tiny_model("mistral", sliding_window=24), tokens=24) is not None
 
 
 def test_a_cpu_keeps_no_casts_beside_its_packed_weights() -> None:
     model = tiny_model("opt")  # in fp32
-    parts = decoder_parts(model, tokens=16)
+    parts = find_decoder_modules(model, tokens=16)
     assert parts is not None
     decoder = FusedDecoder(parts, adapter_of, rows=1, tokens=16, dtype=torch.bfloat16)
     assert not decoder._casts

@@ -19,7 +19,7 @@ from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.models.families import decoder_parts
+from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
 from rlhf.rollout.decoders import fused as fused_module
@@ -28,7 +28,7 @@ from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
-from rlhf.rollout.padding import unpadded
+from rlhf.rollout.padding import unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Request, Scheduler
 from rlhf.rollout.stopping import StopTexts
@@ -49,7 +49,7 @@ SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.
 
 
 def fused(model: PreTrainedModel, *, tokens: int = TOKENS) -> FusedDecoder:
-    parts = decoder_parts(model, tokens=TOKENS)
+    parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None
     return FusedDecoder(parts, adapter_of, rows=ROWS, tokens=tokens, dtype=torch.float32)
 
@@ -135,7 +135,7 @@ def test_layers_side_by_side_are_one_product(
     def launches(num_layers: int, *, is_joint: bool) -> int:
         model = tiny_model(name, num_hidden_layers=num_layers)
         engine_of(model, stage=stage, dtype=dtype)
-        parts = decoder_parts(model, tokens=TOKENS)
+        parts = find_decoder_modules(model, tokens=TOKENS)
         for block in () if is_joint else parts.blocks:
             for layer in filter(None, (*block.query_key_value, block.gate, block.up)):
                 layer.weight.data = layer.weight.data.to(precision, copy=True)
@@ -166,8 +166,8 @@ def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
     model.to(GPU)
     before = gpu.used
     decoder = fused(model)
-    kept = gpu.used - before - decoder._memory.nbytes
-    tables = sum(table.nbytes for table in decoder._rotations or ())
+    kept = gpu.used - before - decoder._kv_cache.nbytes
+    tables = sum(table.nbytes for table in decoder._rotary or ())
     # Tensors take whole blocks of 512 bytes; the weights of a layer are 4 KiB and more.
     assert kept <= tables + 2048
     assert generated(decoder, GPU) == expected
@@ -316,7 +316,7 @@ def rollout_of(settings: FastSettings, ranks: Ranks) -> FastRollout:
         end_id=VOCABULARY - 1,
         pad_id=0,
         stop=StopTexts(None, ()),
-        parts_of=decoder_parts,
+        find_modules=find_decoder_modules,
         adapter_of=adapter_of,
         ranks=ranks,
     )
@@ -377,7 +377,7 @@ def test_a_model_that_is_trained_answers(
     )
     with gpu.counting() as counts:
         batch = prompts()
-        unpadded(batch)
+        unpad_prompts(batch)
     assert counts.events[Event.sync] == 0
     assert counts.events[Event.to_host] == 2  # however many prompts there are
     responses = rollout.generate(engine, batch)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, truncated
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, truncate_probabilities
 
 
 def sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingSettings:
@@ -90,21 +90,21 @@ def test_two_levels_find_the_token_of_one_cdf(vocabulary: int) -> None:
 
 
 def test_top_k_keeps_the_likeliest() -> None:
-    kept = truncated(PROBABILITIES, sampling(top_k=2))
+    kept = truncate_probabilities(PROBABILITIES, sampling(top_k=2))
     torch.testing.assert_close(kept, torch.tensor([[0.5, 0.3, 0.0]]))
 
 
 def test_top_p_keeps_the_token_that_crosses_the_share() -> None:
     # 0.5 < 0.6, so the second token is needed too; the third is not
-    kept = truncated(PROBABILITIES, sampling(top_p=0.6))
+    kept = truncate_probabilities(PROBABILITIES, sampling(top_p=0.6))
     torch.testing.assert_close(kept, torch.tensor([[0.5, 0.3, 0.0]]))
-    alone = truncated(PROBABILITIES, sampling(top_p=0.5))
+    alone = truncate_probabilities(PROBABILITIES, sampling(top_p=0.5))
     torch.testing.assert_close(alone, torch.tensor([[0.5, 0.0, 0.0]]))
 
 
 def test_top_p_is_a_share_of_what_top_k_left() -> None:
     # Of 0.5 + 0.3 the share 0.6 is 0.48, which the first token holds; of all it would take both.
-    kept = truncated(PROBABILITIES, sampling(top_k=2, top_p=0.6))
+    kept = truncate_probabilities(PROBABILITIES, sampling(top_k=2, top_p=0.6))
     torch.testing.assert_close(kept, torch.tensor([[0.5, 0.0, 0.0]]))
 
 
@@ -112,7 +112,7 @@ def test_top_p_is_a_share_of_what_top_k_left() -> None:
 def test_top_p_of_a_flat_distribution_keeps_as_many_as_it_takes(top_p: float) -> None:
     # One row is flat and takes more tokens than are sorted at first, the other one is not.
     logits = torch.cat([0.2 * random_logits(1, 5000), 10 * random_logits(1, 5000)])
-    kept = truncated(logits.softmax(-1), sampling(top_p=top_p)) > 0
+    kept = truncate_probabilities(logits.softmax(-1), sampling(top_p=top_p)) > 0
     expected = [expected_distribution(row, sampling(top_p=top_p)) > 0 for row in logits]
     assert torch.equal(kept, torch.stack(expected))
 

@@ -23,7 +23,7 @@ def broken_run(run_dir: Path, meeting: Rendezvous, on_stuck: object) -> float:
     return 0.0
 
 
-worker.run = broken_run  # type: ignore[assignment]
+worker.run_worker = broken_run  # type: ignore[assignment]
 if os.environ["RANK"] == "0":
     launcher.run_rank(Path(sys.argv[1]), launcher.stderr_reporter())
 else:

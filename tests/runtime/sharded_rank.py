@@ -22,7 +22,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.zero3_partition import placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import LoraSpec, merged_stream, save_adapter
+from rlhf.models.lora import LoraSpec, save_adapter, stream_merged
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import make_export
@@ -78,7 +78,7 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     export = make_export(engine, as_=LoraExport.merged, source=ModelSource(key="k", path=None))
     export.write(folder if ranks.is_main else None, shard_bytes=4000)
     if ranks.is_main:
-        state = dict(merged_stream(inner(whole), expected.items()))
+        state = dict(stream_merged(inner(whole), expected.items()))
         inner(whole).save_pretrained(folder / "by transformers", state_dict=dict(state))
         saved, reference = (tensors_in(place) for place in (folder, folder / "by transformers"))
         assert saved.keys() == reference.keys(), name

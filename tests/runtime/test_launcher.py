@@ -68,7 +68,7 @@ def test_nodes_that_nobody_names_are_refused(
     monkeypatch.delenv("RANK", raising=False)
     config = to_run_config(compose(["hardware.nodes=2"]))
     with pytest.raises(ConfigError, match=r"no option names the nodes; use launcher\.hostfile="):
-        launcher.start(config, tmp_path, "launch.py")
+        launcher.start_ranks(config, tmp_path, "launch.py")
 
 
 def test_the_first_failure_stays(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.base.finite_numbers import finite, measured_run
+from rlhf.base.finite_numbers import finite, restore_nan_of_run
 from rlhf.checkpoint.results import objective_of, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
-from rlhf.runtime.run_result import objective_measure, require_finite
+from rlhf.runtime.run_result import objective_measure, require_finite_objective
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {
@@ -25,9 +25,9 @@ RESULT = {"objective": math.inf, "phases": BAD, "versions": {}, "measured": {"ho
 
 
 def test_the_error_names_the_measures_and_what_to_do(tmp_path: Path) -> None:
-    require_finite({"sft": {"perplexity_after": 2.0}}, tmp_path)
+    require_finite_objective({"sft": {"perplexity_after": 2.0}}, tmp_path)
     with pytest.raises(RlhfError) as caught:
-        require_finite(BAD, tmp_path)
+        require_finite_objective(BAD, tmp_path)
     text = str(caught.value)
     assert "reward.accuracy is not a finite number" in text
     assert "not finite: sft.perplexity_after, reward.accuracy" in text
@@ -54,6 +54,6 @@ def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:
     (tmp_path / FROZEN).write_text("seed: 1\n")
     assert objective_of(tmp_path) is None
     assert read_run(tmp_path).measures == {}
-    read = measured_run(json.loads((tmp_path / "result.json").read_text()))
+    read = restore_nan_of_run(json.loads((tmp_path / "result.json").read_text()))
     assert math.isnan(read["objective"])
     summary_table(read)

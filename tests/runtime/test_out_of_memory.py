@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
-from rlhf.runtime.out_of_memory import OutOfMemoryError, explained, with_less_memory
+from rlhf.runtime.out_of_memory import OutOfMemoryError, explain_out_of_memory, with_less_memory
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
@@ -95,7 +95,10 @@ def test_the_keys_that_help_are_those_of_the_machine(
     words: list[str], keys: str, compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose(["ppo.micro_batch_size=2", *words]))
-    with pytest.raises(OutOfMemoryError) as told, explained(config, Phase.ppo, tmp_path):
+    with (
+        pytest.raises(OutOfMemoryError) as told,
+        explain_out_of_memory(config, Phase.ppo, tmp_path),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     assert f"resume={tmp_path} {keys} continues with less memory" in str(told.value)
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.runtime.run_result import summarise
+from rlhf.runtime.run_result import collect_results
 from rlhf.runtime.worker import run_tokenizer
 from tests.models_on_disk import save_models
 from tests.runs import TINY_RUN, launch
@@ -45,7 +45,7 @@ def test_the_objective_is_that_of_the_last_phase(
         last = extra if phase in ("ppo", "dpo") else {}
         write_json(phase_result_path(tmp_path, phase), result | last)
     config = to_run_config(compose([f"phase.order={order}"]))
-    assert summarise(config.phase.order, tmp_path)["objective"] == objective
+    assert collect_results(config.phase.order, tmp_path)["objective"] == objective
 
 
 def test_a_reward_model_trained_alone_brings_its_own_tokenizer(

@@ -15,7 +15,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlhf.jobs.search_command import search_of
-from rlhf.jobs.sweep_command import expanded
+from rlhf.jobs.sweep_command import expand_sweep
 from tests.runs import TINY_RUN, launch, python
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def composing(command: str, data_file: Path) -> list[list[str]]:
     """Arguments that compose what ``python launch.py ...`` would run: its first and last job."""
     if (search := search_of(words(command), ROOT / "sweeps")) is not None:
         return [["--cfg", "job", *search.fixed, *(f"{d.key}={d.example}" for d in search.space)]]
-    asked = expanded(words(command), ROOT / "sweeps")
+    asked = expand_sweep(words(command), ROOT / "sweeps")
     given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in asked]
     if "--help" in given:
         return [given]

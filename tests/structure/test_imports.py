@@ -97,10 +97,18 @@ def is_group(name: str) -> bool:
     return (ROOT / "rlhf/config/schema" / name).exists()
 
 
-def public_classes(source: str) -> list[str]:
-    """Names of the classes of a file, those with an underscore left out."""
-    classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
-    return [node.name for node in classes if not node.name.startswith("_")]
+def public_names(source: str) -> list[str]:
+    """Names of the classes, functions and type aliases of a file, unless they start with _."""
+    names: list[str] = []
+    for node in ast.parse(source).body:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                names.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) if (
+                name != name.upper() and name[0].isupper()
+            ):
+                names.append(name)
+    return [name for name in names if not name.startswith("_")]
 
 
 SOURCES = {path: (ROOT / path).read_text() for path in FILES}
@@ -122,8 +130,13 @@ def test_no_file_name_stands_twice() -> None:
     assert not repeated(file_names(FILES))
 
 
-def test_no_public_class_name_stands_twice() -> None:
-    assert not repeated(name for source in SOURCES.values() for name in public_classes(source))
+# Entry points, and the interface of a part of gpu_check.
+SAME_EVERYWHERE = {"main", "tasks"}
+
+
+def test_no_public_name_stands_twice() -> None:
+    names = (name for source in SOURCES.values() for name in public_names(source))
+    assert set(repeated(names)) <= SAME_EVERYWHERE
 
 
 @pytest.mark.parametrize(
@@ -147,4 +160,9 @@ def test_paths_are_the_shortest() -> None:
 def test_repetitions_are_found() -> None:
     paths = ["rlhf/data/a.py", "rlhf/models/a.py", "rlhf/phases/a.py", "rlhf/models/zero.py"]
     assert repeated(file_names(paths)) == ["a.py"]
-    assert repeated([*public_classes("class A: ...\nclass _B: ..."), "A", "_B"]) == ["A"]
+    source = "class A: ...\nclass _B: ...\nPairs = list[int]\nLIMIT = 1\ndef d(): ..."
+    assert repeated([*public_names(source), "A", "_B", "Pairs", "LIMIT", "d"]) == [
+        "A",
+        "Pairs",
+        "d",
+    ]

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from tools.docs.conf_comments import explanation
 from tools.docs.config_reference import TABLE_MARK, reference, renew_page
@@ -31,7 +31,7 @@ def test_page_is_up_to_date() -> None:
 def test_every_key_has_one_row() -> None:
     groups = {name for name, kind in get_type_hints(RunConfig).items() if is_dataclass(kind)}
     of_sets = {f"data.sets.NAME.{each.name}" for each in fields(DatasetConfig)}
-    of_parts = {f"rewards.NAME.{each.name}" for each in fields(RewardPart)}
+    of_parts = {f"rewards.NAME.{each.name}" for each in fields(RewardTerm)}
     assert ROWS.keys() == schema_types().keys() - groups | of_sets | of_parts
     assert REFERENCE.count("\n| `") == len(ROWS)
 

@@ -14,7 +14,7 @@ import pytest
 
 from rlhf.base import atomic
 from rlhf.base.errors import CheckpointError
-from rlhf.tracking.jsonl import JsonlWriter, cut, drop_phases
+from rlhf.tracking.jsonl import JsonlWriter, drop_phases, truncate_file
 from rlhf.tracking.trackers import FileTracker
 
 
@@ -109,9 +109,9 @@ def test_a_file_is_cut_to_what_it_was(tmp_path: Path) -> None:
     write(path, {"step": 1}, {"step": 2})
     size = path.stat().st_size
     path.write_text(path.read_text() + '{"step": 3}\n{"st')
-    cut(path, size)
-    cut(path, size + 1)
-    cut(tmp_path / "none.jsonl", 0)
+    truncate_file(path, size)
+    truncate_file(path, size + 1)
+    truncate_file(tmp_path / "none.jsonl", 0)
     assert read(path) == [{"step": 1}, {"step": 2}]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.tracking.console import KEY_METRICS
-from rlhf.tracking.metric_table import GROUPS, METRICS, check_name
+from rlhf.tracking.metric_table import GROUPS, METRICS, check_metric_name
 
 UNITS = ("tflops", "mfu")
 
@@ -53,7 +53,7 @@ def test_each_metric_says_everything(name: str) -> None:
         assert isinstance(low, float)
         assert isinstance(high, float)
         assert low < high
-    check_name(name)
+    check_metric_name(name)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_each_metric_says_everything(name: str) -> None:
 )
 def test_an_unknown_name_is_refused_with_the_nearest(wrong: str, nearest: str) -> None:
     with pytest.raises(KeyError, match=f"unknown metric '{wrong}'; the nearest is '{nearest}'"):
-        check_name(wrong)
+        check_metric_name(wrong)
 
 
 def test_timings_are_what_depends_on_the_machine() -> None:

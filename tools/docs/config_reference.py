@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
-from rlhf.config.hydra_errors import in_words
+from rlhf.config.hydra_errors import describe_type
 from rlhf.config.schema.run import RunConfig, phase_of_best
 from tools.docs.conf_comments import explanation
 from tools.docs.pages import write_below
@@ -61,7 +61,7 @@ def _keys(schema: Any, defaults: Any, prefix: str = "") -> list[Key]:
         bound = field.metadata["bound"].rule if "bound" in field.metadata else ""
         effect = ("", "") if is_dataclass(kind) else _effect(name)
         found.append(
-            Key(name, in_words(kind), default, bound, *effect, explanation(schema, field.name))
+            Key(name, describe_type(kind), default, bound, *effect, explanation(schema, field.name))
         )
         if is_dataclass(kind) and prefix:
             found += _keys(kind, defaults[field.name], f"{name}.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.foreign_errors import translated
-from rlhf.base.user_paths import read_text, user_path
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.user_paths import read_user_text, user_path
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 
@@ -35,8 +35,8 @@ def check_hostfile(config: RunConfig) -> None:
             "give a file with one `name slots=N` per line"
         )
 
-    with translated(explain):
-        lines = read_text(user_path(name, key="launcher.hostfile")).splitlines()
+    with translate_errors(explain):
+        lines = read_user_text(user_path(name, key="launcher.hostfile")).splitlines()
     hosts: set[str] = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.roles import has_reward_model
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 
 OF_ALL = ("kind", "weight", "normalise")
@@ -34,7 +34,7 @@ def check_rewards(config: RunConfig) -> None:
     for name, part in config.rewards.items():
         if not name.isidentifier():
             raise ConfigError(f"rewards.{name}: a name has letters, digits and _ only")
-        check_part(f"rewards.{name}", part)
+        check_term(f"rewards.{name}", part)
         others = [column for column in part.columns if column != "answer"]
         if others and config.data.source is Source.synthetic:
             raise ConfigError(
@@ -59,13 +59,13 @@ def check_rewards(config: RunConfig) -> None:
         )
 
 
-def check_part(key: str, part: RewardPart) -> None:
+def check_term(key: str, part: RewardTerm) -> None:
     """Check the keys and values of the part of the score that ``key`` names."""
     _check_keys(key, part)
     _check_values(key, part)
 
 
-def _check_keys(key: str, part: RewardPart) -> None:
+def _check_keys(key: str, part: RewardTerm) -> None:
     """Check that all keys that the kind needs are set, and none that it does not read."""
     read = READ[part.kind]
     for each in fields(part):
@@ -81,7 +81,7 @@ def _check_keys(key: str, part: RewardPart) -> None:
             )
 
 
-def _check_values(key: str, part: RewardPart) -> None:
+def _check_values(key: str, part: RewardTerm) -> None:
     if part.weight == 0:
         raise ConfigError(f"{key}.weight=0: the part would have no effect; remove it")
     if part.kind in (RewardKind.exact, RewardKind.number) and len(part.columns) != 1:

@@ -31,7 +31,7 @@ def validate(config: RunConfig) -> None:
     check_secrets(texts)
     check_texts(texts)
     check_bounds(config)
-    check_name(config.name)
+    check_run_name(config.name)
     check_order(config.phase.order)
     check_rewards(config)
     check_models(config)
@@ -65,7 +65,7 @@ def check_texts(texts: Iterable[tuple[str, str]]) -> None:
             raise ConfigError(f"{key}={text!r}: must have no control characters; remove them")
 
 
-def check_name(name: str) -> None:
+def check_run_name(name: str) -> None:
     """Check that the run name is a single path component, and not the link ``latest``."""
     if Path(name).name != name or name in {"", "..", "latest"}:
         raise ConfigError(

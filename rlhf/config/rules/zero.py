@@ -15,7 +15,7 @@ from rlhf.config.choices import (
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_obstacle
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.config.typed import shown
+from rlhf.config.typed import format_value
 
 # Entries of DeepSpeed's JSON that zero.extra must not set, and our keys that set them.
 DECIDED = {
@@ -72,7 +72,7 @@ def check_sharded_keys(zero: ZeroConfig) -> None:
         if is_given and SHARDED_WEIGHTS not in found.values():
             stages_now = ", ".join(f"{name}={stage}" for name, stage in found.items())
             raise ConfigError(
-                f"zero.{key}={shown(value)} with {stages_now}: requires sharded weights; "
+                f"zero.{key}={format_value(value)} with {stages_now}: requires sharded weights; "
                 f"use {' or '.join(f'{name}=3' for name in found)}, or remove zero.{key}"
             )
     if zero.reduce_bucket_size is not None and not (zero.stage or zero.critic_stage):

@@ -116,22 +116,22 @@ def check_bounds(config: Any, prefix: str = "") -> None:
     Raises:
         ConfigError: if a number breaks its bound or is not finite; the message names its key.
     """
-    for name, bound, value in _bounded_numbers(config, prefix):
+    for name, bound, value in _iterate_bounds(config, prefix):
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             raise ConfigError(f"{name}={value}: must be {bound.rule}")
         if isinstance(value, int) and value > LARGEST:
             raise ConfigError(f"{name}={value}: must be at most {LARGEST}")
 
 
-def _bounded_numbers(config: Any, prefix: str) -> Iterator[tuple[str, Bound, float | None]]:
+def _iterate_bounds(config: Any, prefix: str) -> Iterator[tuple[str, Bound, float | None]]:
     """Yield the dotted key, bound and value of every field with a bound, nested ones included."""
     for each in fields(config):
         name, value = prefix + each.name, getattr(config, each.name)
         if "bound" in each.metadata:
             yield name, each.metadata["bound"], value
         elif is_dataclass(value):
-            yield from _bounded_numbers(value, f"{name}.")
+            yield from _iterate_bounds(value, f"{name}.")
         elif isinstance(value, dict):
             for entry, one in value.items():
                 if is_dataclass(one):
-                    yield from _bounded_numbers(one, f"{name}.{entry}.")
+                    yield from _iterate_bounds(one, f"{name}.{entry}.")

@@ -9,7 +9,7 @@ from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
 
 
 @dataclass(kw_only=True)
-class RewardPart:
+class RewardTerm:
     """One part of the score; which keys a kind reads stands in docs/rewards.md."""
 
     kind: RewardKind

@@ -31,7 +31,7 @@ from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.config.schema.tracking import TrackingConfig
@@ -131,7 +131,7 @@ class RunConfig:
     dpo: DpoConfig = key(affects=phases(Phase.dpo))
     ppo: PpoConfig = key(affects=phases(Phase.ppo))
     rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
-    rewards: dict[str, RewardPart] = key(affects=phases(Phase.ppo))
+    rewards: dict[str, RewardTerm] = key(affects=phases(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
     tracking: TrackingConfig = key(affects=NO_PHASE)

@@ -16,8 +16,8 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.torch_engine import homes
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judged
-from rlhf.models.families import decoder_parts
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judge
+from rlhf.models.families import find_decoder_modules
 from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -78,7 +78,7 @@ def _compare(name: str, dtype: torch.dtype) -> Finding:
     return Finding(
         figure="; ".join(figures),
         expected=f"tokens, log-probs within {TOLERANCES[dtype]} std",
-        verdict=judged(is_right),
+        verdict=judge(is_right),
         numbers=numbers,
     )
 
@@ -93,7 +93,7 @@ def distance(model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool) -> Di
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [
         _of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
-        for request in _generated(model, dtype, draws_NT, has_graphs)
+        for request in _generate(model, dtype, draws_NT, has_graphs)
     ]
     tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
     return Distance(sum(tokens), sum(equal), _most(logprobs), _most(draws), min(allowed))
@@ -104,10 +104,10 @@ def _most(values: tuple[float, ...]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).max())
 
 
-def _generated(
+def _generate(
     model: PreTrainedModel, dtype: torch.dtype, draws_NT: Tensor, has_graphs: bool
 ) -> list[Request]:
-    parts = decoder_parts(model, tokens=TOKENS)
+    parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None, "fused_models has models with a fused decoder only"
     extent = Extent.of(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)

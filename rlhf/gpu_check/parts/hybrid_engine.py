@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
-from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, run
+from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, start_run
 
 EXPECTED = "yes with parity, or no with the reason"
 # Its kernels take heads of 64 numbers; a run compares them with the model before its first rollout.
@@ -27,7 +27,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 
 def _try(setting: CheckSetting, stage: int) -> Finding:
-    ended = run(setting.folder / f"stage{stage}", *TINY_RUN, *LLAMA, f"zero=stage{stage}")
+    ended = start_run(setting.folder / f"stage{stage}", *TINY_RUN, *LLAMA, f"zero=stage{stage}")
     if ended.code == USER_ERROR:
         return Finding(
             figure=f"no: {ended.complaint}", expected=EXPECTED, verdict=RowVerdict.skipped

@@ -15,7 +15,7 @@ from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
 from rlhf.gpu_check.check_page import CARD
 from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
 from rlhf.jobs.this_machine import this_machine
-from rlhf.kernels.adamw_gpu import gpu_kernels
+from rlhf.kernels.adamw_gpu import adamw_gpu_kernels
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
 LEAST_FREE = 2  # GiB that the other parts need
@@ -26,8 +26,8 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield what describes this machine, and the check that torch computes on its GPU."""
     yield Task(CARD, _card)
     yield Task("free memory", _memory)
-    yield Task("driver", lambda: _measured(read_driver() or "unknown"))
-    yield Task("CUDA of torch", lambda: _measured(f"{torch.version.cuda or torch.version.hip}"))
+    yield Task("driver", lambda: _measure(read_driver() or "unknown"))
+    yield Task("CUDA of torch", lambda: _measure(f"{torch.version.cuda or torch.version.hip}"))
     yield Task("kernels of torch", _kernels)
     yield Task("a product", _product)
     yield Task("AdamW by Triton", _triton)
@@ -37,7 +37,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
         yield Task(package, lambda package=package: _version(package))  # type: ignore[misc]
 
 
-def _measured(figure: str, **numbers: float) -> Finding:
+def _measure(figure: str, **numbers: float) -> Finding:
     return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
 
 
@@ -45,7 +45,7 @@ def _card() -> Finding:
     major, minor = torch.cuda.get_device_capability()
     total, count = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
     figure = f"{torch.cuda.get_device_name()}, sm_{major}{minor}, {total / GIB:.1f} GiB"
-    return _measured(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
+    return _measure(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
 
 
 def _memory() -> Finding:
@@ -78,7 +78,7 @@ def _product() -> Finding:
 
 
 def _triton() -> Finding:
-    if gpu_kernels(torch.device("cuda", 0)) is None:
+    if adamw_gpu_kernels(torch.device("cuda", 0)) is None:
         return Finding(
             figure="operations of torch instead: see log.txt", verdict=RowVerdict.skipped
         )
@@ -96,13 +96,13 @@ def _profile() -> Finding:
 def _host() -> Finding:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    return _measured(
+    return _measure(
         f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}", cores=cores
     )
 
 
 def _version(package: str) -> Finding:
     try:
-        return _measured(version(package))
+        return _measure(version(package))
     except PackageNotFoundError:
-        return _measured("not installed as a package")
+        return _measure("not installed as a package")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.gpu_check.hooks import planned_gib
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judged
-from rlhf.gpu_check.runs import SHORT_RUN, Run, run
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judge
+from rlhf.gpu_check.runs import SHORT_RUN, Run, start_run
 
 # torch may take less than planned, and what cuBLAS needs for itself and gaps more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # shares of the plan; GiB
@@ -73,13 +73,13 @@ def _compare(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Findin
     if "lora=all" in words:
         words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")
     if not runs:
-        runs.append(run(run_dir, *words))
+        runs.append(start_run(run_dir, *words))
     ended = runs[0]
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
     planned = planned_gib(ended.run_dir, phase)
     return Finding(
         figure=f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
         expected=f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
-        verdict=judged(LEAST * planned - SPARE <= measured <= MOST * planned + SPARE),
+        verdict=judge(LEAST * planned - SPARE <= measured <= MOST * planned + SPARE),
         numbers={"measured_gib": measured, "planned_gib": planned},
     )

@@ -7,8 +7,8 @@ from functools import partial
 
 from rlhf.config.freeze import load_frozen
 from rlhf.gpu_check.hooks import LESS_MEMORY
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judged
-from rlhf.gpu_check.runs import USER_ERROR, run
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judge
+from rlhf.gpu_check.runs import USER_ERROR, start_run
 
 RETRIED = "continuing with smaller micro-batches"
 WORDS = (
@@ -26,8 +26,8 @@ SIZES = {
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield the run that is retried, and the run that is refused."""
-    yield Task("hardware.on_oom=reduce_micro_batch", partial(_retried, setting))
-    yield Task("hardware.on_oom=stop", partial(_refused, setting))
+    yield Task("hardware.on_oom=reduce_micro_batch", partial(_check_retry, setting))
+    yield Task("hardware.on_oom=stop", partial(_check_refusal, setting))
 
 
 def _words(setting: CheckSetting, choice: str) -> list[str]:
@@ -36,24 +36,24 @@ def _words(setting: CheckSetting, choice: str) -> list[str]:
     return [*WORDS, *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
 
 
-def _retried(setting: CheckSetting) -> Finding:
-    ended = run(setting.folder / "retried", *_words(setting, "reduce_micro_batch"))
+def _check_retry(setting: CheckSetting) -> Finding:
+    ended = start_run(setting.folder / "retried", *_words(setting, "reduce_micro_batch"))
     _ = ended.result  # a run that failed raises here
     before, after = BATCH[setting.size], load_frozen(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
     return Finding(
         figure=f"retried {times} times; micro-batch {before} became {after}",
         expected="at least one retry, and an end",
-        verdict=judged(times > 0 and after is not None and after < before),
+        verdict=judge(times > 0 and after is not None and after < before),
         numbers={"retries": times, "micro_batch": after or 0},
     )
 
 
-def _refused(setting: CheckSetting) -> Finding:
-    ended = run(setting.folder / "refused", *_words(setting, "stop"))
+def _check_refusal(setting: CheckSetting) -> Finding:
+    ended = start_run(setting.folder / "refused", *_words(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return Finding(
         figure=f"exit code {ended.code}: {ended.complaint}",
         expected=f"exit code {USER_ERROR}: {begin} ...",
-        verdict=judged(ended.code == USER_ERROR and ended.complaint.startswith(begin)),
+        verdict=judge(ended.code == USER_ERROR and ended.complaint.startswith(begin)),
     )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, judged
-from rlhf.gpu_check.runs import TINY_RUN, Run, pool, run
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, judge
+from rlhf.gpu_check.runs import TINY_RUN, Run, pool, start_run
 
 REFERENCE = "CPU, fp32"
 # Largest share by which the last losses of SFT and of the reward model may lie beside those of the
@@ -35,7 +35,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     with pool() as runs:
         words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **variants()}
         ended = {
-            name: runs.submit(run, setting.folder / _folder(name), *TINY_RUN, *each)
+            name: runs.submit(start_run, setting.folder / _folder(name), *TINY_RUN, *each)
             for name, each in words.items()
         }
         yield Task(REFERENCE, partial(_reference, ended[REFERENCE]))
@@ -94,17 +94,17 @@ def _reference(ended: Future[Run]) -> Finding:
 
 def _compare(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
     there, here = losses_of(ended.result()), losses_of(reference.result())
-    share, apart = SHARES[dtype], allowed_score(there, here)
+    share, apart = SHARES[dtype], score_tolerance(there, here)
     is_right = are_near(there, here, share)
     return Finding(
         figure=_words(there),
         expected=f"losses ± {share:.1%}, score ± {apart:.2f}",
-        verdict=judged(is_right),
+        verdict=judge(is_right),
         numbers=_numbers(there) | {"run_seconds": ended.result().seconds},
     )
 
 
-def allowed_score(there: Losses, here: Losses) -> float:
+def score_tolerance(there: Losses, here: Losses) -> float:
     """Return the difference of two mean scores that other draws of all responses explain."""
     variances = there.score_std**2 / there.responses + here.score_std**2 / here.responses
     return ERRORS * math.sqrt(variances)
@@ -115,7 +115,7 @@ def are_near(there: Losses, here: Losses, share: float) -> bool:
     return (
         abs(there.sft - here.sft) <= share * here.sft
         and abs(there.reward - here.reward) <= share * here.reward
-        and abs(there.score - here.score) <= allowed_score(there, here)
+        and abs(there.score - here.score) <= score_tolerance(there, here)
     )
 
 

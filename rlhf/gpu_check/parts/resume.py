@@ -9,9 +9,9 @@ from pathlib import Path
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.equal_runs import differences
-from rlhf.gpu_check.hooks import KILL_ONCE, killed_file
+from rlhf.gpu_check.hooks import KILL_ONCE, killed_marker_file
 from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
-from rlhf.gpu_check.runs import TINY_RUN, resumed, run
+from rlhf.gpu_check.runs import TINY_RUN, resume_run, start_run
 
 WORDS = (
     *("hardware=auto", "phase.order=[sft,ppo]", "model@reward_model=gold"),
@@ -32,10 +32,10 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
     folder.mkdir()
-    killed = run(folder / "killed", *words)
-    if not killed.code or not killed_file(killed.run_dir).exists():
+    killed = start_run(folder / "killed", *words)
+    if not killed.code or not killed_marker_file(killed.run_dir).exists():
         return Finding(figure="it was not killed", expected=EXPECTED, verdict=RowVerdict.failed)
-    _ = resumed(killed.run_dir).result  # a run that failed raises here
+    _ = resume_run(killed.run_dir).result  # a run that failed raises here
     whole = _whole(folder / "whole", words)
     if not (found := differences(killed.run_dir, whole)):
         return Finding(figure="equal", expected=EXPECTED, verdict=RowVerdict.passed)
@@ -53,7 +53,7 @@ def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
 
 def _whole(run_dir: Path, words: tuple[str, ...]) -> Path:
     """Run without a kill; return the run directory."""
-    killed_file(run_dir).touch()
-    ended = run(run_dir, *words)
+    killed_marker_file(run_dir).touch()
+    ended = start_run(run_dir, *words)
     _ = ended.result  # a run that failed raises here
     return run_dir

@@ -18,10 +18,10 @@ import torch
 from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import load_run
 from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Size, Task
-from rlhf.gpu_check.runs import SHORT_RUN, run
+from rlhf.gpu_check.runs import SHORT_RUN, start_run
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import rollout_backend
-from rlhf.rollout.padding import unpadded
+from rlhf.rollout.padding import unpad_prompts
 
 COMMON = (
     *SHORT_RUN,
@@ -51,16 +51,18 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
         run_dir, rollout = setting.folder / backend, f"rollout={backend}"
         yield Task(f"PPO step, {rollout}, {shape}", partial(_ppo_step, run_dir, [*words, rollout]))
     ways = Ways(setting.folder / "fast", prompts, tokens)
-    yield Task("rollout=fast", partial(_timed, ways, lambda: ways.fast(has_graphs=True)))
-    yield Task("without CUDA graphs", partial(_timed, ways, lambda: ways.fast(has_graphs=False)))
+    yield Task("rollout=fast", partial(_time_generation, ways, lambda: ways.fast(has_graphs=True)))
+    yield Task(
+        "without CUDA graphs", partial(_time_generation, ways, lambda: ways.fast(has_graphs=False))
+    )
     for cache in ("dynamic", "static"):
         way = partial(ways.by_generate, cache)
-        yield Task(f"generate, {cache} cache", partial(_timed_peer, ways, way))
-    yield Task("generate_batch", partial(_timed_peer, ways, ways.by_generate_batch))
+        yield Task(f"generate, {cache} cache", partial(_time_peer, ways, way))
+    yield Task("generate_batch", partial(_time_peer, ways, ways.by_generate_batch))
 
 
 def _ppo_step(run_dir: Path, words: list[str]) -> Finding:
-    ended = run(run_dir, *words)
+    ended = start_run(run_dir, *words)
     _ = ended.result  # a run that failed raises here
     last = [line for line in ended.metrics if "time/step_seconds" in line][-1]
     parts = ("step", "generate", "score", "train")
@@ -151,14 +153,14 @@ class Ways:
             **FORCED, max_new_tokens=self.tokens, eos_token_id=-1, pad_token_id=0
         )
         with self._policy() as policy:
-            found = policy.generate_batch(unpadded(self._prompts), generation_config=settings)
+            found = policy.generate_batch(unpad_prompts(self._prompts), generation_config=settings)
         tokens = sum(len(each.generated_tokens) for each in found.values())
         if tokens != self.tokens * len(self._texts):
             raise RuntimeError(f"generate_batch: {tokens} tokens came back; it prints why")
         return tokens
 
 
-def _timed(ways: Ways, generate: Callable[[], int]) -> Finding:
+def _time_generation(ways: Ways, generate: Callable[[], int]) -> Finding:
     """Generate twice; the second time counts, when kernels and caches are there."""
     seconds, tokens = [], 0
     for _ in range(2):
@@ -175,10 +177,10 @@ def _timed(ways: Ways, generate: Callable[[], int]) -> Finding:
     )
 
 
-def _timed_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
+def _time_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
     """Measure another library's way; that it does not run here is no fault of ours."""
     try:
-        return _timed(ways, generate)
+        return _time_generation(ways, generate)
     except Exception as error:
         first = (str(error).strip() or "no message").partition("\n")[0]
         return Finding(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.intervals import paired_gain
+from rlhf.base.intervals import mean_gain
 from rlhf.base.stored_files import HELD_OUT, read_json
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
@@ -81,7 +81,7 @@ class PpoEvaluation:
 
     def _gains(self) -> dict[str, list[float]]:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
-        gains = {name: paired_gain(before[name], after[name]) for name in GAINS if name in before}
+        gains = {name: mean_gain(before[name], after[name]) for name in GAINS if name in before}
         return {
             f"{GAINS[name]}_gain_ci": [gain.low, gain.high]
             for name, gain in gains.items()
@@ -105,7 +105,7 @@ class PpoEvaluation:
         answer = partial(answer_samples, context, self._engine.policy, self._prompts, advantages)
         samples = answer(model="actor")
         if is_last and config.ema_beta:
-            with self._engine.actor.averaged():
+            with self._engine.actor.swap_in_average():
                 samples += answer(model="actor_ema")
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)
 
@@ -123,7 +123,7 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
     save_trained(context, actor, folder / "actor", source=source, what=what)
     if ppo.ema_beta:
         what = "The moving average of a language model during PPO."
-        with actor.averaged():
+        with actor.swap_in_average():
             save_trained(context, actor, folder / "actor_ema", source=source, what=what)
     what = "PPO's critic: one label, read at every position."
     save = partial(save_export, context, folder=folder / "critic", what=what, answers=False)

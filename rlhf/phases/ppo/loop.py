@@ -22,7 +22,7 @@ from rlhf.algorithms.kl import KlController, guarded_lr_scale
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics
-from rlhf.base.random_streams import seed_dropout, stream
+from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport
 from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
@@ -89,7 +89,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     result = checkpoints.results | evaluation.result("after", log=checkpoints.log_held_out)
     save_models(context, engine)
     if config.ema_beta:
-        with engine.actor.averaged():
+        with engine.actor.swap_in_average():
             result |= evaluation.result("after_ema")
     engine.close()
     return result | {
@@ -264,7 +264,7 @@ class PPOTrainer:
         exact_div(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
         for epoch in range(self.config.ppo_epochs):
             names = ("mini_batches", self.engine.ranks.rank, self.steps_done, epoch)
-            shuffle = stream(self.engine.config.seed, *names)
+            shuffle = random_stream(self.engine.config.seed, *names)
             yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
 
     def _add_corpus_gradient(self, learners: Sequence[Learner]) -> Metrics:

@@ -23,7 +23,7 @@ from rlhf.base.types import (
     ValueEngine,
 )
 from rlhf.config.roles import Role
-from rlhf.models.language_model import kept_logprobs
+from rlhf.models.language_model import logprobs_of_kept
 from rlhf.models.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
@@ -118,7 +118,7 @@ class SeparateModels:
 
     def language_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the actor's log-probabilities (N,) of the kept tokens."""
-        return kept_logprobs(self.actor, batch)
+        return logprobs_of_kept(self.actor, batch)
 
     def _logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
         with model.evaluating():

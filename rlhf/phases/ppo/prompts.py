@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf.base.random_streams import Shuffle, seed_for, stream
-from rlhf.base.types import Columns, PromptBatch, Ranks
+from rlhf.base.random_streams import Shuffle, random_stream, seed_for
+from rlhf.base.types import Extras, PromptBatch, Ranks
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.batching import rows_of_rank
@@ -47,7 +47,7 @@ class PromptLoader:
 def prompt_batch(
     ids: list[list[int]],
     texts: list[str],
-    columns: Columns,
+    columns: Extras,
     *,
     step: int,
     config: RunConfig,
@@ -66,7 +66,7 @@ def prompt_batch(
     draws_BT = torch.rand(
         len(rows),
         config.rollout.max_response_tokens,
-        generator=stream(config.seed, "sampling", step),
+        generator=random_stream(config.seed, "sampling", step),
     )
     mine = rows_of_rank(rows, ranks)
     prompts = collate_prompts(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import RewardError
-from rlhf.base.types import PartScores, PromptBatch, Responses
+from rlhf.base.types import PromptBatch, Responses, TermScores
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
@@ -28,7 +28,7 @@ from rlhf.phases.shared.scoring import (
     response_texts,
 )
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.isolated import HERE, FailureError, close_parts, start_parts
+from rlhf.rewards.isolated import HERE, FailureError, close_terms, start_terms
 from rlhf.tracking.console import build_console
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RewardMix:
 
     def __init__(
         self,
-        parts: Mapping[str, RewardPart],
+        parts: Mapping[str, RewardTerm],
         tokenizer: PreTrainedTokenizerBase,
         judge: GoldJudge,
         say: Callable[[str], None],
@@ -54,11 +54,11 @@ class RewardMix:
         self._say = say
         self._rows = 0  # responses so far
         self._fallbacks: Counter[str] = Counter()  # responses with a part's fallback so far
-        self._isolated = start_parts(parts)
+        self._isolated = start_terms(parts)
 
     def __call__(
         self, prompts: PromptBatch, responses: Responses, model_scores_B: Tensor
-    ) -> tuple[Tensor, PartScores]:
+    ) -> tuple[Tensor, TermScores]:
         """Return the weighted sums (B,) and what they are sums of.
 
         Raises:
@@ -90,11 +90,11 @@ class RewardMix:
         failed_BK = ~are_scores(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        return sum_scores(self.parts, scores_BK), PartScores(scores_BK, failed_BK)
+        return sum_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
 
     def close(self) -> None:
         """End the processes of the parts."""
-        close_parts(self._isolated)
+        close_terms(self._isolated)
         for name, count in self._fallbacks.items():
             self._say(
                 f"warning: rewards.{name} failed for {count} of {self._rows} responses, which got "
@@ -145,13 +145,13 @@ def _answers(
 
 
 def build_mix(
-    parts: Mapping[str, RewardPart], tokenizer: PreTrainedTokenizerBase
+    parts: Mapping[str, RewardTerm], tokenizer: PreTrainedTokenizerBase
 ) -> RewardMix | None:
     """Return the mix of ``parts``, which warns on the terminal of this rank; None without any."""
     say = build_console(is_main=True, log_every=1).say
     return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
 
 
-def sum_scores(parts: Mapping[str, RewardPart], scores_BK: Tensor) -> Tensor:
+def sum_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:
     """Return the weighted sums (B,) of the parts' scores."""
     return scores_BK @ scores_BK.new_tensor([part.weight for part in parts.values()])

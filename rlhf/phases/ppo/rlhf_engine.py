@@ -10,7 +10,7 @@ import torch
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
-from rlhf.base.types import Columns, Engine, PromptBatch, Ranks, RolloutBackend
+from rlhf.base.types import Engine, Extras, PromptBatch, Ranks, RolloutBackend
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
@@ -122,7 +122,7 @@ class RLHFEngine:
         return engines if self.critic is None else engines | {"critic": self.critic}
 
     def prompts(
-        self, texts: list[str], columns: Columns | None = None, *, step: int = 0
+        self, texts: list[str], columns: Extras | None = None, *, step: int = 0
     ) -> PromptBatch:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 

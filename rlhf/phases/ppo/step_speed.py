@@ -25,7 +25,7 @@ from rlhf.models.model_uses import (
 from rlhf.phases.ppo.step_metrics import learners
 
 
-class PerPart(NamedTuple):
+class PerStage(NamedTuple):
     """One number for each part of a step."""
 
     generate: float
@@ -53,7 +53,7 @@ class StepSpeed:
         ``values`` are the other metrics of the step, from which follows what was trained.
         """
         assert rollout.seconds is not None, "the rollout was not timed"
-        seconds = PerPart(**rollout.seconds, train=train_seconds)
+        seconds = PerStage(**rollout.seconds, train=train_seconds)
         with_policy = not rollout.reuses_logprobs
         tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.keep_BT.sum(dim=1)
         step = sum(seconds)
@@ -70,7 +70,7 @@ class StepSpeed:
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
         here = parts._replace(train=passes * parts.train)
         everywhere = self._ranks.sum(tokens_B.new_tensor(here).double()).tolist()
-        for part, operations, spent in zip(PerPart._fields, everywhere, seconds, strict=True):
+        for part, operations, spent in zip(PerStage._fields, everywhere, seconds, strict=True):
             found[f"speed/{part}_tflops"] = operations / spent / 1e12
             found[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
         return found
@@ -82,7 +82,7 @@ class StepSpeed:
         *,
         with_policy: bool,
         trained: Collection[Role],
-    ) -> PerPart:
+    ) -> PerStage:
         """Return each part's FLOPs on sequences of ``tokens`` tokens, ``kept`` in the response.
 
         Training is one pass over all sequences.
@@ -104,4 +104,4 @@ class StepSpeed:
             for model, operations in forward.items()
             if model.role in trained
         )
-        return PerPart(generate=actor, score=score, train=learning)
+        return PerStage(generate=actor, score=score, train=learning)

@@ -28,7 +28,7 @@ from rlhf.base.metrics import Moments
 from rlhf.base.types import Ranks, Rollout
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrection, ScaleReward
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.reward_mix import sum_scores
 
 
@@ -48,7 +48,7 @@ class TargetMaker:
     """
 
     def __init__(
-        self, config: PpoConfig, ranks: Ranks, parts: Mapping[str, RewardPart] | None = None
+        self, config: PpoConfig, ranks: Ranks, parts: Mapping[str, RewardTerm] | None = None
     ) -> None:
         self._config = config
         self._ranks = ranks
@@ -60,7 +60,7 @@ class TargetMaker:
         """Add the scores of a rollout to the moments that scores are scaled by."""
         for number, (name, part) in enumerate(self._parts.items()):
             if part.normalise:
-                now = self._moments_of(_part(rollout, number))
+                now = self._moments_of(_term(rollout, number))
                 so_far = self._part_moments.get(name)
                 self._part_moments[name] = now if so_far is None else so_far + now
         if self._config.scale_reward is not ScaleReward.none:
@@ -142,7 +142,7 @@ class TargetMaker:
         """Return the scores (B,), with the parts that are to be normalised on one scale."""
         if not self._part_moments:
             return rollout.scores_B
-        scores_BK = [_part(rollout, number) for number in range(len(self._parts))]
+        scores_BK = [_term(rollout, number) for number in range(len(self._parts))]
         for number, name in enumerate(self._parts):
             if name in self._part_moments:
                 moments = self._part_moments[name]
@@ -200,7 +200,7 @@ class TargetMaker:
         return moments
 
 
-def _part(rollout: Rollout, number: int) -> Tensor:
+def _term(rollout: Rollout, number: int) -> Tensor:
     assert rollout.parts is not None, "the rollout was scored without parts"
     return rollout.parts.scores_BK[:, number]
 

@@ -12,7 +12,7 @@ from rlhf.base.types import Ranks
 from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
@@ -32,7 +32,7 @@ class RunContext:
     ranks: Ranks
     settings: EngineSettings
     tokenizer: PreTrainedTokenizerBase
-    parts: Mapping[Phase, Part]
+    parts: Mapping[Phase, PhaseData]
     judge: GoldJudge | None
     console: Console
     tracker: Tracker

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rlhf.base.types import Engine
 from rlhf.checkpoint.model_call import model_call
-from rlhf.checkpoint.model_card import made_by
+from rlhf.checkpoint.model_card import origin_sections
 from rlhf.checkpoint.model_folder import apply_umask, save_model
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.models.lora import adapter_tensors, has_adapters, merged_stream, save_adapter
+from rlhf.models.lora import adapter_tensors, has_adapters, save_adapter, stream_merged
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
 from rlhf.phases.shared.context import RunContext
@@ -43,7 +43,7 @@ class Export(NamedTuple):
             for _ in stream:
                 pass
         elif self.base is None:
-            merged = merged_stream(self.model, stream)
+            merged = stream_merged(self.model, stream)
             save_streamed(folder, self.model, merged, shard_bytes=shard_bytes)
         else:
             place, revision = self.base.path, self.base.revision
@@ -105,7 +105,7 @@ def save_export(
             sample_as_trained(export.model, context.config.rollout)
             description += _call(context, folder)
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
-        description += made_by(context.run_dir, rows=rows)
+        description += origin_sections(context.run_dir, rows=rows)
         save_model(folder, export.write, context.tokenizer, description=description)
     else:
         export.write(None)

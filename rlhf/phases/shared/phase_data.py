@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rlhf.base.user_paths import user_path
 from rlhf.config.choices import Phase
-from rlhf.data.splits import Part
+from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
 from rlhf.phases.shared.context import RunContext
 
 
-def phase_records(context: RunContext, phase: Phase) -> Part:
+def phase_records(context: RunContext, phase: Phase) -> PhaseData:
     """Return the records that a phase learns from; DPO uses the reward phase's pairs."""
     return context.parts[Phase.reward if phase is Phase.dpo else phase]
 
@@ -41,7 +41,7 @@ def data_key(context: RunContext, phase: Phase) -> str:
     )
 
 
-def _tokenise(context: RunContext, part: Part, phase: Phase) -> TokenData:
+def _tokenise(context: RunContext, part: PhaseData, phase: Phase) -> TokenData:
     config = context.config
     return tokenise(
         part,

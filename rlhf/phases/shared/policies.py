@@ -31,7 +31,7 @@ from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.build import build_actor, lora_spec
-from rlhf.models.families import decoder_parts
+from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapter_of, adapters_off
 from rlhf.models.pretrained import require_trained_head
@@ -201,7 +201,7 @@ def rollout_backend(
                 pad_id=pad_id,
                 stop=stop,
                 adapter_of=adapter_of,
-                parts_of=decoder_parts,
+                find_modules=find_decoder_modules,
                 ranks=ranks,
             )
 

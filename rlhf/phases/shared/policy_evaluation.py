@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.intervals import mean_of
-from rlhf.base.random_streams import stream
+from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
 from rlhf.config.choices import Phase
 from rlhf.data.batching import EvalRows, eval_batches
@@ -263,7 +263,7 @@ def _batches(
     draws_NT = torch.rand(
         total,
         context.config.rollout.max_response_tokens,
-        generator=stream(context.config.seed, "evaluation", *([sample] if sample else [])),
+        generator=random_stream(context.config.seed, "evaluation", *([sample] if sample else [])),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
         context.heartbeat.beat()

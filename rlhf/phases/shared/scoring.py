@@ -16,10 +16,10 @@ from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
     LogprobOptions,
-    PartScores,
     PromptBatch,
     Responses,
     Rollout,
+    TermScores,
     TokenLogprobs,
     TokenModel,
     TokenPositions,
@@ -99,7 +99,7 @@ class Scores(Protocol):
 
 
 # Returns the sums (B,) of all parts of a score, and the parts, given the model's scores (B,).
-Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, PartScores]]
+Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
 class ModelScores(NamedTuple):

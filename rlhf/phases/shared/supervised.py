@@ -20,14 +20,14 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import Console
 
 T = TypeVar("T")
-PhaseConfig = SftConfig | RewardConfig | DpoConfig
+SupervisedConfig = SftConfig | RewardConfig | DpoConfig
 Rows = dict[str, list[Any]]  # examples by column
 
 
 def run_supervised(
     context: RunContext,
     checkpoints: Checkpoints,
-    config: PhaseConfig,
+    config: SupervisedConfig,
     *,
     total_steps: int,
     train_step: Callable[[int], dict[str, float]],
@@ -49,7 +49,9 @@ def run_supervised(
                 checkpoints.log_evaluation(evaluate())
 
 
-def warn_of_few_steps(console: Console, phase: str, config: PhaseConfig, *, steps: int) -> None:
+def warn_of_few_steps(
+    console: Console, phase: str, config: SupervisedConfig, *, steps: int
+) -> None:
     """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
     if steps <= config.warmup_steps:
         console.say(

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.base.decoder_modules import BlockOrder, BlockParts, DecoderParts
+from rlhf.base.decoder_modules import BlockModules, BlockOrder, DecoderModules
 from rlhf.kernels.decode import Combine, DecodeProgram, HeadsAt, decode_library
 from rlhf.rollout.decoders.layers import AdapterOf, LayerBuilder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 
-def can_compile(parts: DecoderParts, dtype: torch.dtype) -> bool:
+def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
     """Return True if ``CompiledDecoder`` can run ``parts`` on this machine."""
     block = parts.blocks[0]
     layers = (block.query_key_value[0], block.output, block.up, block.down)
@@ -38,7 +38,7 @@ class CompiledDecoder:
 
     def __init__(
         self,
-        parts: DecoderParts,
+        parts: DecoderModules,
         adapter_of: AdapterOf,
         *,
         rows: int,
@@ -48,11 +48,11 @@ class CompiledDecoder:
         builder = LayerBuilder(parts, adapter_of, dtype)
         library = decode_library(dtype)
         shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
-        self._memory = torch.zeros(shape, dtype=dtype)
+        self._kv_cache = torch.zeros(shape, dtype=dtype)
         self._embed = builder.embedding()
         self._blocks = _Blocks(parts, builder, DecodeProgram(library, dtype), tokens=tokens)
-        for block, memory_2RKLD in zip(parts.blocks, self._memory, strict=True):
-            self._blocks.add(block, memory_2RKLD)
+        for block, kv_cache_2RKLD in zip(parts.blocks, self._kv_cache, strict=True):
+            self._blocks.add(block, kv_cache_2RKLD)
         self._head = DecodeProgram(library, dtype)
         self._logits = _add_head(self._head, parts, builder)
         self._vocabulary = len(parts.head.weight)
@@ -78,7 +78,7 @@ class CompiledDecoder:
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
+        self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
     def _through(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:
         """Return the hidden state (T, H) after all blocks."""
@@ -100,12 +100,12 @@ class _Blocks:
     STATE = 0
 
     def __init__(
-        self, parts: DecoderParts, builder: LayerBuilder, program: DecodeProgram, *, tokens: int
+        self, parts: DecoderModules, builder: LayerBuilder, program: DecodeProgram, *, tokens: int
     ) -> None:
         self.program = program
         self._parts = parts
         self._builder = builder
-        self._rotations = builder.rotations(tokens)
+        self._rotary = builder.rotary_embedding(tokens)
         self._activation = ACTIVATIONS[parts.activation].compiled
         sizes = {name: len(getattr(parts.blocks[0], name).weight) for name in ("output", "up")}
         heads = parts.num_heads + 2 * parts.num_kv_heads
@@ -118,11 +118,11 @@ class _Blocks:
         self._inner = program.buffer(sizes["up"])
         self._gate = program.buffer(sizes["up"])
 
-    def add(self, block: BlockParts, memory_2RKLD: Tensor) -> None:
-        """Add the steps of one block, whose KV cache is ``memory_2RKLD``."""
+    def add(self, block: BlockModules, kv_cache_2RKLD: Tensor) -> None:
+        """Add the steps of one block, whose KV cache is ``kv_cache_2RKLD``."""
         order, state, normed = self._parts.order, self.STATE, self._normed
         if order is BlockOrder.norm_last:
-            self._add_attention(block, memory_2RKLD, x=state)
+            self._add_attention(block, kv_cache_2RKLD, x=state)
             self._add_norm(block.attention_norm, x=state, y=state)
             self._add_mlp(block, x=state)
             self._add_norm(block.mlp_norm, x=state, y=state)
@@ -130,41 +130,41 @@ class _Blocks:
         self._add_norm(block.attention_norm, x=state, y=normed)
         if order is BlockOrder.parallel:  # before attention changes the residual stream
             self._add_norm(block.mlp_norm, x=state, y=self._normed_too)
-            self._add_attention(block, memory_2RKLD, x=normed)
+            self._add_attention(block, kv_cache_2RKLD, x=normed)
             self._add_mlp(block, x=self._normed_too)
             return
-        self._add_attention(block, memory_2RKLD, x=normed)
+        self._add_attention(block, kv_cache_2RKLD, x=normed)
         self._add_norm(block.mlp_norm, x=state, y=normed)
         self._add_mlp(block, x=normed)
 
     def _add_norm(self, module: Any, *, x: int, y: int) -> None:
-        self.program.norm(self._builder.norm_parts(module), x=x, y=y)
+        self.program.norm(self._builder.norm_modules(module), x=x, y=y)
 
-    def _add_attention(self, block: BlockParts, memory_2RKLD: Tensor, *, x: int) -> None:
+    def _add_attention(self, block: BlockModules, kv_cache_2RKLD: Tensor, *, x: int) -> None:
         """Add state += attention(x)."""
         heads = self._heads(interleaved=len(block.query_key_value) == 1)
-        joined = self._builder.joined(*block.query_key_value)
+        joined = self._builder.join_linear_layers(*block.query_key_value)
         self.program.linear(joined, x=x, y=self._joined)
         for each, module in zip(heads, (block.query_norm, block.key_norm), strict=False):
-            norm = None if module is None else self._builder.norm_parts(module)
-            if norm is not None or self._rotations is not None:
-                self.program.turn(each, norm, self._rotations)
-        self.program.attend(heads, memory_2RKLD, mixed=self._mixed)
+            norm = None if module is None else self._builder.norm_modules(module)
+            if norm is not None or self._rotary is not None:
+                self.program.turn(each, norm, self._rotary)
+        self.program.attend(heads, kv_cache_2RKLD, mixed=self._mixed)
         self._add_to_state(block.output, x=self._mixed)
 
-    def _add_mlp(self, block: BlockParts, *, x: int) -> None:
+    def _add_mlp(self, block: BlockModules, *, x: int) -> None:
         """Add state += mlp(x)."""
-        up = self._builder.joined(block.up)
+        up = self._builder.join_linear_layers(block.up)
         if block.gate is None:
             self.program.linear(up, x=x, y=self._inner, activation=self._activation)
         else:
-            gate = self._builder.joined(block.gate)
+            gate = self._builder.join_linear_layers(block.gate)
             self.program.linear(gate, x=x, y=self._gate, activation=self._activation)
             self.program.linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
         self._add_to_state(block.down, x=self._inner)
 
     def _add_to_state(self, module: Any, *, x: int) -> None:
-        layer = self._builder.joined(module)
+        layer = self._builder.join_linear_layers(module)
         self.program.linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
 
     def _heads(self, *, interleaved: bool) -> tuple[HeadsAt, HeadsAt, HeadsAt]:
@@ -183,18 +183,18 @@ class _Blocks:
         return query, key, value
 
 
-def _add_head(program: DecodeProgram, parts: DecoderParts, builder: LayerBuilder) -> int:
+def _add_head(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
     """Add the steps after the last block; return the buffer of the logits."""
     x = program.buffer(len(parts.blocks[0].output.weight))
     for module in parts.final:
         if hasattr(module, "in_features"):
-            layer = builder.joined(module)
+            layer = builder.join_linear_layers(module)
             y = program.buffer(len(layer.weight_OI))
             program.linear(layer, x=x, y=y)
             x = y
         else:
-            program.norm(builder.norm_parts(module), x=x, y=x)
-    head = builder.joined(parts.head)
+            program.norm(builder.norm_modules(module), x=x, y=x)
+    head = builder.join_linear_layers(parts.head)
     logits = program.buffer(len(head.weight_OI))
     program.linear(head, x=x, y=logits)
     return logits

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.rollout.decoders.decoder import Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, packed
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, pack
 
 logger = logging.getLogger(__name__)
 NO_ROOM = (
@@ -152,7 +152,7 @@ class GraphedDecoder:
         ids_R.copy_(drawn.tokens_B)
         positions_R.add_(1)
         steps_R.add_(1)
-        return packed(drawn)
+        return pack(drawn)
 
     def _graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
         """Return the graph of this shape, captured if it is new; None if there is no room for it.
@@ -161,7 +161,7 @@ class GraphedDecoder:
         """
         if (rows, columns) not in self._graphs and self._has_room:
             try:
-                self._graphs[rows, columns] = self._captured(rows, columns, last=last)
+                self._graphs[rows, columns] = self._capture(rows, columns, last=last)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -170,7 +170,7 @@ class GraphedDecoder:
             self._newest = []
         return self._graphs.get((rows, columns))
 
-    def _captured(self, rows: int, columns: int, *, last: int) -> _Graph:
+    def _capture(self, rows: int, columns: int, *, last: int) -> _Graph:
         # The step before the capture writes to a column that is written again before it is read.
         self._newest_4R.zero_()[1] = last
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
 all tokens of a forward pass, L = columns of the KV cache, Q = query heads, K = key/value heads, D =
-head size, H = hidden size, V = vocabulary. A layer's KV cache ``memory_2RKLD`` holds keys, then
+head size, H = hidden size, V = vocabulary. A layer's KV cache ``kv_cache_2RKLD`` holds keys, then
 values.
 """
 
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.base.decoder_modules import BlockOrder, DecoderParts
-from rlhf.base.host_copies import sent
+from rlhf.base.decoder_modules import BlockOrder, DecoderModules
+from rlhf.base.host_copies import copy_to_device
 from rlhf.kernels.attention_gpu import gpu_attention
-from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, Rotations
+from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 
@@ -33,7 +33,7 @@ class Heads(NamedTuple):
 Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache; returns (T, Q, D)
 
 
-def can_fuse(parts: DecoderParts) -> bool:
+def can_fuse(parts: DecoderModules) -> bool:
     """Return True if ``FusedDecoder`` computes the activation of ``parts``."""
     return parts.activation in ACTIVATIONS
 
@@ -46,7 +46,7 @@ class FusedDecoder:
 
     def __init__(
         self,
-        parts: DecoderParts,
+        parts: DecoderModules,
         adapter_of: AdapterOf,
         *,
         rows: int,
@@ -61,11 +61,11 @@ class FusedDecoder:
         self._final = [builder.norm_or_projection(module) for module in parts.final]
         self._head = builder.project(parts.head)
         self._embed = builder.embedding()
-        self._rotations = builder.rotations(tokens)
+        self._rotary = builder.rotary_embedding(tokens)
         self._casts = builder.casts
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
-        self._memory = torch.zeros(shape, dtype=dtype, device=self._device)
+        self._kv_cache = torch.zeros(shape, dtype=dtype, device=self._device)
         group = parts.num_heads // parts.num_kv_heads
         self._attention = gpu_attention(self._device, dtype, group=group, size=parts.head_dim)
 
@@ -88,7 +88,7 @@ class FusedDecoder:
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
-        positions_B = sent(torch.tensor(positions), self._device)
+        positions_B = copy_to_device(torch.tensor(positions), self._device)
         return self.decode_within(ids_B, positions_B, columns=max(positions) + 1)
 
     def decode_within(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
@@ -104,7 +104,7 @@ class FusedDecoder:
     ) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         num_rows = len(ids_B)
-        positions_B = sent(torch.tensor(positions), self._device)
+        positions_B = copy_to_device(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._columns(ids_NP)])
         attend = _attend_both(
             self._attend_newest(positions_B, max(positions) + 1),
@@ -117,7 +117,7 @@ class FusedDecoder:
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._memory[:, :, target, :, :columns] = self._memory[:, :, source, :, :columns]
+        self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
     def _columns(self, ids_NP: Tensor) -> Tensor:
         """Return the positions (N * P) of the prompts' tokens."""
@@ -128,19 +128,19 @@ class FusedDecoder:
         """Return the indices (N) of the prompts' last tokens among all N * P tokens."""
         num_columns = ids_NP.shape[1]
         last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
-        return sent(torch.tensor(last), self._device)
+        return copy_to_device(torch.tensor(last), self._device)
 
     def _attend_prompts(self, ids_NP: Tensor, first_row: int) -> Attend:
         """Return the attention function for prompts in the rows from ``first_row`` on."""
         num_prompts, num_columns = ids_NP.shape
         rows = slice(first_row, first_row + num_prompts)
 
-        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
+        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
             query, key, value = (
                 x.view(num_prompts, num_columns, *x.shape[1:]).transpose(1, 2) for x in heads
             )
-            memory_2RKLD[0, rows, :, :num_columns] = key
-            memory_2RKLD[1, rows, :, :num_columns] = value
+            kv_cache_2RKLD[0, rows, :, :num_columns] = key
+            kv_cache_2RKLD[1, rows, :, :num_columns] = value
             # Causal, so that no token attends to the padding on its right.
             mixed_NQPD = functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
@@ -153,15 +153,15 @@ class FusedDecoder:
         """Return the attention function for one new token in each of the first B rows."""
         kernel, num_rows, parts = self._attention, len(positions_B), self._parts
         if kernel is not None:
-            return lambda memory_2RKLD, heads: kernel(*heads, memory_2RKLD, positions_B)
+            return lambda kv_cache_2RKLD, heads: kernel(*heads, kv_cache_2RKLD, positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
         mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
         grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
 
-        def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
-            keys_RKLD, values_RKLD = memory_2RKLD.unbind()
+        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
+            keys_RKLD, values_RKLD = kv_cache_2RKLD.unbind()
             keys_RKLD[rows_B, :, positions_B] = heads.key_TKD
             values_RKLD[rows_B, :, positions_B] = heads.value_TKD
             # Fold grouped query heads into the sequence dimension so that K and V need no repeat.
@@ -177,11 +177,11 @@ class FusedDecoder:
     def _through(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Return the hidden state (T, H) after all blocks."""
         order, x = self._parts.order, self._embed(ids_T, positions_T)
-        rotate = None if self._rotations is None else self._rotations.at(positions_T[:, None])
-        for layer, memory in zip(self._layers, self._memory, strict=True):
+        rotary = None if self._rotary is None else self._rotary.at(positions_T[:, None])
+        for layer, kv_cache in zip(self._layers, self._kv_cache, strict=True):
             normed = x if order is BlockOrder.norm_last else layer.attention_norm(x)
-            heads = self._heads(layer, normed, rotate)
-            mixed = layer.output.plus(attend(memory, heads).flatten(1), x)
+            heads = self._heads(layer, normed, rotary)
+            mixed = layer.output.plus(attend(kv_cache, heads).flatten(1), x)
             if order is BlockOrder.norm_last:
                 x = layer.attention_norm(mixed)
                 x = layer.mlp_norm(layer.down.plus(layer.widen(x), x))
@@ -190,12 +190,12 @@ class FusedDecoder:
                 x = layer.down.plus(layer.widen(layer.mlp_norm(inner)), mixed)
         return x
 
-    def _heads(self, layer: Layer, x_TH: Tensor, rotate: Rotations | None) -> Heads:
+    def _heads(self, layer: Layer, x_TH: Tensor, rotary: RotaryEmbedding | None) -> Heads:
         query, key, value = self._split(layer, [project(x_TH) for project in layer.query_key_value])
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
-        if rotate is not None:
-            query, key = rotate(query), rotate(key)
+        if rotary is not None:
+            query, key = rotary(query), rotary(key)
         return Heads(query, key, value)
 
     def _split(self, layer: Layer, projected: list[Tensor]) -> tuple[Tensor, ...]:
@@ -220,9 +220,9 @@ class FusedDecoder:
 def _attend_both(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
     """Return a function that decodes the first ``num_rows`` tokens and prefills the others."""
 
-    def attend(memory_2RKLD: Tensor, heads: Heads) -> Tensor:
-        newest_BQD = attend_newest(memory_2RKLD, Heads(*(x[:num_rows] for x in heads)))
-        prompts_TQD = attend_prompts(memory_2RKLD, Heads(*(x[num_rows:] for x in heads)))
+    def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
+        newest_BQD = attend_newest(kv_cache_2RKLD, Heads(*(x[:num_rows] for x in heads)))
+        prompts_TQD = attend_prompts(kv_cache_2RKLD, Heads(*(x[num_rows:] for x in heads)))
         return torch.cat([newest_BQD, prompts_TQD])
 
     return attend

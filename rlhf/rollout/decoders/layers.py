@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlhf.base.decoder_modules import BlockParts, DecoderParts, LowRank
+from rlhf.base.decoder_modules import BlockModules, DecoderModules, LowRank
 from rlhf.kernels.decode import Linear, Norm
 from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,
@@ -41,15 +41,15 @@ class Layer(NamedTuple):
     down: Projection
 
 
-class Rotations(NamedTuple):
+class RotaryEmbedding(NamedTuple):
     """Rotary embedding tables (tokens, D), or some of their rows."""
 
     cos: Tensor
     sin: Tensor  # with its first half negated
 
-    def at(self, places: Any) -> Rotations:
+    def at(self, places: Any) -> RotaryEmbedding:
         """Return the rows at ``places``."""
-        return Rotations(self.cos[places], self.sin[places])
+        return RotaryEmbedding(self.cos[places], self.sin[places])
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate ``x`` (..., heads, D): x * cos + (x with its halves swapped) * sin."""
@@ -68,7 +68,7 @@ class LayerBuilder:
     ``casts`` has the copies of weights that are not in this precision, each with its weight.
     """
 
-    def __init__(self, parts: DecoderParts, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
+    def __init__(self, parts: DecoderModules, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
         self._parts = parts
         self._adapter_of = adapter_of
         self._dtype = dtype
@@ -78,7 +78,7 @@ class LayerBuilder:
         self._packs = can_pack(device, dtype)
         self._merges = device.type == "cpu"
 
-    def layer(self, block: BlockParts) -> Layer:
+    def layer(self, block: BlockModules) -> Layer:
         """Build the functions of one block."""
         modules = block.query_key_value
         order = tuple(range(len(modules))) if self._packs else self._joint_order(modules)
@@ -95,7 +95,7 @@ class LayerBuilder:
             down=self.project(block.down),
         )
 
-    def _widening(self, block: BlockParts) -> Step:
+    def _widening(self, block: BlockModules) -> Step:
         """Build the function that computes the MLP's hidden state."""
         if block.gate is None:
             return self.project(block.up, activation=self._activation)
@@ -153,14 +153,14 @@ class LayerBuilder:
 
     def project(self, *modules: Any, activation: str | None = None) -> Projection:
         """Build one projection from linear layers that share their inputs."""
-        linear = self.joined(*modules)
+        linear = self.join_linear_layers(*modules)
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
             return projection(*linear, activation)
         a_RI, b_OR = self._cast(adapter.a_RI), self._cast(adapter.b_OR)
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
-    def joined(self, *modules: Any) -> Linear:
+    def join_linear_layers(self, *modules: Any) -> Linear:
         """Return linear layers that share their inputs as one, on a CPU with adapters merged in."""
         biases = [module.bias for module in modules if module.bias is not None]
         weight = self._cast(*(self._weight(module) for module in modules))
@@ -185,16 +185,16 @@ class LayerBuilder:
         """Return the layer's own weight, not a copy, unless an adapter is merged into it."""
         weight_OI: Tensor = module.weight
         adapter = self._adapter_of(module) if self._merges else None
-        return weight_OI if adapter is None else adapter.merged_into(weight_OI)
+        return weight_OI if adapter is None else adapter.merge_into(weight_OI)
 
     def norm(self, module: Any) -> Step:
         """Build a LayerNorm, or the RMS norm that the transformers families share."""
-        weight, bias, epsilon, is_rms, size = self.norm_parts(module)
+        weight, bias, epsilon, is_rms, size = self.norm_modules(module)
         if is_rms:
             return lambda x: functional.rms_norm(x, (size,), weight, epsilon)
         return lambda x: functional.layer_norm(x, (size,), weight, bias, epsilon)
 
-    def norm_parts(self, module: Any) -> Norm:
+    def norm_modules(self, module: Any) -> Norm:
         """Return the weights and options of a norm."""
         weight, bias = (
             None if vector is None else self._cast(vector)
@@ -208,7 +208,7 @@ class LayerBuilder:
         """Build the function of a norm or linear layer that precedes the output layer."""
         return self.project(module) if hasattr(module, "in_features") else self.norm(module)
 
-    def rotations(self, tokens: int) -> Rotations | None:
+    def rotary_embedding(self, tokens: int) -> RotaryEmbedding | None:
         """Build the rotary embedding's tables for positions below ``tokens``, if there is one."""
         rotary, device = self._parts.rotary, self._parts.tokens.weight.device
         if rotary is None:
@@ -217,4 +217,4 @@ class LayerBuilder:
         cos, sin = rotary(like, torch.arange(tokens, device=device)[None])
         sin = sin[0].clone()
         sin[:, : sin.shape[1] // 2].neg_()
-        return Rotations(cos[0].to(self._dtype), sin.to(self._dtype))
+        return RotaryEmbedding(cos[0].to(self._dtype), sin.to(self._dtype))

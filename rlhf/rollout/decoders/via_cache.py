@@ -50,14 +50,14 @@ class CacheDecoder:
                 f"{obstacle}; use rollout=hf"
             )
         self._model = model
-        self._memory = RowCache(rows, tokens, device=device, dtype=dtype)
+        self._kv_cache = RowCache(rows, tokens, device=device, dtype=dtype)
         self._columns_C = torch.arange(tokens, device=device)
         self._takes_positions = "position_ids" in _parameters(model.forward)
 
     def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (B, V)."""
         longest = max(lengths)
-        self._memory.expect_prompts(first_row=first_row)
+        self._kv_cache.expect_prompts(first_row=first_row)
         with _output_of_last(self._model, [length - 1 for length in lengths]):
             positions_BP = self._columns_C[None, :longest].expand(len(lengths), -1)
             return self._logits(ids_BP[:, :longest], positions_BP, lengths)
@@ -65,13 +65,13 @@ class CacheDecoder:
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
         positions_B = torch.tensor(positions, device=ids_B.device)
-        self._memory.expect_tokens(positions, positions_B)
+        self._kv_cache.expect_tokens(positions, positions_B)
         lengths = [position + 1 for position in positions]
         return self._logits(ids_B[:, None], positions_B[:, None], lengths)
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._memory.copy_row(source, target, columns)
+        self._kv_cache.copy_row(source, target, columns)
 
     def _logits(self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]) -> Tensor:
         """Return logits (B, V) of the one token per row that reaches the output layer."""
@@ -84,7 +84,7 @@ class CacheDecoder:
         output = self._model(
             input_ids=ids_BS,
             attention_mask=attend_BC,
-            past_key_values=self._memory,
+            past_key_values=self._kv_cache,
             use_cache=True,
             **positions,
         )
@@ -120,8 +120,8 @@ class RowCache:
     def copy_row(self, source: int, target: int, columns: int) -> None:
         """Copy keys and values of ``columns`` tokens from row ``source`` to row ``target``."""
         for layer in self._layers.values():
-            for memory_RNCD in layer:
-                memory_RNCD[target, :, :columns] = memory_RNCD[source, :, :columns]
+            for kv_cache_RNCD in layer:
+                kv_cache_RNCD[target, :, :columns] = kv_cache_RNCD[source, :, :columns]
 
     def update(
         self, keys_BNSD: Tensor, values_BNSD: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -130,7 +130,7 @@ class RowCache:
         if layer_idx not in self._layers:
             self._layers[layer_idx] = self._empty(keys_BNSD), self._empty(values_BNSD)
         keys_RNCD, values_RNCD = self._layers[layer_idx]
-        return self._written(keys_RNCD, keys_BNSD), self._written(values_RNCD, values_BNSD)
+        return self._write(keys_RNCD, keys_BNSD), self._write(values_RNCD, values_BNSD)
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
         """Return the number of columns before the tokens of the call."""
@@ -151,14 +151,14 @@ class RowCache:
         shape = (self._rows, like_BNSD.shape[1], self._tokens, like_BNSD.shape[3])
         return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
-    def _written(self, memory_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
+    def _write(self, kv_cache_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
         num_rows, _, num_tokens, _ = new_BNSD.shape
         if self._positions_B is None:
-            memory_RNCD[self._first_row :][:num_rows, :, :num_tokens] = new_BNSD
+            kv_cache_RNCD[self._first_row :][:num_rows, :, :num_tokens] = new_BNSD
             return new_BNSD
         rows_B = self._row_numbers_B[:num_rows]
-        memory_RNCD[rows_B, :, self._positions_B] = new_BNSD[:, :, 0].to(self._dtype)
-        return memory_RNCD[:num_rows, :, : self._past + 1].to(new_BNSD.dtype)
+        kv_cache_RNCD[rows_B, :, self._positions_B] = new_BNSD[:, :, 0].to(self._dtype)
+        return kv_cache_RNCD[:num_rows, :, : self._past + 1].to(new_BNSD.dtype)
 
 
 @contextmanager

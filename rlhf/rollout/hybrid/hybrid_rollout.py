@@ -76,19 +76,19 @@ class HybridEngineRollout:
             self._is_checked = True
         num_rows, at_once = len(prompts.texts), self._settings.max_rows
         parts = [
-            self._sampled(
+            self._sample(
                 actor, take_rows(prompts, list(range(first, min(first + at_once, num_rows))))
             )
             for first in range(0, num_rows, at_once)
         ]
-        return _joined(parts, pad_id=self._pad_id)
+        return _concatenate(parts, pad_id=self._pad_id)
 
-    def _sampled(self, actor: Engine, prompts: PromptBatch) -> Responses:
+    def _sample(self, actor: Engine, prompts: PromptBatch) -> Responses:
         num_rows, options = len(prompts.texts), self._length(self._max_tokens)
         if self._settings.cuda_graphs:
             prompts = _of_one_shape(prompts, self._settings, pad_id=self._pad_id)
-        with actor.evaluating() as module, _injected(module) as (policy, generate):
-            responses = self._hf.sampled(
+        with actor.evaluating() as module, _swap_in_layers(module) as (policy, generate):
+            responses = self._hf.sample(
                 policy,
                 prompts,
                 generate,
@@ -136,7 +136,7 @@ class HybridEngineRollout:
         settings = GenerationConfig(
             max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=self._pad_id
         )
-        with _injected(module) as (policy, generate), only(settings, policy):
+        with _swap_in_layers(module) as (policy, generate), only(settings, policy):
             ids_BS = generate(
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
@@ -168,13 +168,15 @@ def adapt_layers(module: nn.Module) -> int:
         )
     for number, container in enumerate(containers):
         layer = container.module
-        layer.forward = _adapted(layer.forward, counts=number == 0)
+        layer.forward = _return_only_hidden_state(layer.forward, counts=number == 0)
         # At stage 3 DeepSpeed 0.19.8 adds a bias that Llama lacks, from uninitialised memory.
         layer.attention._qkv_buffers[1].zero_()
     return len(containers)
 
 
-def _adapted(forward: Callable[..., Any], *, counts: bool) -> Callable[..., Tensor]:
+def _return_only_hidden_state(
+    forward: Callable[..., Any], *, counts: bool
+) -> Callable[..., Tensor]:
     """Wrap a layer's ``forward`` to return only its hidden state.
 
     If ``counts``, the wrapper also adds one placeholder per token to the transformers cache, which
@@ -197,7 +199,7 @@ def _engine_of(module: nn.Module) -> Any:
 
 
 @contextmanager
-def _injected(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
+def _swap_in_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
     """Yield the language model with DeepSpeed's layers swapped in, and its ``generate``."""
     engine = _engine_of(module)
     policy: Any = getattr(module, "pretrained", module)
@@ -244,7 +246,7 @@ def _of_one_shape(prompts: PromptBatch, settings: HybridSettings, *, pad_id: int
     )
 
 
-def _joined(parts: list[Responses], *, pad_id: int) -> Responses:
+def _concatenate(parts: list[Responses], *, pad_id: int) -> Responses:
     """Concatenate the rows of ``parts``, padded to the longest response."""
     longest = max(part.ids_BT.shape[1] for part in parts)
 

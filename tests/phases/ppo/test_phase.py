@@ -109,7 +109,7 @@ def test_what_a_run_of_ppo_tells(made: Make) -> None:
         scores = held_out[when]["score"]
         assert sum(scores) / len(scores) == pytest.approx(result[f"score_{when}"])
     assert list(notes.saved) == ["ppo/actor", "ppo/critic"]
-    assert [step for _, step, _ in notes.sampled] == [0] * 4 + [2] * 4
+    assert [step for _, step, _ in notes.sample] == [0] * 4 + [2] * 4
     first = next(values for _, values in notes.logged if "ppo/approx_kl" in values)
     assert first["ppo/approx_kl"] >= 0
     assert first["ppo/kl_to_reference"] == pytest.approx(0, abs=1e-4)
@@ -133,7 +133,7 @@ def test_options_tell_more(made: Make, corpus: str) -> None:
     assert result["gold_after"] == 0.25
     assert notes.steps_with("ppo/eval_gold") == [0, 1, 2]
     assert notes.steps_with("ppo/ptx_loss") == notes.steps_with("ppo/lr_scale") == [1, 2]
-    answered = [(step, sample.model) for _, step, sample in notes.sampled]
+    answered = [(step, sample.model) for _, step, sample in notes.sample]
     both = [(2, "actor"), (2, "actor_ema")]
     assert [each for each in dict.fromkeys(answered)] == [(0, "actor"), *both]
     assert list(notes.saved) == ["ppo/actor", "ppo/actor_ema", "ppo/critic"]
@@ -247,6 +247,6 @@ def test_the_last_samples_are_of_the_step_that_ended_the_phase(
     last = run_ppo(context)["steps"]
     assert last < 6
     steps = range(last + 1) if sample_every == 1 else [0, last]
-    sampled = [(step, sample.model) for _, step, sample in notes.sampled]
+    sampled = [(step, sample.model) for _, step, sample in notes.sample]
     averaged = [(last, "actor_ema")] * 4
     assert sampled == [(step, "actor") for step in steps for _ in range(4)] + averaged

@@ -12,7 +12,7 @@ import torch
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo import reward_mix
@@ -28,7 +28,7 @@ Mix = Callable[..., RewardMix]
 class Fake:
     """A part without a process: its scores, or the error that it raises, are given."""
 
-    def __init__(self, part: RewardPart, outcome: list[float] | FailureError) -> None:
+    def __init__(self, part: RewardTerm, outcome: list[float] | FailureError) -> None:
         self.part, self.outcome, self.rows = part, outcome, 0
         self.asked: list[Answers] = []
 
@@ -55,10 +55,10 @@ def mixed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., Any
         *,
         model: Sequence[float] = (10.0, 20.0, 30.0),
         times: int = 1,
-        **parts: RewardPart,
+        **parts: RewardTerm,
     ) -> Any:
         fakes = {name: Fake(parts[name], outcome) for name, outcome in outcomes.items()}
-        monkeypatch.setattr(reward_mix, "start_parts", lambda _: fakes)
+        monkeypatch.setattr(reward_mix, "start_terms", lambda _: fakes)
         ids = [TOKENIZER.encode(text) for text in TEXTS]
         width = max(map(len, ids))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids])
@@ -80,8 +80,8 @@ def said() -> list[str]:
     return []
 
 
-def part(kind: RewardKind = RewardKind.function, **keys: Any) -> RewardPart:
-    return RewardPart(kind=kind, **keys)
+def part(kind: RewardKind = RewardKind.function, **keys: Any) -> RewardTerm:
+    return RewardTerm(kind=kind, **keys)
 
 
 def test_the_score_is_the_weighted_sum(mixed: Callable[..., Any]) -> None:

@@ -10,11 +10,11 @@ from omegaconf import DictConfig
 
 from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout
 from rlhf.config.freeze import to_run_config
-from rlhf.phases.ppo.step_speed import PerPart, StepSpeed
+from rlhf.phases.ppo.step_speed import PerStage, StepSpeed
 
 HIDDEN, LAYERS, VOCABULARY = 96, 4, 1024
 PEAK = 2e12  # operations per second
-SECONDS = PerPart(generate=0.5, score=0.25, train=1.0)
+SECONDS = PerStage(generate=0.5, score=0.25, train=1.0)
 
 
 def rollout(*, with_policy: bool) -> Rollout:
@@ -75,8 +75,8 @@ def test_operations_by_hand(
     values = speed.values(
         rollout(with_policy=with_policy), BOTH | more, train_seconds=SECONDS.train
     )
-    done = PerPart(generate=ACTOR, score=score, train=train)
-    for part, operations, seconds in zip(PerPart._fields, done, SECONDS, strict=True):
+    done = PerStage(generate=ACTOR, score=score, train=train)
+    for part, operations, seconds in zip(PerStage._fields, done, SECONDS, strict=True):
         assert values[f"speed/{part}_tflops"] == pytest.approx(operations / seconds / 1e12)
         assert values[f"speed/{part}_mfu"] == pytest.approx(operations / seconds / PEAK)
     assert values["time/step_seconds"] == 1.75

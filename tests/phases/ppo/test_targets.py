@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.base.types import PartScores, PromptBatch, Ranks, Responses, Rollout
+from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout, TermScores
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.rewards import RewardPart
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from tests.phases.ppo.ppo_pieces import targets_of
 
@@ -83,8 +83,8 @@ def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
 ) -> None:
     config = to_run_config(compose(BARE)).ppo
     parts = {
-        "far": RewardPart(kind=RewardKind.model, normalise=True, weight=2.0),
-        "near": RewardPart(kind=RewardKind.stop),
+        "far": RewardTerm(kind=RewardKind.model, normalise=True, weight=2.0),
+        "near": RewardTerm(kind=RewardKind.stop),
     }
     one, other = (TargetMaker(config, Ranks(), parts) for _ in range(2))
 
@@ -92,7 +92,7 @@ def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
         near = [0.5] * len(far)
         scores_BK = torch.tensor([far, near]).T
         mixed = rollout_of(*(2 * score + 0.5 for score in far))
-        scored = PartScores(scores_BK, torch.zeros_like(scores_BK, dtype=torch.bool))
+        scored = TermScores(scores_BK, torch.zeros_like(scores_BK, dtype=torch.bool))
         return rewards(targets_of(maker, mixed._replace(parts=scored), kl_ctl=0.0))
 
     # 100, 300: mean 200, deviation 100; then 100, 300, 500, 700: mean 400, deviation sqrt(50000)

@@ -8,7 +8,7 @@ import torch
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
 from rlhf.data.collate import collate_prompts
-from rlhf.data.synthetic import render_prompt
+from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
@@ -198,7 +198,7 @@ def test_whole_sequences_by_hand() -> None:
 
 
 def test_a_judge_scores_the_text_of_each_response() -> None:
-    prompt = render_prompt("Repeat this: boat fig.")
+    prompt = prompt_of_request("Repeat this: boat fig.")
     texts = [" Sure! boat fig.", " boat fig.", " fig.", " boat fig."]
     ended = [True, True, True, False]
     rows = [

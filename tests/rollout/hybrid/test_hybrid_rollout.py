@@ -47,7 +47,7 @@ from rlhf.rollout.hybrid.hybrid_rollout import (
 from rlhf.rollout.hybrid.supported_models import REASONS, model_obstacle
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
-from rlhf.tracking.metric_table import check_name
+from rlhf.tracking.metric_table import check_metric_name
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
 from tests.rollout.decoder_checks import some_prompts, tiny_model
@@ -158,7 +158,7 @@ def learn(actor: Any, prompts: PromptBatch) -> None:
 
 def state_of(actor: Any) -> dict[str, Tensor]:
     """Copies of all weights that the model computes with."""
-    with actor.gathered(actor.module):
+    with actor.gather_parameters(actor.module):
         return {name: p.detach().clone() for name, p in actor.module.named_parameters()}
 
 
@@ -192,7 +192,7 @@ def test_responses_are_those_of_generate(stage: int, fields: dict[str, Any]) -> 
         after = hf.generate(actor, many)
         assert not same(after, before)
         assert same(hybrid.generate(actor, many), after)
-    with actor.averaged():
+    with actor.swap_in_average():
         # DeepSpeed keeps some of the weights elsewhere: they must have followed too.
         for name, averaged in state_of(actor).items():
             first, second, third = (state[name] for state in states)  # ema_beta is 0.5
@@ -438,6 +438,6 @@ def test_ppo_learns_from_its_rollouts(
     hf, hybrid = (stats[b].metrics for b in (Backend.hf, Backend.hybrid_engine))
     assert hybrid.pop("rollout/accelerated_layers") == 1
     assert hybrid.keys() == hf.keys()
-    check_name("rollout/accelerated_layers")
+    check_metric_name("rollout/accelerated_layers")
     for name in ("ppo/score_mean", "ppo/response_tokens", "ppo/entropy", "ppo/actor_loss"):
         assert hybrid[name] == pytest.approx(hf[name], rel=1e-3, abs=1e-5), name

@@ -11,14 +11,14 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Ranks
 from rlhf.engine.ulysses import HeadCounts, shared_attention
 from rlhf.models.build import build_actor
-from rlhf.models.sequence_parts import PartOfLanguageModel
+from rlhf.models.sequence_shards import SequenceShardModel
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.runs import TORCHRUN, python
 
 
 @pytest.mark.slow
 def test_parts_add_up_to_the_whole_loss_and_gradient(tmp_path: Path) -> None:
-    run = python(*TORCHRUN, "-m", "tests.models.sequence_part_rank", tmp_path, OMP_NUM_THREADS=1)
+    run = python(*TORCHRUN, "-m", "tests.models.sequence_shard_rank", tmp_path, OMP_NUM_THREADS=1)
     assert run.returncode == 0, run.stderr[-3000:]
     found = torch.load(tmp_path / "found.pt")
     assert len(found) == 8
@@ -49,4 +49,4 @@ def test_models_that_see_more_than_positions_are_refused(
 ) -> None:
     model = build_actor(source_of(family, fields=fields), small_tokenizer(), seed=1)
     with pytest.raises(CapabilityError, match=r"sft\.max_tokens=16 cannot share sequences"):
-        PartOfLanguageModel(model, part=0, parts=2, tokens=16)
+        SequenceShardModel(model, part=0, parts=2, tokens=16)

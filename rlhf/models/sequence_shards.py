@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
-from rlhf.models.families import decoder_parts
+from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel, logprobs_at
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SHARED = "shared"  # the name of the exchanging attention among transformers' attention functions
 
 
-class PartOfLanguageModel(LanguageModel):
+class SequenceShardModel(LanguageModel):
     """A ``LanguageModel`` that runs part ``part`` of ``parts`` of every sequence.
 
     All ranks of a group are given the same whole sequences. Each computes the log-probabilities of
@@ -36,7 +36,7 @@ class PartOfLanguageModel(LanguageModel):
     """
 
     def __init__(self, pretrained: PreTrainedModel, *, part: int, parts: int, tokens: int) -> None:
-        if decoder_parts(pretrained, tokens=tokens) is None:
+        if find_decoder_modules(pretrained, tokens=tokens) is None:
             raise CapabilityError(
                 f"zero.sequence_parallel_size={parts}: a model of model_type="
                 f"{pretrained.config.model_type} with sft.max_tokens={tokens} cannot share "
@@ -69,7 +69,7 @@ class PartOfLanguageModel(LanguageModel):
 
 def heads_of(model: PreTrainedModel) -> tuple[int, int, int]:
     """Return the numbers of query and of key-value heads, and the size of a head."""
-    parts = decoder_parts(model, tokens=0)
+    parts = find_decoder_modules(model, tokens=0)
     assert parts is not None, "other models were refused"
     return parts.num_heads, parts.num_kv_heads, parts.head_dim
 

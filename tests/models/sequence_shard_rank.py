@@ -16,9 +16,9 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.ulysses import HeadCounts, shared_attention
 from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
 from rlhf.models.build import build_actor
-from rlhf.models.language_model import LanguageModel, kept_logprobs
-from rlhf.models.sequence_parts import (
-    PartOfLanguageModel,
+from rlhf.models.language_model import LanguageModel, logprobs_of_kept
+from rlhf.models.sequence_shards import (
+    SequenceShardModel,
     attention_of,
     heads_of,
     use_shared_attention,
@@ -38,7 +38,7 @@ KEPT = {"both parts": (6, 2), "the last part": (7, 6)}  # first kept token of ea
 def step(model: Any, batch: SequenceBatch) -> tuple[Tensor, list[Tensor]]:
     """The loss of ``model``, and its gradient."""
     model.zero_grad()
-    loss = -kept_logprobs(model, batch).sum()
+    loss = -logprobs_of_kept(model, batch).sum()
     loss.backward()
     return loss, [p.grad for p in model.parameters() if p.grad is not None]
 
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
         whole, mine = (
             build_actor(source_of(family, fields=fields), small_tokenizer(), seed=1) for _ in "ab"
         )
-        part = PartOfLanguageModel(mine, part=ranks.rank, parts=2, tokens=TOKENS)
+        part = SequenceShardModel(mine, part=ranks.rank, parts=2, tokens=TOKENS)
         heads = HeadCounts(*heads_of(mine))
         use_shared_attention(
             mine, shared_attention(attention_of(mine), heads, ranks=ranks, size=2, sequences=2)
