@@ -60,7 +60,7 @@ def test_a_step_is_few_launches_whatever_the_size(
     names = ("sum_squares", "step", "average")
     kernels = SimpleNamespace(**{name: Counted(gpu, name) for name in names})
     for module in (lean_adamw, masters):
-        monkeypatch.setattr(module, "gpu_kernels", lambda device: kernels)
+        monkeypatch.setattr(module, "adamw_gpu_kernels", lambda device: kernels)
     counted = []
     for layers, width in ((1, 64), (100, 640)):
         net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
