@@ -6,10 +6,11 @@ from collections import Counter
 
 from rlhf.config.roles import Role
 from rlhf.models.model_uses import ModelUse
-from rlhf.planning.memory_model import HALF, Parts
+from rlhf.planning.memory_model import HALF, SINGLE, Parts
 from rlhf.planning.phase_memory import PhaseMemory
 
 BUILDING = "building"  # the moment before the first step
+ROUNDED_AT_ONCE = 2**24  # weights; as in rlhf/engine/masters.py
 
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
 ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
@@ -34,8 +35,15 @@ def _building(scene: PhaseMemory) -> Parts:
         built += held
         # DeepSpeed 0.19.8 tries its optimizer, with gradients of zero in fp32.
         zeros = 0 if scene.runs_on_torch(model) else moments // 2
-        peaks.append(built + Counter(optimizer=zeros))
+        peaks.append(built + Counter(optimizer=zeros, weights=_rounded_at_once(scene, model)))
     return max(peaks, key=Counter.total)
+
+
+def _rounded_at_once(scene: PhaseMemory, model: ModelUse) -> int:
+    """Return the bytes of frozen weights that the torch engine has in fp32 while it rounds them."""
+    if not (scene.runs_on_torch(model) and scene.at.size(model) == HALF):
+        return 0
+    return SINGLE * min(model.weights - min(model.trained, model.weights), ROUNDED_AT_ONCE)
 
 
 def _later_moments(scene: PhaseMemory, model: ModelUse) -> int:

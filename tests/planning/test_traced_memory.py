@@ -13,7 +13,7 @@ from tools.docs.memory_table import CONFIGURATIONS, TRACED, moments
 
 CONF = Path(__file__).parents[2] / "conf"
 STORED = json.loads(TRACED.read_text())
-CHEAPEST = next(iter(CONFIGURATIONS))  # make soak traces all of them again
+TRACED_HERE = ("OPT-125M", "Qwen3-0.6B, fp16")  # one for each engine; make soak traces all
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -24,5 +24,13 @@ def test_the_plan_is_within_a_tenth_of_the_trace(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_the_stored_figures_are_those_of_this_code() -> None:
-    assert not differences(traced_elsewhere(CHEAPEST), STORED)
+@pytest.mark.parametrize("name", TRACED_HERE)
+def test_the_stored_figures_are_those_of_this_code(name: str) -> None:
+    assert not differences(traced_elsewhere(name), STORED)
+
+
+def test_the_plan_knows_how_many_weights_are_rounded_at_once() -> None:
+    from rlhf.engine.masters import CHUNK
+    from rlhf.planning.building_memory import ROUNDED_AT_ONCE
+
+    assert ROUNDED_AT_ONCE == CHUNK

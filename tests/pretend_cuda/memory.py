@@ -75,7 +75,7 @@ def trace(gpu: Gpu, config: RunConfig) -> Bytes:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Let models hold arbitrary weights, and take scores and norms that are not computed as fine.
+    """Take weights, scores and norms that are not computed as fine.
 
     Reward models are not read from folders, and the tokenizer is a small one.
     """
@@ -83,6 +83,7 @@ def without_values() -> Iterator[None]:
     from deepspeed.runtime.zero import stage_1_and_2
     from transformers import PreTrainedModel
 
+    from rlhf.models import build
     from rlhf.models.sources import ModelSource
     from rlhf.phases.ppo import rlhf_engine
     from rlhf.phases.shared import scoring
@@ -95,9 +96,10 @@ def without_values() -> Iterator[None]:
         for place, name, value in (
             (torch.nn.Linear, "reset_parameters", lambda _: None),
             (torch.nn.Embedding, "reset_parameters", lambda _: None),
-            (PreTrainedModel, "initialize_weights", lambda _: None),
+            (PreTrainedModel, "_initialize_weights", lambda *_, **__: None),
             (stage_1_and_2, "is_invalid_grad_norm", lambda _: False),
             (scoring, "num_failed", lambda _: 0),
+            (build, "require_finite_weights", lambda *_, **__: None),
             (rlhf_engine, "critic_source", critic_source),
             (rlhf_engine, "load_tokenizer", lambda *_, **__: small_tokenizer()),
         ):
