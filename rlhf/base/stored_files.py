@@ -143,7 +143,7 @@ def read_json(path: Path, form: Form) -> Any:
         DamagedFileError: naming the place in the file that has another form.
     """
     content = read_bytes(path)
-    return None if content is None else _value(path, content, form, "")
+    return None if content is None else _parse_json(path, content, form, "")
 
 
 def read_lines(path: Path, form: Form) -> Iterator[Any]:
@@ -161,15 +161,15 @@ def raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
     *whole, torn = (read_bytes(path) or b"").split(b"\n")
     for number, line in enumerate(whole, start=1):
         if line:
-            yield line, _value(path, line, form, f"line {number}: ")
+            yield line, _parse_json(path, line, form, f"line {number}: ")
     value = None
     with suppress(DamagedFileError):  # no line end: the process was killed while it wrote the line
-        value = _value(path, torn, form, "")
+        value = _parse_json(path, torn, form, "")
     if value is not None:
         yield torn, value
 
 
-def _value(path: Path, content: bytes, form: Form, place: str) -> Any:
+def _parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
     try:
         text = content.decode("utf-8")
         value = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity are no JSON

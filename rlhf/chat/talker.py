@@ -87,7 +87,7 @@ class Talker:
             return torch.tensor(has_ended, device=ids_1S.device)
 
         ids_1P = torch.tensor([prompt_ids], device=self._model.device)
-        settings = self._settings(sampling)
+        settings = self._generation_config(sampling)
         try:
             with torch.no_grad(), only(settings, self._model):
                 self._model.generate(
@@ -104,7 +104,7 @@ class Talker:
             streamer.end()
         return Reply(streamer.text.strip(), streamer.ids, why)
 
-    def _settings(self, sampling: SamplingSettings) -> GenerationConfig:
+    def _generation_config(self, sampling: SamplingSettings) -> GenerationConfig:
         from transformers import GenerationConfig
 
         drawn = {

@@ -41,7 +41,7 @@ def finished_phases(run_dir: Path) -> list[Phase]:
     return [phase for phase in Phase if phase_result_path(run_dir, phase).exists()]
 
 
-def phases_from_run(config: RunConfig) -> list[Phase]:
+def reused_phases(config: RunConfig) -> list[Phase]:
     """Return the phases that a run takes from the run ``config.from_run``; it trains the last."""
     if config.from_run is None:
         return []

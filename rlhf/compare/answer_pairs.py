@@ -51,8 +51,8 @@ def models_of_runs(run_dir: Path, against: Path | None) -> tuple[AnsweringModel,
         ConfigError: if both are the same run.
     """
     if against is None:
-        return _after_ppo(run_dir), _before_ppo(run_dir)
-    models = _after_ppo(run_dir), _after_ppo(against)
+        return _model_after_ppo(run_dir), _model_before_ppo(run_dir)
+    models = _model_after_ppo(run_dir), _model_after_ppo(against)
     if models[0].name == models[1].name:
         raise ConfigError(f"--against {against}: must be another run than {run_dir}")
     return models
@@ -104,14 +104,14 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
     return pairs
 
 
-def _before_ppo(run_dir: Path) -> AnsweringModel:
+def _model_before_ppo(run_dir: Path) -> AnsweringModel:
     by_step = _samples(run_dir)
     if 0 not in by_step:
         raise _no_answers(run_dir, "before PPO")
     return AnsweringModel(f"{_name(run_dir)}, SFT", by_step[0])
 
 
-def _after_ppo(run_dir: Path) -> AnsweringModel:
+def _model_after_ppo(run_dir: Path) -> AnsweringModel:
     by_step = _samples(run_dir)
     if (last := max(by_step, default=0)) == 0:
         raise _no_answers(run_dir, "after a step of PPO")

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.other_names import our_words
+from rlhf.config.other_names import suggested_keys
 from rlhf.config.schema.run import RunConfig
 
 # The only group whose name on the command line differs from the key that it sets.
@@ -108,7 +108,7 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
         if last in schema_types(entry):
             hint = f"; give a new entry as a whole, such as '{owner}={{{last}: VALUE}}'"
         return ConfigError(f"unknown key {key}{hint}")
-    if meant := " or ".join(our_words(key, keys)):
+    if meant := " or ".join(suggested_keys(key, keys)):
         return ConfigError(f"unknown key {key}; did you mean {meant}?")
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
 
@@ -128,7 +128,7 @@ def refuse_flags(words: Sequence[str]) -> None:
     if not value and following and not re.match(r"-|.*=", following[0]):
         value = following[0]
     name, keys = flag.lstrip("-").replace("-", "_"), schema_types()
-    close = [name] if name in keys else our_words(name, keys)
+    close = [name] if name in keys else suggested_keys(name, keys)
     close = close or list(filter(None, [nearest(name, keys)]))
     full = (each if "=" in each else f"{each}=VALUE" for each in close)
     meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], each) for each in full]

@@ -56,8 +56,8 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     """
     is_gpu = hardware.device is Device.cuda
     dtype = _dtype(hardware)
-    memory = hardware.memory_gib * GIB if hardware.memory_gib else _memory_here()
-    host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _memory_here()
+    memory = hardware.memory_gib * GIB if hardware.memory_gib else _machine_memory_bytes()
+    host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _machine_memory_bytes()
     tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
     bandwidth, is_estimated = hardware.memory_bandwidth_gb, False
     call_seconds = LAUNCH_SECONDS
@@ -100,7 +100,7 @@ def _dtype(hardware: HardwareConfig) -> Dtype:
     return Dtype.bf16 if hardware.dtype is Dtype.auto else hardware.dtype
 
 
-def _memory_here() -> int:
+def _machine_memory_bytes() -> int:
     """Return the memory in bytes of this machine, or the limit of this container if lower."""
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")

@@ -211,10 +211,11 @@ def _by_name(names: dict[str, str]) -> dict[str, list[str]]:
 OTHER_NAMES = _by_name(NAMES)
 
 
-def our_words(name: str, keys: Iterable[str]) -> list[str]:
-    """Return what to write for ``name``, which another program has, or which lacks its group.
+def suggested_keys(name: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys that the user may have meant by ``name``.
 
-    ``keys`` are ours. If ``name`` begins with one of our groups, that group's keys are preferred.
+    It may be a key of another program, or a key without its group. ``keys`` are ours; if ``name``
+    begins with one of our groups, that group's keys are preferred.
     """
     parts = name.replace("-", "_").split(".")
     ends = [".".join(parts[start:]) for start in range(len(parts))]

@@ -17,7 +17,7 @@ from rlhf.base.types import Ranks
 
 T = TypeVar("T")
 
-SHORT = 64  # tokens; shorter sequences are padded to their exact length
+SHORT = 64  # tokens; below this, widths are not rounded up
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
@@ -48,7 +48,7 @@ def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
     return parts
 
 
-def rows_of_rank(global_rows: Sequence[T], ranks: Ranks) -> list[T]:
+def rows_of_this_rank(global_rows: Sequence[T], ranks: Ranks) -> list[T]:
     """Return this rank's equal share of a global batch, in order."""
     per_rank = len(global_rows) // ranks.size
     return list(global_rows[ranks.rank * per_rank : (ranks.rank + 1) * per_rank])

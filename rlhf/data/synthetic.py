@@ -163,10 +163,10 @@ def split_response(response: str) -> tuple[str, str, str]:
 
 
 def rate(prompt: str, response: str, *, ended: bool = True) -> GoldComponents:
-    """Return the gold score's parts for ``response``; ``ended`` is True if it stopped by itself.
+    """Return the gold score's components; ``ended`` is False if ``response`` was cut off.
 
-    The answer is the text after the opening, up to the first full stop or the end of the text; its
-    items are separated by spaces.
+    The answer is the text after the polite or rude opening, up to the first full stop or the end
+    of the text; its items are separated by spaces.
 
     Raises:
         ValueError: if ``prompt`` asks for none of the skills.

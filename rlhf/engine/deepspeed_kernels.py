@@ -1,4 +1,4 @@
-"""Check that DeepSpeed's own CUDA kernels, which nvcc compiles at their first use, can be had."""
+"""Check that DeepSpeed's CUDA kernels, which nvcc compiles at first use, are available."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_quantizer(zero: ZeroConfig) -> None:
 
 
 def compile_obstacle(builder: str) -> str | None:
-    """Return why the kernels of DeepSpeed's op builder of this name cannot be had here, or None."""
+    """Return why the kernels of this op builder of DeepSpeed are not available here, or None."""
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import (

@@ -91,7 +91,7 @@ def _places(engine: Any, ranks: Ranks, *, stage: int) -> list[ParameterPlace]:
 
 def _flat_piece(parameter: Any) -> Piece:
     mapping = parameter._hp_mapping
-    if mapping is None:  # other ranks have the whole parameter
+    if mapping is None:  # this rank stores nothing of the parameter
         return Piece(0, 0, 0, 0)
     inside, in_shard = mapping.lp_fragment_address, mapping.hp_fragment_address
     return Piece(mapping.param_group_index, in_shard.start, inside.start, inside.numel)

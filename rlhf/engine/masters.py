@@ -27,7 +27,7 @@ class Split(NamedTuple):
     low: Tensor  # int16
 
     def join(self, out: Tensor, spare: Tensor) -> Tensor:
-        """Write the fp32 weights to ``out`` and return it; overwrites ``spare``, also fp32."""
+        """Write the fp32 weights to ``out`` and return ``out``; ``spare`` is fp32 scratch space."""
         out.copy_(self.high)
         low = spare.view(torch.int32)
         out.view(torch.int32).add_(low.copy_(self.low))
@@ -54,7 +54,7 @@ def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def write(shard: Tensor | Split, weights: Tensor) -> None:
+def store_weights(shard: Tensor | Split, weights: Tensor) -> None:
     """Store fp32 ``weights`` in ``shard``; a Split overwrites the lowest bit of ``weights``."""
     if isinstance(shard, Split):
         shard.split(weights)
@@ -63,7 +63,7 @@ def write(shard: Tensor | Split, weights: Tensor) -> None:
 
 
 def fp32_weights(shard: Tensor | Split) -> Tensor:
-    """Return the fp32 weights of ``shard``: its own memory, or a copy to store with ``write``."""
+    """Return the fp32 weights of ``shard``: its own memory, or a copy for ``store_weights``."""
     if isinstance(shard, Split):
         weights = torch.empty_like(shard.high, dtype=torch.float32)
         return shard.join(weights, torch.empty_like(weights))
@@ -166,7 +166,7 @@ class MovingAverage:
         self._finish_copies()
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             weights = fp32_weights(shard).to(average.device, copy=True)
-            write(shard, average)
+            store_weights(shard, average)
             average.copy_(weights)
         self._masters.publish()
 

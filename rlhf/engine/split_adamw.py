@@ -30,7 +30,7 @@ class _State(NamedTuple):
 
     @property
     def split(self) -> SplitState:
-        """Return the tensors that a step changes; the upper halves are the model's weights."""
+        """Return the tensors that a step updates; ``high`` is the weight itself, not a copy."""
         return SplitState(self.parameter.data.view(-1), self.low, self.first, self.second)
 
 

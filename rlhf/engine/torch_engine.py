@@ -49,7 +49,7 @@ class WholeAdamW:
         return [adamw_moments(self._adamw, each) for each in self._parameters()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters of the state, for a checkpoint."""
+        """Return AdamW's step counters, for a checkpoint."""
         return {"adamw_steps": adamw_steps(self._adamw, self._parameters())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ from rlhf.gpu_check.check_page import (
     PAGE,
     Check,
     PartResult,
-    check_summary,
     instead_of,
+    summary_sentence,
     write_results,
 )
 from rlhf.gpu_check.processes import run_part
@@ -73,7 +73,7 @@ def check(
             PartResult(name=part.name, title=part.title, about=part.about, rows=rows, seconds=took)
         )
         write_results(folder, results())
-    console.say(check_summary(results()))
+    console.say(summary_sentence(results()))
     console.say(f"wrote {folder / PAGE}")
     return FAILED if results().failed else 0
 

@@ -90,7 +90,7 @@ def as_page(check: Check) -> str:
 
 def _head(check: Check) -> Iterator[str]:
     yield "# GPU check\n"
-    yield f"{check_summary(check)}\n"
+    yield f"{summary_sentence(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
     yield from (f"Card: **{card}**.\n" for card in cards)
     yield f"Started {check.started} with `{check.command}`. "
@@ -113,7 +113,7 @@ def _head(check: Check) -> Iterator[str]:
     yield ""
 
 
-def check_summary(check: Check) -> str:
+def summary_sentence(check: Check) -> str:
     """Return the verdict in one sentence."""
     ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
     passed = ended - len(check.failed)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import user_path
-from rlhf.checkpoint.results import PLAN, finished_phases, phases_from_run, write_json
+from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
@@ -108,7 +108,7 @@ def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
 
             measure_cpu()
         loads = read_loads(config)
-    config, plan, notes = decide(config, loads, finished=phases_from_run(config))
+    config, plan, notes = decide(config, loads, finished=reused_phases(config))
     check_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
@@ -136,7 +136,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
-    plan = decide(config, read_loads(config), finished=phases_from_run(config)).plan
+    plan = decide(config, read_loads(config), finished=reused_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
         write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, plan_as_json(plan))

@@ -18,10 +18,10 @@ from rlhf.config.rules.secrets import refuse_secrets
 from rlhf.jobs.completion import complete_value
 from rlhf.jobs.search_command import Search, search_of
 from rlhf.jobs.sweep_command import (
-    add_folders,
     expand_sweep,
     folder_of,
     jobs_at_a_time,
+    with_sweep_folders,
     without_leavings,
 )
 
@@ -60,7 +60,7 @@ def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> 
         yield Command(typed)
     else:
         with without_leavings(expand_sweep(typed, definitions)) as composed:
-            words = add_folders(composed, typed)
+            words = with_sweep_folders(composed, typed)
             yield Command(words, folder_of(words))
 
 

@@ -130,11 +130,11 @@ def _tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> Tokenizer | Non
         model = config.reward_model
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     if place is None:
-        return byte_level_bpe(_texts(parts), vocab_size=model.vocab_size)
+        return byte_level_bpe(_sample_texts(parts), vocab_size=model.vocab_size)
     file = user_path(place, key="model.tokenizer") / "tokenizer.json"
     return Tokenizer.from_file(str(file)) if file.is_file() else None
 
 
-def _texts(parts: Iterable[PhaseData]) -> Iterable[str]:
+def _sample_texts(parts: Iterable[PhaseData]) -> Iterable[str]:
     records: Iterable[Record] = (r for part in parts for r in islice(part.train, ENCODED))
     return (text for record in records for text in record.texts if text)

@@ -59,7 +59,7 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
     return [*own[:place], *new, *own[place:]]
 
 
-def add_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
+def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Return the words of a sweep with the folders of the sweep and its jobs.
 
     ``asked`` is the command as typed. Of a key that is given twice the last value counts, as in a

@@ -89,7 +89,10 @@ def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
 
 
 def _below(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
-    """Return the functions for the level below ``isa``, if there is one, and the ``reason``."""
+    """Return the kernel for the level below ``isa``, with the ``reason`` why not for ``isa``.
+
+    It has no library if ``isa`` is the lowest level of the kernel ``name``.
+    """
     if isa == KERNELS[name]:
         return Kernel(None, reason)
     return kernel(name, Isa(isa - 1), half=half)._replace(reason=reason)

@@ -215,9 +215,9 @@ class DecodeProgram:
         self._add(_Kind.attend, step)
 
     def run(self, given: dict[int, Tensor], rows_T: Tensor, positions_T: Tensor) -> None:
-        """Run all steps on T tokens, which belong to these rows and positions of the KV cache.
+        """Run all steps on T tokens; each has its own row and position in the KV cache.
 
-        ``given`` holds the buffers that the caller provides, contiguous tensors (T, width).
+        ``given`` maps the index of a buffer to the caller's contiguous tensor (T, width).
         """
         tokens = len(rows_T)
         for index, buffer in enumerate(self._scratch):

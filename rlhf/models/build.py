@@ -161,10 +161,10 @@ def _from_architecture(
 
 
 def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return transformers' config with ``fields``, the value of config key ``key``.
+    """Return the transformers config built from ``fields``, the value of config key ``key``.
 
     Raises:
-        ConfigError: if transformers has no such config.
+        ConfigError: if transformers cannot build a config from these fields.
     """
     from transformers import AutoConfig
 

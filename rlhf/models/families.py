@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BlockNames(NamedTuple):
-    """The parts of one transformer block."""
+    """The names of the modules in one transformer block."""
 
     attention_norm: str
     mlp_norm: str

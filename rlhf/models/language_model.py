@@ -58,11 +58,11 @@ class LanguageModel(nn.Module):
     ) -> TokenLogprobs:
         """Return log-probabilities (N,) and entropies of the picked tokens."""
         if not self.is_plain:
-            return self._from_logits(ids_BS, positions, options)
+            return self._logprobs_from_logits(ids_BS, positions, options)
         hidden_BSH = self.pretrained.base_model(input_ids=ids_BS, use_cache=False).last_hidden_state
         return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BSH, positions, options)
 
-    def _from_logits(
+    def _logprobs_from_logits(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions
     ) -> TokenLogprobs:
         first = int(positions.columns_N.min()) if len(positions.columns_N) else ids_BS.shape[1] - 1

@@ -48,7 +48,7 @@ def forward_operations(
     return sequences * (products + attention + 2 * width * shape.embedding * positions)
 
 
-def backward_share(model: ModelUse) -> float:
+def backward_to_forward_ratio(model: ModelUse) -> float:
     """Return the ratio of backward FLOPs (including recomputation) to forward FLOPs.
 
     Gradients of inputs cost as much as the forward pass; gradients of weights cost as much, times

@@ -161,7 +161,7 @@ def _load(
         )
         # First without memory: what does not fit the files would be allocated, however large.
         model, found = load(device_map="meta")
-        _require_fit(model, found, source)
+        _require_matching_tensors(model, found, source)
         with draw_in_blocks() if mapped else nullcontext():
             loaded: PreTrainedModel = load()[0]
             return loaded
@@ -186,7 +186,9 @@ def _require_trainable(fields: Mapping[str, Any], source: ModelSource) -> None:
                 raise source.failure(f"config.json has {key}={value!r}; remove that field")
 
 
-def _require_fit(model: PreTrainedModel, found: Mapping[str, Any], source: ModelSource) -> None:
+def _require_matching_tensors(
+    model: PreTrainedModel, found: Mapping[str, Any], source: ModelSource
+) -> None:
     """Check that the files hold all tensors of ``model``, and no others, in the same shapes.
 
     A scorer that starts from a language model has a new head instead of the output layer.

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Replaces a parameter with the part that this rank keeps, which may be all of it, and returns that
-# part in the engine's precision; None if the parameter was sharded before.
+# Replaces a parameter with this rank's shard (possibly the whole parameter) and returns the shard
+# in the engine's precision; None if the parameter was already sharded.
 Shard = Callable[[nn.Parameter], Tensor | None]
 
 

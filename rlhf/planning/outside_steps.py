@@ -55,7 +55,7 @@ def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
         )
         for model in scene.models
     )
-    return {"evaluate": times * reading, "prepare": scene.preparing}
+    return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
 
 
 def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
@@ -76,7 +76,7 @@ def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
         answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
     response = config.rollout.max_response_tokens
     for model in scene.models:
-        work = scene.work(model, sequences=prompts, micro=micro, answer=scene.answer)
+        work = scene.work(model, sequences=prompts, micro=micro, answer=scene.response_tokens)
         answering += time_model.reading_seconds(scene.at, model, work)
     actor = scene.models[0]
     block = config.rollout.max_prompt_tokens + response
@@ -84,4 +84,4 @@ def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
     num_blocks = config.ppo.ptx_eval_blocks if config.data.ptx_path is not None else 0
     corpus = blocks.work(actor, sequences=num_blocks, micro=micro)
     reading = time_model.reading_seconds(scene.at, actor, corpus)
-    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparing}
+    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparation_seconds}

@@ -251,7 +251,9 @@ def _learning(
     )
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        work = scene.work(model, sequences=rollout.per_rank, micro=micro, answer=scene.answer)
+        work = scene.work(
+            model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
+        )
         readings = _readings(scene, reuses=reuses) if model.role is Role.actor else 1
         score += readings * time_model.reading_seconds(at, model, work)
         if not model.trained:
@@ -263,7 +265,9 @@ def _learning(
             positions=response,
             passes=learning.per_rank // micro + bool(config.ppo.ptx_coef),
         )
-        batch = scene.work(model, sequences=learning.per_rank, micro=micro, answer=scene.answer)
+        batch = scene.work(
+            model, sequences=learning.per_rank, micro=micro, answer=scene.response_tokens
+        )
         train += updates * time_model.training_seconds(at, model, batch)
     return PhasePlan(
         phase=Phase.ppo,

@@ -170,13 +170,13 @@ class PhaseMemory:
         )
 
     @property
-    def answer(self) -> float:
+    def response_tokens(self) -> float:
         """Return the expected tokens of a PPO response."""
         most = self.config.rollout.max_response_tokens
         return most if self.load.answer is None else self.load.answer
 
     @property
-    def preparing(self) -> float:
+    def preparation_seconds(self) -> float:
         """Return the seconds to prepare the data, build the models and save them at the end."""
         weights = sum(model.weights * self.at.size(model) for model in self.models)
         return PREPARING + weights / LOADED

@@ -35,7 +35,7 @@ class Load:
 
     @property
     def tokens(self) -> float:
-        """Return the mean length in tokens."""
+        """Return the mean number of tokens per sequence (PPO: per prompt)."""
         return sum(self.lengths) / len(self.lengths)
 
     @property
@@ -66,7 +66,7 @@ Loads = Mapping[Phase, Load]
 
 
 def assume_loads(config: RunConfig) -> dict[Phase, Load]:
-    """Return the loads of data that was not read: every sequence has its maximum length."""
+    """Return each phase's load without reading the data: every sequence has its maximum length."""
     longest = {
         Phase.sft: config.sft.max_tokens,
         Phase.reward: config.reward.max_tokens,

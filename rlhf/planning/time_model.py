@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.models.model_uses import ModelUse, backward_share, forward_operations
+from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_operations
 from rlhf.planning.memory_model import (
     kv_cache,
     layer_activations,
@@ -162,11 +162,11 @@ def _all_gather_seconds(at: CostModel, moved: float, *, within_node: bool = Fals
 def reading_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     """Return the seconds of forward passes, which overlap with gathering weights."""
     gathering = work.passes * whole_weights_seconds(at, model)
-    computing = computing_seconds(at, model, work) + exchange_seconds(at, model, work)
+    computing = computing_seconds(at, model, work) + sequence_parallel_seconds(at, model, work)
     return max(computing, gathering)
 
 
-def exchange_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
+def sequence_parallel_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     """Return the seconds of forward passes in which ranks exchange parts of sequences and heads.
 
     Each layer sends queries, keys and values before attention, and its output after it.
@@ -185,8 +185,10 @@ def training_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     zero = at.zero
     if not model.trained:
         return 0.0
-    compute = computing_seconds(at, model, work) * (1 + backward_share(model))
-    compute += exchange_seconds(at, model, work) * (2 + model.checkpointed / model.shape.layers)
+    compute = computing_seconds(at, model, work) * (1 + backward_to_forward_ratio(model))
+    compute += sequence_parallel_seconds(at, model, work) * (
+        2 + model.checkpointed / model.shape.layers
+    )
     stage = stage_of(model.role, zero)
     forward = whole_weights_seconds(at, model)
     backward = whole_weights_seconds(at, model, within_node=zero.hpz_partition_size > 1)

@@ -59,7 +59,7 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
             f"{phase}: KL to the reference is {kl / after:.2f} nats per response token, above "
             f"{MOST_KL}; raise ppo.kl_ctl or lower ppo.actor_lr"
         )
-    nothing = (0.0, 0.0)  # no interval: nothing is known of the gain
+    nothing = (0.0, 0.0)  # stands for a missing interval, which raises no alarm
     (lowest, _), (_, highest) = (
         measures.get(f"{name}_gain_ci", nothing) for name in ("score", "gold")
     )

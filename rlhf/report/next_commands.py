@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.checkpoint.model_call import model_call
+from rlhf.checkpoint.example_code import example_code
 from rlhf.config.choices import Source
 from rlhf.config.freeze import command_words, frozen_keys
 
@@ -28,7 +28,7 @@ def what_to_type_next(run_dir: Path) -> list[str]:
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
-            *model_call(str(short(folders[0])), prompts, has_chat_template=has_template),
+            *example_code(str(short(folders[0])), prompts, has_chat_template=has_template),
             "  # talk to it, and measure it",
             shlex.join(["python", "-m", "rlhf.chat", str(short(run_dir))]),
             shlex.join(["python", "-m", "rlhf.evaluate", str(short(run_dir))]),

@@ -242,7 +242,7 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 
 
 def _duration(hours: float) -> str:
-    longest = timedelta.max.days * 24  # a damaged file may name more
+    longest = timedelta.max.days * 24  # hours of timedelta; a damaged file may have more
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 
 

@@ -148,7 +148,7 @@ def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelC
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return True if ``value`` is a number, and no truth value."""
+    """Return True if ``value`` is an int or a float but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -147,7 +147,7 @@ class IsolatedReward:
         return FailureError("its process ended")
 
 
-def start_terms(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
+def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
     """Start the processes of the parts that have one.
 
     Raises:
@@ -159,12 +159,12 @@ def start_terms(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
             if part.kind not in HERE:
                 started[name] = IsolatedReward(name, part)
     except ConfigError:
-        close_terms(started)
+        end_reward_processes(started)
         raise
     return started
 
 
-def close_terms(parts: Mapping[str, IsolatedReward]) -> None:
+def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
     """End the processes of the parts."""
     for part in parts.values():
         part.close()
@@ -177,4 +177,4 @@ def check_terms(config: RunConfig) -> None:
         ConfigError: if one cannot.
     """
     if Phase.ppo in config.phase.order:
-        close_terms(start_terms(config.rewards))
+        end_reward_processes(start_reward_processes(config.rewards))

@@ -136,7 +136,7 @@ class FastRollout:
             kept.follow_weights()
             self._kept = kept
             return kept
-        del kept  # its memory is for the new one
+        del kept  # its memory is free before the new decoder allocates
         fused = FusedDecoder(
             parts,
             self._adapter_of,

@@ -75,7 +75,7 @@ class PeerMonitor:
             (interface, 0), family=family, backlog=1024, dualstack_ipv6=dual
         )
         token, port = secrets.token_hex(), self._server.getsockname()[1]
-        # Empty: the rendezvous address.
+        # An empty host means that peers connect to the rendezvous address.
         host = interface or ("" if _is_here(master) else _route_to(master))
         _start(self._accept, token)
         store.set(ADDRESS_KEY, json.dumps({"host": host, "port": port, "token": token}))

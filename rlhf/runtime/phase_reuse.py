@@ -30,7 +30,7 @@ from rlhf.checkpoint.phase_store import (
     link_phase,
     phase_key,
 )
-from rlhf.checkpoint.results import phase_result, phases_from_run
+from rlhf.checkpoint.results import phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
@@ -48,7 +48,7 @@ def run_phase(
 ) -> None:
     """Run a phase and write its result, or take it from another run that had the same inputs."""
     config, run_dir, ranks = context.config, context.run_dir, context.ranks
-    if phase in phases_from_run(config):
+    if phase in reused_phases(config):
         take_phase(context, phase, Path(str(config.from_run)))
         return
     store, key = PhaseStore(max_gib=config.reuse.max_gib), store_key(context, phase)
@@ -145,7 +145,7 @@ def take_phase(context: RunContext, phase: Phase, source: Path) -> None:
     """
     run_dir, ranks = context.run_dir, context.ranks
     if ranks.is_main:
-        if phase in phases_from_run(context.config) and (notice := verify_phase(source, phase)):
+        if phase in reused_phases(context.config) and (notice := verify_phase(source, phase)):
             context.console.say(f"warning: {notice}")
         run = (phase_result(source, phase) or {}).get("reused_from", str(source))
         for step, values in iterate_metrics(source, phase):

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.stored_files import PHASES, read_json
-from rlhf.checkpoint.results import phase_result, phase_result_path, phases_from_run
+from rlhf.checkpoint.results import phase_result, phase_result_path, reused_phases
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime.plan_comparison import whole_beside_the_plan
@@ -31,7 +31,7 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
     Raises:
         DamagedFileError: if the result of a phase, here or in ``from_run``, is not what it writes.
     """
-    for phase in phases_from_run(config):
+    for phase in reused_phases(config):
         read_json(phase_result_path(Path(str(config.from_run)), phase), PHASES[phase])
     results = {p: read_json(phase_result_path(run_dir, p), PHASES[p]) for p in config.phase.order}
     return [phase for phase, result in results.items() if result is None]

@@ -86,7 +86,7 @@ def _after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[...
 
 
 def _gold_falls(gold: Sequence[float], series: ValuesByMetric) -> bool:
-    """Return True if gold is below its best while the score is above its value at that time.
+    """Return True if gold fell since its best evaluation, although the score rose since then.
 
     Means of a few evaluations in a row are compared: a single evaluation is too noisy.
     """

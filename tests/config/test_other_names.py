@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import refuse_flags, schema_types, type_of, unknown_key
-from rlhf.config.other_names import NAMES, OTHER_NAMES, our_words
+from rlhf.config.other_names import NAMES, OTHER_NAMES, suggested_keys
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -128,7 +128,7 @@ def test_common_names_are_answered_with_keys(form: str) -> None:
     assert len(NAMED) >= 200
     keys = schema_types()
     typed = [form.format(name) for _, name in NAMED]
-    found = {name: our_words(name, keys) for name in typed if name not in keys}
+    found = {name: suggested_keys(name, keys) for name in typed if name not in keys}
     assert [name for name, each in found.items() if not each or not all(map(exists, each))] == []
 
 

@@ -18,7 +18,12 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
 from rlhf.jobs.search_command import search_of
-from rlhf.jobs.sweep_command import add_folders, expand_sweep, jobs_at_a_time, without_leavings
+from rlhf.jobs.sweep_command import (
+    expand_sweep,
+    jobs_at_a_time,
+    with_sweep_folders,
+    without_leavings,
+)
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import SUMMARIES
 
@@ -74,7 +79,7 @@ def test_a_definition_that_reads_a_secret_is_refused(
 def test_folders_are_named_by_the_command() -> None:
     words = ["-m", "experiment=dsc/opt_13b", "ppo.kl_ctl=0.1,0.2", "seed=1"]
     first, again, other = (
-        add_folders(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
+        with_sweep_folders(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
     )
     folder = next(word for word in first if word.startswith("hydra.sweep.dir="))
     assert folder.startswith("hydra.sweep.dir=runs/sweeps/dsc_opt_13b-")
@@ -85,7 +90,7 @@ def test_folders_are_named_by_the_command() -> None:
 
 def test_last_value_of_a_key_counts() -> None:
     words = ["-m", "seed=1", "ppo.steps=2", "seed=1,2"]
-    found = add_folders(words, words)
+    found = with_sweep_folders(words, words)
     assert found[:3] == ["-m", "ppo.steps=2", "seed=1,2"]
     assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
 
@@ -94,17 +99,17 @@ def test_last_value_of_a_key_counts() -> None:
     "words", [["seed=1,2"], ["-m", "seed=1"], ["-m", "seed=1,2", "hydra.sweep.dir=here"]]
 )
 def test_other_commands_keep_their_folders(words: list[str]) -> None:
-    assert add_folders(words, words) == words
+    assert with_sweep_folders(words, words) == words
 
 
 def test_flags_and_their_values_are_no_overrides() -> None:
     words = ["-m", "--cfg", "job", "seed=1,2"]
-    assert add_folders(words, words)[:4] == words
+    assert with_sweep_folders(words, words)[:4] == words
 
 
 def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None:
     for words in (["seed=1,2", "-m"], ["-m", "seed=1,2", "--cfg", "job"]):
-        found = add_folders(words, words)
+        found = with_sweep_folders(words, words)
         start = found.index("seed=1,2")
         assert all("=" in word for word in found[start : start + 4]), found
         with without_leavings(["seed=1,2", "plan=only", "-m"]) as kept:
@@ -143,10 +148,13 @@ def test_jobs_stay_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("study: {trials: 1, minimize: [sft.loss]}\n")
     value = "data.path=../../../../a/b,c"
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
-        add_folders(["-m", value], ["-m", value])
+        with_sweep_folders(["-m", value], ["-m", value])
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
         search_of(["-m", "sweep=s", value], tmp_path)
-    assert add_folders(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1] == "data.path=/a/b,c..d"
+    assert (
+        with_sweep_folders(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1]
+        == "data.path=/a/b,c..d"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,4 +179,4 @@ def test_jobs_at_a_time_are_those_of_the_launcher(
 def test_no_jobs_at_a_time_are_refused() -> None:
     words = ["-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"]
     with pytest.raises(ConfigError, match=r"^hydra\.launcher\.n_jobs=0: no job would run"):
-        add_folders(words, words)
+        with_sweep_folders(words, words)

@@ -78,4 +78,4 @@ def test_seconds_of_the_exchange() -> None:
     # 2 layers of hidden size 8: q, k, v and output in bf16, of which half goes to the other rank.
     moved = 2 * 10 * (4 * 8) * 2 / 2
     expected = moved / (1e5 * 0.5) + 2 * 5 * 7 * 3.0
-    assert time_model.exchange_seconds(at, model, work) == pytest.approx(expected)
+    assert time_model.sequence_parallel_seconds(at, model, work) == pytest.approx(expected)

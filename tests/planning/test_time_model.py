@@ -61,7 +61,7 @@ def test_operations_of_a_forward_pass() -> None:
     ],
 )
 def test_the_backward_pass(changes: dict[str, Any], share: float) -> None:
-    assert time_model.backward_share(use(**changes)) == share
+    assert time_model.backward_to_forward_ratio(use(**changes)) == share
 
 
 def test_weights_are_whole_already_below_stage_3() -> None:

@@ -21,7 +21,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.isolated import FailureError, IsolatedReward, start_terms
+from rlhf.rewards.isolated import FailureError, IsolatedReward, start_reward_processes
 from tests.rewards.endpoint import Endpoint, endpoint
 
 MODULE = """
@@ -293,7 +293,7 @@ def test_parts_that_started_end_if_another_cannot(start: Start, tmp_path: Path) 
     mine = RewardTerm(kind=RewardKind.function, function="my_rewards:who")
     other = RewardTerm(kind=RewardKind.function, function="my_rewards:nothing")
     with pytest.raises(ConfigError, match=r"rewards\.other\.function"):
-        start_terms({"mine": mine, "other": other})
+        start_reward_processes({"mine": mine, "other": other})
     pids = (tmp_path / "pids").read_text().split()
     assert not [pid for pid in pids if Path("/proc", pid).exists()]
 

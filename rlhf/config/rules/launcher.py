@@ -58,7 +58,7 @@ def check_hostfile(config: RunConfig) -> None:
 
 
 def _entry(line: str, *, place: str) -> tuple[str, int]:
-    """Return the host name and the slots in one line."""
+    """Return the host name and the number of slots from one line of the host file."""
     found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
     if found is None:
         raise ConfigError(

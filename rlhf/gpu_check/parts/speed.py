@@ -41,7 +41,7 @@ FORCED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield PPO steps, then rollouts of the policy that the first run has trained."""
+    """Yield PPO runs, then each way to generate with the policy that the first run trained."""
     name, prompts, tokens, model = SHAPES[setting.size]
     words = [*COMMON, *model, "ppo.steps=3"]
     words += [f"ppo.rollout_batch_size={prompts}", f"ppo.mini_batch_size={prompts}"]

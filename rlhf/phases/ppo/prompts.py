@@ -10,7 +10,7 @@ from rlhf.base.random_streams import Shuffle, random_stream, seed_for
 from rlhf.base.types import Extras, PromptBatch, Ranks
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.batching import rows_of_rank
+from rlhf.data.batching import rows_of_this_rank
 from rlhf.data.collate import collate_prompts
 from rlhf.phases.shared.context import RunContext
 
@@ -68,11 +68,11 @@ def prompt_batch(
         config.rollout.max_response_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
-    mine = rows_of_rank(rows, ranks)
+    mine = rows_of_this_rank(rows, ranks)
     prompts = collate_prompts(
         [ids[row] for row in mine],
         [texts[row] for row in mine],
-        draws_BT[rows_of_rank(range(len(rows)), ranks)],
+        draws_BT[rows_of_this_rank(range(len(rows)), ranks)],
         columns=[columns[row] for row in mine],
         pad_id=pad_id,
         device=ranks.device,

@@ -28,7 +28,7 @@ from rlhf.phases.shared.scoring import (
     response_texts,
 )
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.isolated import HERE, FailureError, close_terms, start_terms
+from rlhf.rewards.isolated import HERE, FailureError, end_reward_processes, start_reward_processes
 from rlhf.tracking.console import build_console
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RewardMix:
         self._say = say
         self._rows = 0  # responses so far
         self._fallbacks: Counter[str] = Counter()  # responses with a part's fallback so far
-        self._isolated = start_terms(parts)
+        self._isolated = start_reward_processes(parts)
 
     def __call__(
         self, prompts: PromptBatch, responses: Responses, model_scores_B: Tensor
@@ -94,7 +94,7 @@ class RewardMix:
 
     def close(self) -> None:
         """End the processes of the parts."""
-        close_terms(self._isolated)
+        end_reward_processes(self._isolated)
         for name, count in self._fallbacks.items():
             self._say(
                 f"warning: rewards.{name} failed for {count} of {self._rows} responses, which got "
@@ -147,7 +147,10 @@ def _answers(
 def build_mix(
     parts: Mapping[str, RewardTerm], tokenizer: PreTrainedTokenizerBase
 ) -> RewardMix | None:
-    """Return the mix of ``parts``, which warns on the terminal of this rank; None without any."""
+    """Return the RewardMix of ``terms``, or None if there are no terms.
+
+    The mix prints its warnings on this rank's terminal, even if this is not rank 0.
+    """
     say = build_console(is_main=True, log_every=1).say
     return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
 

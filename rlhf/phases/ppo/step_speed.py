@@ -18,7 +18,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import (
     ModelUse,
     UnknownModelError,
-    backward_share,
+    backward_to_forward_ratio,
     forward_operations,
     models_of,
 )
@@ -100,7 +100,7 @@ class StepSpeed:
         if not self._ppo.shared_trunk:  # a trunk's one forward pass includes the reference
             score += actor * (with_policy - 1 + (Role.reference not in by_role))
         learning = sum(
-            operations * (1 + backward_share(replace(model, checkpointed=0)))
+            operations * (1 + backward_to_forward_ratio(replace(model, checkpointed=0)))
             for model, operations in forward.items()
             if model.role in trained
         )

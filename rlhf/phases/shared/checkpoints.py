@@ -184,7 +184,7 @@ class Checkpoints:
             raise StoppedError(f"stopped after {self.phase} step {self.step}")
 
     def _is_due(self) -> bool:
-        """Return True on the main rank if a checkpoint is due by time, on all if by steps."""
+        """Return True if a checkpoint is due; only the main rank checks ``every_minutes``."""
         config, every = self._config, self._config.every_steps
         by_steps = every is not None and self.step // every > self._saved_step // every
         minutes = (time.monotonic() - self._saved) / 60

@@ -49,10 +49,12 @@ class StopRequests:
         self.wants_stop = False
 
     def listen(self, *, grace_seconds: int, stops: bool) -> None:
-        """Handle SIGTERM and SIGUSR1 in this process's main thread.
+        """Install the signal handlers in this process's main thread.
 
-        After ``grace_seconds`` a request to stop is no longer waited for. Without ``stops`` both
-        signals, and SIGUSR2, only ask for a checkpoint: SLURM ends the process itself.
+        SIGUSR1 requests a checkpoint. With ``stops``, SIGTERM requests a checkpoint and a stop:
+        StoppedError is raised if the step has not ended after ``grace_seconds``, and a second
+        SIGTERM ends the process at once. Without ``stops``, SIGTERM and SIGUSR2 also request only a
+        checkpoint, because SLURM ends the process.
         """
 
         def save(_: int, __: FrameType | None) -> None:

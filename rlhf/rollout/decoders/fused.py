@@ -82,7 +82,7 @@ class FusedDecoder:
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._attend_prompts(ids_NP, first_row)
+        attend = self._prefill_attention(ids_NP, first_row)
         x_TH = self._through(ids_NP.flatten(), self._columns(ids_NP), attend)
         return self._logits(x_TH[self._last_tokens(ids_NP, lengths)])
 
@@ -96,7 +96,7 @@ class FusedDecoder:
 
         It never waits for the value of a tensor, so it can be captured as a CUDA graph.
         """
-        attend = self._attend_newest(positions_B, columns)
+        attend = self._decode_attention(positions_B, columns)
         return self._logits(self._through(ids_B, positions_B, attend))
 
     def decode_and_prefill(
@@ -107,8 +107,8 @@ class FusedDecoder:
         positions_B = copy_to_device(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._columns(ids_NP)])
         attend = _attend_both(
-            self._attend_newest(positions_B, max(positions) + 1),
-            self._attend_prompts(ids_NP, num_rows),
+            self._decode_attention(positions_B, max(positions) + 1),
+            self._prefill_attention(ids_NP, num_rows),
             num_rows,
         )
         x_TH = self._through(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
@@ -130,7 +130,7 @@ class FusedDecoder:
         last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
         return copy_to_device(torch.tensor(last), self._device)
 
-    def _attend_prompts(self, ids_NP: Tensor, first_row: int) -> Attend:
+    def _prefill_attention(self, ids_NP: Tensor, first_row: int) -> Attend:
         """Return the attention function for prompts in the rows from ``first_row`` on."""
         num_prompts, num_columns = ids_NP.shape
         rows = slice(first_row, first_row + num_prompts)
@@ -149,7 +149,7 @@ class FusedDecoder:
 
         return attend
 
-    def _attend_newest(self, positions_B: Tensor, columns: int) -> Attend:
+    def _decode_attention(self, positions_B: Tensor, columns: int) -> Attend:
         """Return the attention function for one new token in each of the first B rows."""
         kernel, num_rows, parts = self._attention, len(positions_B), self._parts
         if kernel is not None:

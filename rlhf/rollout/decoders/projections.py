@@ -76,11 +76,11 @@ class PackedProjection:
         return result
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return the projection of ``x`` plus ``residual`` (..., O)."""
+        """Return ``residual`` (..., O) plus the projection of ``x``."""
         return self._with(x, residual, "add")
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Return the projection of ``x`` times ``factor`` (..., O)."""
+        """Return ``factor`` (..., O) times the projection of ``x``."""
         return self._with(x, factor, "mul")
 
     def _with(self, x: Tensor, other: Tensor, operation: str) -> Tensor:

@@ -58,7 +58,7 @@ def mixed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., Any
         **parts: RewardTerm,
     ) -> Any:
         fakes = {name: Fake(parts[name], outcome) for name, outcome in outcomes.items()}
-        monkeypatch.setattr(reward_mix, "start_terms", lambda _: fakes)
+        monkeypatch.setattr(reward_mix, "start_reward_processes", lambda _: fakes)
         ids = [TOKENIZER.encode(text) for text in TEXTS]
         width = max(map(len, ids))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids])

@@ -1,4 +1,4 @@
-"""The lines of Python that get an answer of a saved policy."""
+"""Lines of Python, for people, that load a saved policy and print an answer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ LONGEST = 100  # characters of a question on one line
 QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
 
 
-def model_call(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
-    """Return the lines; they ask the shortest question among ``prompts``.
+def example_code(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
+    """Return lines of Python that load the model and print its answer to the shortest prompt.
 
     With a chat template the question is a message; without, it is the prompt itself.
     """
