@@ -37,17 +37,17 @@ class FastSettings:
     max_rows: int | None
     gather_weights: When
     cuda_graphs: bool
-    keeps_graphs: bool  # between rollouts, with the KV cache
+    keeps_graphs: bool  # and the KV cache, between rollouts
 
 
-FindModules = Callable[..., DecoderModules | None]  # takes a model, and the length as ``tokens``
+FindModules = Callable[..., DecoderModules | None]  # called with (model, tokens=maximum length)
 
 
 class FastRollout:
     """A ``RolloutBackend`` with a preallocated KV cache and continuous batching.
 
-    ``adapter_of`` returns the adapter of a linear layer, or None. ``parts_of`` returns
-    the parts of a model for fused decoding, or None if its own KV cache is to be used.
+    ``adapter_of`` returns the adapter of a linear layer, or None. ``find_modules`` returns the
+    modules of a model for fused decoding, or None to decode with the model's own ``forward``.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FastRollout:
         self, actor: Engine, prompts: PromptBatch, *, limits: list[int] | None = None
     ) -> Responses:
         """Return one response per prompt, of at most limits[i] tokens (None: max_tokens)."""
-        requests = self._requests(prompts, limits)
+        requests = self._build_requests(prompts, limits)
         tokens = max(len(request.prompt) + request.limit for request in requests)
         rows = min(self._settings.max_rows or len(requests), len(requests))
         with actor.evaluating() as module:
@@ -88,7 +88,7 @@ class FastRollout:
             is_layerwise = actor.is_sharded and not gathers
             with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
-                decoder = self._decoder(model, fused, rows, tokens, prompts.draws_BT)
+                decoder = self._select_decoder(model, fused, rows, tokens, prompts.draws_BT)
                 scheduler = Scheduler(
                     decoder,
                     self._sampling,
@@ -97,11 +97,11 @@ class FastRollout:
                     max_rows=rows,
                     anyone_works=self._any_rank if is_layerwise else bool,
                 )
-                with self._precision_of(decoder):
+                with self._autocast_for(decoder):
                     scheduler.run(requests, prompts.draws_BT)
         return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
-    def _requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
+    def _build_requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
         ids = unpad_prompts(prompts)
         limits = [self._sampling.max_tokens] * len(ids) if limits is None else limits
         return [
@@ -109,7 +109,7 @@ class FastRollout:
             for index, (prompt, limit) in enumerate(zip(ids, limits, strict=True))
         ]
 
-    def _decoder(
+    def _select_decoder(
         self,
         model: PreTrainedModel,
         parts: DecoderModules | None,
@@ -129,7 +129,7 @@ class FastRollout:
     def _get_graph_decoder(
         self, model: PreTrainedModel, parts: DecoderModules, extent: Extent
     ) -> GraphedDecoder:
-        """Return the decoder of the last rollout, if it was kept and serves, or a new one."""
+        """Return the last rollout's decoder if it was kept and fits, otherwise a new decoder."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]
         kept, self._kept = self._kept, None
         if kept is not None and kept.serves(extent, weights):
@@ -151,8 +151,8 @@ class FastRollout:
             self._kept = graphed
         return graphed
 
-    def _precision_of(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
-        """Keep the engine's autocast for the model's own forward pass only.
+    def _autocast_for(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
+        """Return a context without autocast, or one that changes nothing for ``CacheDecoder``.
 
         Other decoders hold everything in the precision of the KV cache. Autocast would return fp32
         from their norms on a GPU, and bf16 on a CPU.
@@ -162,7 +162,7 @@ class FastRollout:
         return torch.autocast(self._ranks.device.type, enabled=False)
 
     def _gathers(self, actor: Engine, model: nn.Module) -> bool:
-        """Return True, on every rank, if sharded weights are gathered for the whole rollout."""
+        """Return True if sharded weights are gathered for the whole rollout; equal on all ranks."""
         match self._settings.gather_weights:
             case _ if not actor.is_sharded:
                 return False
@@ -180,7 +180,7 @@ class FastRollout:
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of the GPU, or of the host if ``device`` is a CPU, in bytes.
 
-    Memory that torch keeps for later allocations is free, although the driver counts it as used.
+    Memory that torch reserves for later allocations counts as free, unlike in the driver's count.
     """
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -29,7 +29,7 @@ class HfRollout:
         self._stop = stop
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt; its tokens depend on its own row of draws only."""
+        """Return one response per prompt; response i depends on prompt i and its draws only."""
         with actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)  # unwrap the Hugging Face model
             return self.sample(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
@@ -43,10 +43,10 @@ class HfRollout:
         ends_early: bool = True,
         **options: Any,
     ) -> Responses:
-        """Sample responses from ``policy`` with ``generate``, its own or a replacement.
+        """Sample responses from ``policy`` with ``generate``, its own method or a replacement.
 
-        Without ``ends_early`` all max_tokens are drawn, and the response is then cut at its end
-        token; the responses are the same as with it. ``options`` are passed to ``generate``.
+        Without ``ends_early`` max_tokens tokens are always drawn, and each response is cut at its
+        end token afterwards, which changes no response. ``options`` are passed to ``generate``.
         """
         from transformers import GenerationConfig
 
@@ -63,13 +63,13 @@ class HfRollout:
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
-                logits_processor=self._processors(prompts),
-                stopping_criteria=self._criteria(prompt_tokens, stopped_at),
+                logits_processor=self._build_processors(prompts),
+                stopping_criteria=self._build_criteria(prompt_tokens, stopped_at),
                 **options,
             )
-        return self._responses(sequences_BS[:, prompt_tokens:], stopped_at)
+        return self._cut_at_ends(sequences_BS[:, prompt_tokens:], stopped_at)
 
-    def _processors(self, prompts: PromptBatch) -> LogitsProcessorList:
+    def _build_processors(self, prompts: PromptBatch) -> LogitsProcessorList:
         from transformers import LogitsProcessorList
 
         num_rows, prompt_tokens = prompts.ids_BP.shape
@@ -90,7 +90,7 @@ class HfRollout:
 
         return LogitsProcessorList([keep_the_drawn_token])
 
-    def _criteria(
+    def _build_criteria(
         self, prompt_tokens: int, stopped_at: list[int | None]
     ) -> StoppingCriteriaList | None:
         """Return criteria that end rows at stop texts and record the token index of each end."""
@@ -105,7 +105,7 @@ class HfRollout:
 
         return StoppingCriteriaList([has_stopped]) if self._stop else None
 
-    def _responses(self, ids_BT: Tensor, stopped_at: list[int | None]) -> Responses:
+    def _cut_at_ends(self, ids_BT: Tensor, stopped_at: list[int | None]) -> Responses:
         is_end_BT = ids_BT == self._end_id
         for row, place in enumerate(stopped_at):
             if place is not None:

@@ -1,4 +1,4 @@
-"""Answers of a rollout as tensors. Shapes: B = answers, T = tokens of the longest answer."""
+"""Remove and add padding. Shapes: B = responses, T = tokens of the longest response."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf.rollout.vllm_client import Sampled
 
 
 def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
-    """Return the token ids of prompts without padding, by two copies to the host."""
+    """Return the token ids of each prompt without padding; this copies to the host twice."""
     rows = zip(prompts.ids_BP.tolist(), prompts.attend_BP.tolist(), strict=True)
     return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
 

@@ -45,8 +45,8 @@ def draw_tokens(
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_id``. The
-    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. top-p sorts
-    the ``likeliest`` tokens first; with all of them it never waits for the value of a tensor.
+    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. For top-p
+    the ``likeliest`` tokens are sorted first; if these are all tokens, the host never waits.
     """
     kernel = _kernel_for(logits_BV, sampling)
     if kernel is not None:
@@ -77,7 +77,7 @@ def draw_tokens(
 
 
 def pack(drawn: Drawn) -> Tensor:
-    """Return tokens and log-probs as one tensor (2, B), which one copy brings to the host.
+    """Return tokens and log-probs as one tensor (2, B), so that one copy moves both to the host.
 
     Both are exact in fp64.
     """
@@ -97,13 +97,13 @@ def truncate_probabilities(
         smallest_B1 = probabilities_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     if sampling.top_p < 1.0:
-        smallest_B1 = _last_of_share(probabilities_BV, sampling.top_p, likeliest)
+        smallest_B1 = _smallest_of_share(probabilities_BV, sampling.top_p, likeliest)
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     return probabilities_BV
 
 
-def _last_of_share(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
-    """Return the probability (B, 1) of the token at which the likeliest reach ``share`` of all."""
+def _smallest_of_share(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
+    """Return the smallest probability (B, 1) of the likeliest tokens that hold ``share`` of all."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
     wanted_B1 = (share - 1e-7) * total_B1  # tolerance: fp32 sums are off by about 1e-7
     num_tokens = probabilities_BV.shape[1]
@@ -133,7 +133,7 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
     ends_BC = sums_BC.cumsum(dim=-1, dtype=torch.float64)
     # Scale by the actual total: rounding moves it slightly off 1, and the draw must stay inside.
     targets_B1 = draws_B1 * ends_BC[:, -1:]
-    chunk_B1 = _slice_of(targets_B1, ends_BC)
+    chunk_B1 = _find_slice(targets_B1, ends_BC)
     within_B1 = 1.0 - (ends_BC.gather(1, chunk_B1) - targets_B1) / sums_BC.gather(1, chunk_B1)
 
     tokens_BN = chunk_B1 * CHUNK + torch.arange(CHUNK, device=chunk_B1.device)
@@ -142,10 +142,10 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
         weights_BN = weights_BN.masked_fill(tokens_BN >= num_tokens, 0.0)
     ends_BN = weights_BN.cumsum(dim=-1, dtype=torch.float64)
     targets_B1 = within_B1.clamp(0.0, 1.0 - 1e-12) * ends_BN[:, -1:]
-    return tokens_BN.gather(1, _slice_of(targets_B1, ends_BN)).clamp(max=num_tokens - 1)
+    return tokens_BN.gather(1, _find_slice(targets_B1, ends_BN)).clamp(max=num_tokens - 1)
 
 
-def _slice_of(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
+def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
     """Return the index (B, 1) of the slice that holds the target; ``ends`` are the slices' ends."""
     places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
     return places_B1.clamp(max=ends_BN.shape[1] - 1)  # searchsorted puts NaN past the end

@@ -19,7 +19,7 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, Packi
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, pack
 from rlhf.rollout.stopping import StopTexts
 
-PREFILL_TOKENS = 8192  # prompt tokens per prefill, at most: bounds its memory
+PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memory
 JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
 
 
@@ -36,12 +36,12 @@ class Request:
 
     @property
     def position(self) -> int:
-        """Return the position of the newest token."""
+        """Return the position of the newest token in prompt and response, from 0."""
         return len(self.prompt) + len(self.ids) - 1
 
     @property
     def is_answered(self) -> bool:
-        """Return True if no further token follows."""
+        """Return True if the response is complete."""
         return self.has_ended or len(self.ids) == self.limit
 
 
@@ -76,7 +76,7 @@ class Scheduler:
         # Longest first: a prefill gets prompts of similar length, and equal prompts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.prompt), r.prompt), reverse=True)
         while self._anyone_works(bool(waiting or self._active)):
-            joining = self._next_joining(waiting)
+            joining = self._next_to_prefill(waiting)
             del waiting[: len(joining)]
             if joining:
                 requests, logits_BV = self._prefill(joining, draws_NT.device)
@@ -87,15 +87,15 @@ class Scheduler:
                 drawn_2B = self._decoder.decode_and_draw(newest, draws_NT)
             elif self._active:
                 requests = self._active
-                logits_BV = self._decoder.decode(*self._newest(draws_NT.device))
+                logits_BV = self._decoder.decode(*self._newest_tokens(draws_NT.device))
                 drawn_2B = self._draw(requests, logits_BV, draws_NT)
             else:
                 self._decoder.decode(torch.zeros(1, dtype=torch.long, device=draws_NT.device), [0])
                 continue
             self._append_tokens(requests, drawn_2B)
-            self._leave()
+            self._remove_answered()
 
-    def _next_joining(self, waiting: Sequence[Request]) -> list[Request]:
+    def _next_to_prefill(self, waiting: Sequence[Request]) -> list[Request]:
         """Return the first of ``waiting`` that fit into free rows and one prefill; [] to wait."""
         free = self._max_rows - len(self._active)
         packs = isinstance(self._decoder, PackingDecoder)
@@ -105,8 +105,8 @@ class Scheduler:
         fitting = max(1, PREFILL_TOKENS // len(waiting[0].prompt))
         return list(waiting[: min(free, fitting)])
 
-    def _newest(self, device: torch.device) -> tuple[Tensor, list[int]]:
-        """Return the newest token (B,) of each active request, and its position."""
+    def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
+        """Return the newest tokens (B,) of the active requests, and their positions."""
         newest = [request.ids[-1] for request in self._active]
         return copy_to_device(torch.tensor(newest), device), [r.position for r in self._active]
 
@@ -115,8 +115,8 @@ class Scheduler:
     ) -> tuple[list[Request], Tensor]:
         """Prefill ``joining``; return the requests that get a token now and their logits (B, V).
 
-        These are ``joining``, or all active requests if the same pass decodes. Equal prompts, which
-        are adjacent, are prefilled once and copied.
+        The requests are ``joining``, or all active ones if the same pass decodes. Equal prompts,
+        which are adjacent, are prefilled once and copied.
         """
         groups = [list(group) for _, group in groupby(joining, key=lambda r: r.prompt)]
         prompts = [torch.tensor(group[0].prompt) for group in groups]
@@ -125,7 +125,7 @@ class Scheduler:
         decoder, behind = self._decoder, len(self._active)
         if self._active and isinstance(decoder, PackingDecoder):
             first = 0
-            logits_BV = decoder.decode_and_prefill(*self._newest(device), ids_JP, lengths)
+            logits_BV = decoder.decode_and_prefill(*self._newest_tokens(device), ids_JP, lengths)
         else:
             first = behind
             logits_BV = decoder.prefill(ids_JP, lengths, first_row=behind)
@@ -162,8 +162,8 @@ class Scheduler:
             request.logprobs.append(logprob)
             request.has_ended = token == self._end_id or self._stop.ends(request.ids)
 
-    def _leave(self) -> None:
-        """Remove answered requests; the last row moves into each gap."""
+    def _remove_answered(self) -> None:
+        """Remove answered requests, and fill each gap with the last active request."""
         for row in range(len(self._active)):
             while self._active and self._active[-1].is_answered:
                 self._active.pop()

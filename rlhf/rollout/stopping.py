@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MARGIN = 4  # extra tokens to decode, as the first ones may be parts of a character
+MARGIN = 4  # extra tokens to decode: the first tokens may be parts of a character
 
 
 class StopTexts:
@@ -20,7 +20,7 @@ class StopTexts:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = list(texts)
-        # Each token holds at least one byte, so these tokens hold any text that ends in the last.
+        # A token has at least one byte, so this many tokens contain any stop text that just ended.
         self._num_tokens = max((len(text.encode()) for text in texts), default=0) + MARGIN
 
     def __bool__(self) -> bool:

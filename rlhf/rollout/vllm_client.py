@@ -32,13 +32,13 @@ class Sampled(NamedTuple):
 
 
 class VllmClient:
-    """A client of one server; its errors name the server and the way out."""
+    """A client of one server; its errors name the server and the fix."""
 
     def __init__(self, url: str, *, timeout: float) -> None:
         import urllib3
 
         self._url = url.rstrip("/")
-        # No retries: what fails half-way may have changed the server's state.
+        # No retries: a request that fails half-way may have changed the server's state.
         self._pool = urllib3.PoolManager(
             maxsize=AT_ONCE,
             retries=False,
@@ -48,13 +48,13 @@ class VllmClient:
     def check(self, *, ties_embeddings: bool = False) -> None:
         """Check that the server answers, takes weights, and returns log-probs of what it samples.
 
-        ``ties_embeddings`` tells whether the model's output layer is its embedding.
+        ``ties_embeddings`` is True if the model's output layer is its embedding.
 
         Raises:
-            RolloutError: if it does not.
+            RolloutError: if one of these checks fails.
         """
         self.weight_version()
-        config = self._ask("GET", "/server_info?config_format=json")["vllm_config"]
+        config = self._request("GET", "/server_info?config_format=json")["vllm_config"]
         mode = config["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
             raise self._error(
@@ -70,32 +70,32 @@ class VllmClient:
 
     def weight_version(self) -> str:
         """Return the version of the weights that the server samples with."""
-        found = self._ask("GET", "/weight_info")
+        found = self._request("GET", "/weight_info")
         return str(found["weight_version"])
 
     def load_weights(self, folder: Path, version: str) -> None:
-        """Replace the server's weights by those of a folder that it can read.
+        """Replace the server's weights with the weights in ``folder``, which the server can read.
 
-        Requests that are being answered end first; the server then forgets what it has cached.
+        Requests in progress finish first; the server then clears its caches.
         """
-        self._ask("POST", "/pause?mode=wait")
+        self._request("POST", "/pause?mode=wait")
         try:
             call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            self._ask("POST", "/collective_rpc", call)
-            self._ask("POST", "/update_weight_version", {"new_version": version})
+            self._request("POST", "/collective_rpc", call)
+            self._request("POST", "/update_weight_version", {"new_version": version})
         finally:
-            self._ask("POST", "/resume")
+            self._request("POST", "/resume")
 
     def sample(
         self, prompts: list[list[int]], seeds: list[int], settings: Mapping[str, Any]
     ) -> list[Sampled]:
-        """Return one response to each prompt of token ids; ``settings`` are vLLM's own names."""
-        model = self._ask("GET", "/v1/models")["data"][0]["id"]
+        """Return one response per prompt; ``settings`` are sampling options under vLLM's names."""
+        model = self._request("GET", "/v1/models")["data"][0]["id"]
         shared = {"model": model, "logprobs": 0, "return_token_ids": True, **settings}
 
         def one(prompt: list[int], seed: int) -> Sampled:
             body = {**shared, "prompt": prompt, "seed": seed}
-            (choice,) = self._ask("POST", "/v1/completions", body)["choices"]
+            (choice,) = self._request("POST", "/v1/completions", body)["choices"]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             if len(ids) != len(logprobs):
                 raise self._error(f"{len(ids)} tokens came with {len(logprobs)} log-probabilities")
@@ -104,7 +104,7 @@ class VllmClient:
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as threads:
             return list(threads.map(one, prompts, seeds))
 
-    def _ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
         import urllib3
 
         # The server closes idle connections between rollouts, perhaps as a request is on its way.

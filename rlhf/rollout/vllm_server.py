@@ -1,4 +1,4 @@
-"""Rollouts on a vLLM server, which gets the actor's weights before each of them."""
+"""Rollouts on a vLLM server, which gets the actor's weights before each rollout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class VllmServerRollout:
     """A ``RolloutBackend`` that samples on a vLLM server.
 
     Rank 0 writes the weights to a folder that the server reads. Every rank then checks that the
-    server has the version just written, and asks for the responses to its own prompts.
+    server has the version just written, and requests the responses to its own prompts.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class VllmServerRollout:
         """Return one response per prompt.
 
         Raises:
-            RolloutError: if the server fails, or samples with other weights than the actor's.
+            RolloutError: if the server fails, or samples with weights other than the actor's.
         """
         version = self._send_weights(actor)
         self._require_version(version)
@@ -70,9 +70,9 @@ class VllmServerRollout:
         return pad_responses(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _send_weights(self, actor: Engine) -> str:
-        """Give the server the actor's weights; return their version, which no other weights have.
+        """Send the actor's weights to the server; return their version, a unique name.
 
-        They are sent for every rollout: an evaluation may have swapped in their moving average.
+        Every rollout sends the weights: an evaluation may have swapped in the moving average.
         """
         folder = self._settings.weights_dir / f"rlhf-weights-{uuid4().hex}"
         versions = [folder.name]
@@ -99,7 +99,7 @@ class VllmServerRollout:
             )
 
     def _vllm_settings(self) -> dict[str, object]:
-        """Return the sampling settings under vLLM's names; nothing is left to its defaults."""
+        """Return the sampling settings under vLLM's names; no default of the server is used."""
         sampling = self._sampling
         return {
             "max_tokens": sampling.max_tokens,
@@ -111,7 +111,7 @@ class VllmServerRollout:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "ignore_eos": True,  # the tokenizer's end token, not that of the model's own config
+            "ignore_eos": True,  # use the tokenizer's end token, not the model config's
             "stop_token_ids": [self._end_id],
             "stop": self._settings.stop,
             "include_stop_str_in_output": True,

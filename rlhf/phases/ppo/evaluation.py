@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}
+GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}  # metric: name in result
 
 
 class PpoEvaluation:
@@ -56,16 +56,16 @@ class PpoEvaluation:
         self._blocks = blocks.eval[:limit] if blocks is not None else []
 
     def read_results(self) -> None:
-        """Read what an earlier attempt of this phase has measured: ppo/held_out.json."""
+        """Read the values that an earlier attempt of this phase wrote to ppo/held_out.json."""
         self._by_prompt = read_json(self._file, HELD_OUT) or {}
 
     def result(
         self, when: str, *, log: Callable[[dict[str, float]], None] | None = None
     ) -> dict[str, Any]:
-        """Return entries of result.json; their names end in ``when``. ``log`` gets the metrics.
+        """Evaluate the policy; return entries of result.json, whose names end in ``when``.
 
-        Values of single prompts go to ppo/held_out.json. With the values before and after PPO come
-        95 % intervals of the mean gains over the prompts.
+        ``log`` is called with the metrics. Each prompt's values are stored in ppo/held_out.json.
+        If ``when`` is "after", 95 % intervals of the mean gains since "before" are returned too.
         """
         evaluation = self._evaluate()
         result, self._by_prompt[when] = evaluation.result(when), evaluation.by_prompt
@@ -85,21 +85,21 @@ class PpoEvaluation:
         return {
             f"{GAINS[name]}_gain_ci": [gain.low, gain.high]
             for name, gain in gains.items()
-            if math.isfinite(gain.half)  # NaN of one prompt, and of scores that are not finite
+            if math.isfinite(gain.half)  # NaN for a single prompt or if a score is not finite
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of a step."""
+        """Evaluate the policy and return its metrics."""
         return self._evaluate().metrics()
 
     def write_samples(
         self, advantages: TokenAdvantages, *, step: int, is_last: bool = False
     ) -> None:
-        """Record answers to a few held-out prompts; after the last step those of the average too.
+        """Log answers to a few held-out prompts; if ``is_last``, the moving average's answers too.
 
-        The last samples are of the models that PPO ends with, which may be those of an earlier
-        step (checkpoint.load_best). Prompts and random numbers are the same at every step, so that
-        answers can be compared.
+        The last answers come from the weights that PPO ends with, which may be the weights of an
+        earlier step (checkpoint.load_best). Prompts and random numbers are the same at every step,
+        so that answers can be compared.
         """
         context, config = self._context, self._context.config.ppo
         answer = partial(answer_samples, context, self._engine.policy, self._prompts, advantages)

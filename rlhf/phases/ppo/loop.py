@@ -101,7 +101,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
 
 
 class Objective(NamedTuple):
-    """The objective of PPO on one mini-batch; a ``MiniBatchLosses``."""
+    """The losses of PPO on one mini-batch; implements ``MiniBatchLosses``."""
 
     config: PpoConfig
     kl_ctl: float
@@ -127,7 +127,7 @@ class Objective(NamedTuple):
         return loss, policy_metrics(surrogate) | found
 
     def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return the weighted value loss, and its metrics."""
+        """Return ``value_coef`` times the value loss, and its metrics."""
         value = value_loss(
             values_BT,
             batch.values_BT,
@@ -182,7 +182,7 @@ class PPOTrainer:
         return rollout._replace(seconds=seconds)
 
     def train_rlhf(self, rollout: Rollout) -> PpoStats:
-        """Learn from a rollout: parts 3 to 6 of a PPO step.
+        """Train on a rollout and return the metrics of the step: parts 3 to 6 of a PPO step.
 
         Raises:
             ConfigError: if the rollout does not divide into mini-batches.
@@ -206,7 +206,7 @@ class PPOTrainer:
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learners(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
-                    # The critic's value loss, the actor's clipped surrogate; a trunk's sum of both.
+                    # Value loss of a critic, clipped surrogate of an actor; for a trunk their sum.
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)
                     update = accumulate_metrics(update, metrics)
@@ -231,7 +231,7 @@ class PPOTrainer:
         return PpoStats.of(values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a step depends on besides the models, as JSON values."""
+        """Return the trainer state that later steps need, without the models, as JSON values."""
         return {
             "steps_done": self.steps_done,
             "updates_done": self._updates_done,
@@ -242,7 +242,7 @@ class PPOTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore the trainer state from what ``state_dict`` returned."""
         self.steps_done, self._updates_done = state["steps_done"], state["updates_done"]
         self.kl = replace(self.kl, coefficient=state["kl_coefficient"])
         self._score_average = state["score_average"]
@@ -250,7 +250,7 @@ class PPOTrainer:
         self.target_maker.load_state_dict(state["score_moments"])
 
     def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
-        """Return the advantages (B, T) of answers that are not learned from; None without GAE."""
+        """Return the advantages (B, T) of answers to held-out prompts; None without GAE."""
         return self.target_maker.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
 
     @property
@@ -259,7 +259,7 @@ class PPOTrainer:
         return self.steps_done >= self.config.actor_freeze_steps
 
     def _mini_batches(self, rollout: Rollout) -> Iterator[list[int]]:
-        """Yield this rank's rows of every update: ``ppo_epochs`` passes, each in its own order."""
+        """Yield this rank's rows of each mini-batch: ``ppo_epochs`` passes, each reshuffled."""
         total, size = len(rollout.scores_B), self.engine.plan.per_rank
         exact_div(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
         for epoch in range(self.config.ppo_epochs):
@@ -268,7 +268,7 @@ class PPOTrainer:
             yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
 
     def _add_corpus_gradient(self, learners: Sequence[Learner]) -> Metrics:
-        """Add the gradient of InstructGPT's mixture training if the actor is among ``learners``."""
+        """Backpropagate the corpus loss if ``learners`` include the actor; return its metrics."""
         if self.corpus is None or all(learner.role is not Role.actor for learner in learners):
             return {}
         coefficient = self.config.ptx_coef
@@ -283,7 +283,7 @@ class PPOTrainer:
         return self.engine.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
 
     def _finish_step(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Adapt averages and the actor's learning rate to a step; return them as metrics."""
+        """Update the step count, score average and lr scale; return the values to log."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
         self._reuse.update(values)

@@ -38,7 +38,7 @@ from rlhf.phases.shared.scoring import (
 
 
 class MiniBatchLosses(Protocol):
-    """The losses of one mini-batch: the objective of PPO."""
+    """An interface to the losses of PPO on one mini-batch."""
 
     def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """Return a micro-batch's share of the actor's loss, and its metrics."""
@@ -70,7 +70,7 @@ class _Critic(NamedTuple):
 
 
 class SeparateModels:
-    """Actor, reference and critic, each under its own engine; ``ScoringModels``."""
+    """Actor, reference and critic, each in its own engine; implements ``ScoringModels``."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SeparateModels:
 
         Each learner runs all its micro-batches before the next learner starts: activations of only
         one model are held at a time, and gradients of only one group. With ``align_overflow`` both
-        are one group: an fp16 overflow of one skips both steps.
+        are one group: an fp16 overflow in either skips the optimizer steps of both.
         """
         critics: list[Learner] = [] if self.critic is None else [_Critic(self.critic)]
         actors: list[Learner] = [_Actor(self.actor, self._training)] if trains_actor else []
@@ -163,9 +163,9 @@ Learner = _Actor | _Critic | _Trunk
 
 
 class TrunkModels:
-    """Policy, critic and reference as branches of one trunk; ``ScoringModels``."""
+    """Policy, critic and reference as branches of one trunk; implements ``ScoringModels``."""
 
-    critic: None = None  # the trunk's optimizer trains it
+    critic: None = None  # the trunk's optimizer trains the value branch
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ PpoModels = SeparateModels | TrunkModels
 
 
 def step_together(learners: Sequence[Learner]) -> dict[Role, StepReport]:
-    """Step all ``learners``, or none if the fp16 gradients of any learner have overflowed."""
+    """Step all optimizers, or none if any fp16 gradient has overflowed; return their reports."""
     overflows = [learner.engine.has_overflow() for learner in learners]
     reports = {}
     for learner, overflow in zip(learners, overflows, strict=True):

@@ -26,7 +26,7 @@ from rlhf.phases.shared.scoring import (
 
 
 class MicroBatch(NamedTuple):
-    """Rows that one rank runs at once: the models' input, and what the losses compare with."""
+    """Sequences of one forward pass, with the tensors of the rollout that the losses need."""
 
     sequences: WholeSequences
     logprobs_BT: Tensor
@@ -69,7 +69,7 @@ class Aggregation(NamedTuple):
 
     @classmethod
     def of(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
-        """Return the aggregation over the rows of ``keep_BT`` and the rows of all other ranks."""
+        """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it."""
         num_tokens = ranks.sum(keep_BT.sum())
         if config.loss_aggregation is LossAggregation.sequence_mean:
             return cls(sum_of_means, len(keep_BT) * ranks.size, num_tokens)
@@ -84,9 +84,9 @@ def policy_penalty(
     *,
     kl_ctl: float,
 ) -> tuple[Tensor | float, Metrics]:
-    """Return the terms added to the surrogate, and their metrics: KL penalty minus entropy bonus.
+    """Return KL penalty minus entropy bonus, each a ``mean.total`` over tokens, and metrics.
 
-    By default both are 0: the KL penalty is part of the reward, as in InstructGPT.
+    By default both terms are 0: the KL penalty is part of the reward, as in InstructGPT.
     """
     keep_BT, entropy_BT = batch.keep_BT, policy.entropy_BT
     assert entropy_BT is not None
@@ -106,9 +106,9 @@ def kl_in_loss(
 ) -> Tensor:
     """Return KL(policy || reference) of each response token (B, T), with gradients.
 
-    k3 is not clamped: a clamp would remove the gradient where the policy is farthest away. It
-    overflows in fp32 for a token that the policy finds e^89 times less likely than the reference
-    does; that optimizer step is skipped.
+    k3 is not clamped: a clamp would remove the gradient where the policy is farthest away. k3
+    overflows in fp32 if the reference gives a token e^89 times the policy's probability; the
+    optimizer step is then skipped.
     """
     # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
     sides = (policy.logprobs_BT, batch.reference_logprobs_BT)

@@ -1,4 +1,4 @@
-"""Optimizer settings of actor and critic: AdamW and its schedule; critic_* keys override."""
+"""Settings of AdamW and its schedule; ppo.critic_* keys replace the common keys for the critic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf.engine.settings import OptimizerSettings
 
 
 def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
-    """Return AdamW settings of actor or critic, with a schedule over all their optimizer steps.
+    """Return AdamW settings of actor or critic, with a schedule over all its optimizer steps.
 
     Raises:
         ConfigError: if the number of steps is unknown.
@@ -36,7 +36,7 @@ def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
 
 
 def _optimizer_config(ppo: PpoConfig, role: Role) -> OptimizerConfig:
-    """Return PPO's optimizer keys as those of the other phases; a critic_* key takes precedence."""
+    """Return the optimizer options of ``role``; for the critic, critic_* keys take precedence."""
     names = [field.name for field in fields(OptimizerConfig) if field.name != "lr"]
     values = {name: getattr(ppo, name) for name in names}
     if role is Role.critic:

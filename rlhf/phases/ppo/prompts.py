@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PromptLoader:
-    """Prompts of each step, in an endless sequence of shuffled passes."""
+    """A loader of each step's prompts, from an endless sequence of shuffled passes."""
 
     def __init__(self, context: RunContext, examples: Dataset) -> None:
         self._context = context
@@ -28,7 +28,7 @@ class PromptLoader:
         self._shuffle = Shuffle(len(examples), seed=seed_for(context.config.seed, "ppo", "shuffle"))
 
     def batch(self, step: int) -> PromptBatch:
-        """Return this rank's prompts of a step, counted from 0."""
+        """Return this rank's prompts of step ``step``, counted from 0."""
         context, ppo = self._context, self._context.config.ppo
         rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
         chosen = self._examples[rows]
@@ -56,7 +56,7 @@ def prompt_batch(
 ) -> PromptBatch:
     """Return this rank's share of the prompts of one step, given the prompts of all ranks.
 
-    ``columns`` has the columns of each prompt's row that rewards read.
+    ``columns`` has, for each prompt, the values of the dataset columns that rewards read.
 
     Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. Random numbers are drawn
     for all ranks before they are divided, so that a response does not depend on the number of

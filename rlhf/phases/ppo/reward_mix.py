@@ -1,4 +1,4 @@
-"""The parts of ``rewards`` together: their scores of a batch, and the weighted sum.
+"""A score that is the weighted sum of several rewards, the parts of the config key ``rewards``.
 
 Shapes: B = sequences, K = parts.
 """
@@ -53,19 +53,19 @@ class RewardMix:
         self._judge = judge
         self._say = say
         self._rows = 0  # responses so far
-        self._fallbacks: Counter[str] = Counter()  # responses with a part's fallback so far
+        self._fallbacks: Counter[str] = Counter()  # per part, responses that got its fallback
         self._isolated = start_reward_processes(parts)
 
     def __call__(
         self, prompts: PromptBatch, responses: Responses, model_scores_B: Tensor
     ) -> tuple[Tensor, TermScores]:
-        """Return the weighted sums (B,) and what they are sums of.
+        """Return the weighted sums (B,), and the scores (B, K) of the parts.
 
         Raises:
             RewardError: if a part without a fallback failed.
         """
         texts = response_texts(self._tokenizer, responses) if self._isolated else []
-        for name, isolated in self._isolated.items():  # all compute while the first is waited for
+        for name, isolated in self._isolated.items():  # start all before waiting for any
             isolated.ask(_answers(prompts, responses, texts, self.parts[name].columns))
         self._rows += len(model_scores_B)
         columns: list[Tensor] = []
@@ -102,7 +102,7 @@ class RewardMix:
             )
 
     def _report_failure(self, name: str, problem: str, count: int, where: str) -> None:
-        """Raise an error if the part has no fallback for ``count`` responses; else warn once."""
+        """Raise RewardError if the part has no fallback; otherwise warn once and add ``count``."""
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
         if part.kind in HERE:
@@ -123,10 +123,10 @@ class RewardMix:
 def _answers(
     prompts: PromptBatch, responses: Responses, texts: list[str], columns: Sequence[str]
 ) -> Answers:
-    """Return what a part is asked: the ``texts`` of the responses, and its ``columns``.
+    """Return the input of a part: the ``texts`` of the responses, and the values of ``columns``.
 
     Raises:
-        RewardError: if the prompts come without one of these columns.
+        RewardError: if a prompt has no value for one of ``columns``.
     """
     rows = prompts.columns or [{}] * len(prompts.texts)
     missing = next((name for name in columns for row in rows if name not in row), None)
@@ -147,7 +147,7 @@ def _answers(
 def build_mix(
     parts: Mapping[str, RewardTerm], tokenizer: PreTrainedTokenizerBase
 ) -> RewardMix | None:
-    """Return the RewardMix of ``terms``, or None if there are no terms.
+    """Return the RewardMix of ``parts``, or None if there are no parts.
 
     The mix prints its warnings on this rank's terminal, even if this is not rank 0.
     """

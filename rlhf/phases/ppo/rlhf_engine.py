@@ -57,7 +57,7 @@ class RLHFEngine:
     Both are read from ``config.run_dir`` if the run trains them, otherwise from the places that
     ``config`` names. Without a reward model the critic starts from the SFT model.
     With adapters the reference is the actor without them; with a shared trunk actor, reference and
-    critic are branches of one model. ``ppo.steps`` must be set: the schedules end there.
+    critic are branches of one model. ``ppo.steps`` must be set for the learning-rate schedules.
 
     Raises:
         ConfigError, CheckpointError: if a model cannot be built from the configuration.
@@ -85,10 +85,10 @@ class RLHFEngine:
             trust_remote_code=self.policy_source.trust_remote_code,
             end_token=config.model.end_token,
         )
-        self.scores = self._scores()
+        self.scores = self._build_scores()
         self.rewards = build_mix(config.rewards, self.tokenizer)
         self.models: PpoModels = (
-            self._trunk_models() if config.ppo.shared_trunk else self._separate_models()
+            self._build_trunk_models() if config.ppo.shared_trunk else self._build_separate_models()
         )
         self.actor = self.models.actor
         self.critic = self.models.critic
@@ -101,7 +101,7 @@ class RLHFEngine:
         )
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
-        # The actor with all that an evaluation needs.
+        # The actor with the rollout backends that an evaluation samples with.
         self.policy = AnsweringPolicy(
             self.actor,
             backend(temperature=config.rollout.eval_temperature or temperature),
@@ -112,12 +112,12 @@ class RLHFEngine:
 
     @property
     def has_critic(self) -> bool:
-        """Return True if values are learned beside the policy."""
+        """Return True if a value function is trained, which only GAE requires."""
         return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
 
     @property
     def trained(self) -> dict[str, Engine]:
-        """Return the engines whose models learn, by name."""
+        """Return the engines that are trained, by name: actor, and critic if it is separate."""
         engines: dict[str, Engine] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
 
@@ -126,9 +126,9 @@ class RLHFEngine:
     ) -> PromptBatch:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 
-        ``columns`` has, for each prompt, the columns that rewards read. Each prompt is repeated
-        ``ppo.responses_per_prompt`` times in a row. The responses are sampled with the random
-        numbers that a run uses in its step ``step``.
+        ``columns`` has, for each prompt, the dataset columns that rewards read. Each prompt is
+        repeated ``ppo.responses_per_prompt`` times in a row. The responses are sampled with the
+        random numbers that a run uses in its step ``step``.
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
         rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
@@ -136,13 +136,13 @@ class RLHFEngine:
         return prompt_batch(ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id)
 
     def close(self) -> None:
-        """Close the engines and free their memory, and end the processes that score."""
+        """End the reward processes, close the engines and free their memory."""
         if self.rewards is not None:
             self.rewards.close()
         for engine in self._engines:
             engine.close()
 
-    def _separate_models(self) -> SeparateModels:
+    def _build_separate_models(self) -> SeparateModels:
         config = self.config
         policy = build_policy(
             config,
@@ -153,13 +153,15 @@ class RLHFEngine:
         self._require_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
             open_to_engine(policy)
-        actor = self._learner(policy, Role.actor)
+        actor = self._build_learner(policy, Role.actor)
         copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
-        reference = AdapterOff(actor) if copy is None else self._engine(copy, Role.reference)
+        reference = AdapterOff(actor) if copy is None else self._build_engine(copy, Role.reference)
         return SeparateModels(
             actor,
             reference,
-            self._learner(self._scorer(learns=True), Role.critic) if self.has_critic else None,
+            self._build_learner(self._build_scorer(learns=True), Role.critic)
+            if self.has_critic
+            else None,
             self.scores,
             self.rewards,
             temperature=config.rollout.temperature,
@@ -167,7 +169,7 @@ class RLHFEngine:
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
-    def _trunk_models(self) -> TrunkModels:
+    def _build_trunk_models(self) -> TrunkModels:
         config = self.config
         trunk = build_trunk(
             learning_source(config, dropout=config.ppo.actor_dropout),
@@ -178,22 +180,22 @@ class RLHFEngine:
         )
         self._require_positions(trunk.pretrained, key="model")
         return TrunkModels(
-            self._learner(trunk, Role.actor),
+            self._build_learner(trunk, Role.actor),
             self.scores,
             self.rewards,
             temperature=config.rollout.temperature,
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
-    def _scores(self) -> Scores:
-        """Return what scores sequences: the reward model, or the judge instead of it."""
+    def _build_scores(self) -> Scores:
+        """Build the function that scores sequences: reward model, synthetic judge, or zeros."""
         if not has_reward_model(self.config):
             return no_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
-        scorer = self._scorer()
+        scorer = self._build_scorer()
         self._require_positions(scorer.pretrained, key="reward_model")
-        return ModelScores(self._engine(scorer, Role.reward))
+        return ModelScores(self._build_engine(scorer, Role.reward))
 
-    def _scorer(self, *, learns: bool = False) -> Scorer:
+    def _build_scorer(self, *, learns: bool = False) -> Scorer:
         """Build the frozen reward model, or, if it ``learns``, the critic that starts from it."""
         config, source, spec = self.config, self.critic_source, None
         if learns:
@@ -219,14 +221,14 @@ class RLHFEngine:
             wanted="rollout.max_prompt_tokens + max_response_tokens",
         )
 
-    def _learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
-        """Build an engine with its role's optimizer; the actor's steps include the corpus too."""
+    def _build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
+        """Build an engine that trains ``module``; the actor also accumulates corpus gradients."""
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:
             plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
-        return self._engine(module, role, plan, ppo_optimizer(config, role))
+        return self._build_engine(module, role, plan, ppo_optimizer(config, role))
 
-    def _engine(
+    def _build_engine(
         self,
         module: torch.nn.Module,
         role: Role,

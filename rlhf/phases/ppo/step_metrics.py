@@ -29,7 +29,7 @@ class PpoStats(NamedTuple):
 
     @classmethod
     def of(cls, values: dict[str, float]) -> PpoStats:
-        """Return the result with these metrics; the loss of a model that did not learn is 0."""
+        """Return the result with these metrics; the loss of a model without training is 0."""
         return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
 
 
@@ -38,8 +38,8 @@ def rollout_metrics(
 ) -> Metrics:
     """Return metrics of a rollout of B responses of T tokens, before any update.
 
-    If the log-probabilities were recomputed, they are compared with the rollout backend's own
-    log-probabilities, if it measures them.
+    If the rollout backend measured log-probabilities and they were recomputed nevertheless, the
+    metrics include the differences.
     """
     keep_BT = rollout.responses.keep_BT
     kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
@@ -77,10 +77,10 @@ def rollout_metrics(
 
 
 def duplicates(prompts: PromptBatch, responses: Responses) -> Tensor:
-    """Return for each of B responses whether another prompt got the same response: bool (B,)."""
+    """Return a mask (B,), True for a response that another prompt of the batch got too."""
     prompt_B = _number_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
     response_B = _number_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
-    answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: distinct
+    answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: pairs
     num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
     return num_prompts_R[response_B] > 1
 
@@ -111,11 +111,11 @@ def critic_metrics(loss: ValueLoss) -> Metrics:
 
 def step_values(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     """Return the numbers to log for one PPO step, from its merged metrics and optimizer steps."""
-    return _numbers(metrics) | _update_values(updates)
+    return _to_floats(metrics) | _update_values(updates)
 
 
 def _update_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
-    """Return numbers of the optimizer steps, which are the same on every rank."""
+    """Return metrics of the optimizer steps, which are equal on every rank without reduction."""
     steps = {
         role: [update[role] for update in updates if role in update]
         for role in (Role.actor, Role.critic)
@@ -132,8 +132,8 @@ def _update_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     return values
 
 
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    """Return numbers of merged metrics; moments become a mean and a deviation."""
+def _to_floats(metrics: Metrics) -> dict[str, float]:
+    """Return merged metrics as floats; ``Moments`` become a mean and a standard deviation."""
     values = {name: m.value() for name, m in metrics.items() if not isinstance(m, Moments)}
     moments = {name: m for name, m in metrics.items() if isinstance(m, Moments)}
     errors = moments.pop("value_errors", None)
@@ -157,9 +157,9 @@ def num_optimizer_steps(values: Mapping[str, float]) -> float:
 
 
 def moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
-    """Return the exponential average of a metric over steps, which starts at the first value.
+    """Return the exponential ``average`` updated with ``value``; it starts at the first value.
 
-    Values that are not finite are left out.
+    Values that are not finite are skipped.
     """
     if average is None or not math.isfinite(average):
         return value
@@ -167,7 +167,7 @@ def moving_average(average: float | None, value: float, *, beta: float = 0.9) ->
 
 
 def reason_to_end(config: PpoConfig, values: Mapping[str, float]) -> str | None:
-    """Return why PPO should end after a step with these metrics; None to go on."""
+    """Return why PPO should end after a step with these metrics; None to continue."""
     limit, kl = config.stop_run_kl, values["ppo/kl_to_reference"]
     if limit is None or kl <= limit:
         return None

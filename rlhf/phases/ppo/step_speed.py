@@ -26,7 +26,7 @@ from rlhf.phases.ppo.step_metrics import learners
 
 
 class PerStage(NamedTuple):
-    """One number for each part of a step."""
+    """One number for each stage of a PPO step."""
 
     generate: float
     score: float
@@ -34,7 +34,7 @@ class PerStage(NamedTuple):
 
 
 class StepSpeed:
-    """Time and speed of PPO's steps, of all ranks together."""
+    """A meter of the time and speed of PPO steps, over all ranks."""
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -42,7 +42,7 @@ class StepSpeed:
         self._peak = machine_of(config.hardware).operations  # FLOPs per second of one rank
         try:
             self._models: tuple[ModelUse, ...] = models_of(config, Phase.ppo)
-        except UnknownModelError:  # its FLOPs cannot be counted
+        except UnknownModelError:  # FLOPs of this architecture cannot be counted
             self._models = ()
 
     def values(
@@ -50,7 +50,7 @@ class StepSpeed:
     ) -> dict[str, float]:
         """Return metrics of one step; the rollout holds the seconds of generating and scoring.
 
-        ``values`` are the other metrics of the step, from which follows what was trained.
+        ``values`` are the other metrics of the step, which show which models were trained.
         """
         assert rollout.seconds is not None, "the rollout was not timed"
         seconds = PerStage(**rollout.seconds, train=train_seconds)
@@ -65,8 +65,8 @@ class StepSpeed:
         kept_B = rollout.responses.keep_BT.sum(dim=1)
         lengths = (tokens_B.tolist(), kept_B.tolist())
         trained = learners(values)
-        parts = self._operations(*lengths, with_policy=with_policy, trained=trained)
-        # Updates may end early (ppo.stop_update_kl); a rollout's sequences are of like length.
+        parts = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
+        # Updates may end early (ppo.stop_update_kl); mini-batches count as equally long.
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
         here = parts._replace(train=passes * parts.train)
         everywhere = self._ranks.sum(tokens_B.new_tensor(here).double()).tolist()
@@ -75,7 +75,7 @@ class StepSpeed:
             found[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
         return found
 
-    def _operations(
+    def _flops_per_stage(
         self,
         tokens: list[int],
         kept: list[int],
@@ -83,9 +83,9 @@ class StepSpeed:
         with_policy: bool,
         trained: Collection[Role],
     ) -> PerStage:
-        """Return each part's FLOPs on sequences of ``tokens`` tokens, ``kept`` in the response.
+        """Return each stage's FLOPs on sequences of tokens[i] tokens, kept[i] in the response.
 
-        Training is one pass over all sequences.
+        ``train`` is one pass over all sequences.
         """
         forward = {
             model: sum(

@@ -37,14 +37,14 @@ class Targets(NamedTuple):
 
     advantages: Advantages  # whitened and corrected if configured; the updates use these
     rewards_BT: Tensor  # before whitening
-    raw: Advantages  # before whitening
-    weights_BT: Tensor | None = None  # of ppo.rollout_correction, factors of the advantages
+    raw: Advantages  # before whitening and correction
+    weights_BT: Tensor | None = None  # factors of the advantages, from ppo.rollout_correction
 
 
 class TargetMaker:
     """A maker of targets from rollouts: scaled scores, KL penalty, advantages, whitening.
 
-    It stores the moments that scores are scaled by: of all rollouts so far, or of the reference.
+    It stores the moments that scale scores: over all rollouts so far, or of a fixed reference.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class TargetMaker:
         self._ranks = ranks
         self._parts = parts or {}
         self._moments: Moments | None = None
-        self._part_moments: dict[str, Moments] = {}  # of the parts to normalise
+        self._part_moments: dict[str, Moments] = {}  # of parts with normalise=true
 
     def update_moments(self, rollout: Rollout) -> None:
-        """Add the scores of a rollout to the moments that scores are scaled by."""
+        """Update the moments that scale scores with the scores of a rollout."""
         for number, (name, part) in enumerate(self._parts.items()):
             if part.normalise:
-                now = self._moments_of(_term(rollout, number))
+                now = self._moments_of(_part_scores(rollout, number))
                 so_far = self._part_moments.get(name)
                 self._part_moments[name] = now if so_far is None else so_far + now
         if self._config.scale_reward is not ScaleReward.none:
-            self._moments = self._moments_with(self._scores(rollout))
+            self._moments = self._next_moments(self._scores(rollout))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments that scores and their parts are scaled by, as JSON values."""
@@ -74,7 +74,7 @@ class TargetMaker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore the moments from what ``state_dict`` returned."""
         device = self._ranks.device
         moments = {
             name: Moments(*torch.tensor(each, dtype=torch.float64, device=device))
@@ -85,10 +85,10 @@ class TargetMaker:
         self._part_moments = {name.removeprefix("parts/"): each for name, each in moments.items()}
 
     def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
-        """Return the advantages (B, T) of answers that are not learned from, before whitening.
+        """Return the advantages (B, T) of answers to held-out prompts, before whitening.
 
-        Scores are scaled by the moments so far. None for an estimator that compares the responses
-        to one prompt: held-out prompts have one answer each.
+        Scores are scaled by the moments so far. Returns None for estimators other than GAE: most
+        compare several responses to a prompt, and held-out prompts have one answer each.
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
             return None
@@ -130,7 +130,7 @@ class TargetMaker:
     def _weights(self, rollout: Rollout) -> Tensor | None:
         """Return the weights (B, T) of ppo.rollout_correction; None without a correction.
 
-        A positive factor of an advantage is a factor of the token's clipped loss.
+        To multiply an advantage by a positive weight multiplies the token's clipped loss by it.
         """
         sampled_BT = rollout.responses.logprobs_BT
         if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
@@ -139,10 +139,10 @@ class TargetMaker:
         return truncated_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
 
     def _scores(self, rollout: Rollout) -> Tensor:
-        """Return the scores (B,), with the parts that are to be normalised on one scale."""
+        """Return the scores (B,): weighted sums of the parts, normalised if configured."""
         if not self._part_moments:
             return rollout.scores_B
-        scores_BK = [_term(rollout, number) for number in range(len(self._parts))]
+        scores_BK = [_part_scores(rollout, number) for number in range(len(self._parts))]
         for number, name in enumerate(self._parts):
             if name in self._part_moments:
                 moments = self._part_moments[name]
@@ -150,9 +150,9 @@ class TargetMaker:
         return sum_scores(self._parts, torch.stack(scores_BK, dim=1))
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
-        """Return advantages of token rewards; override it to learn from an estimator of your own.
+        """Return advantages of token rewards; override this method to use another estimator.
 
-        The rows of one prompt are adjacent. Rewards are 0 in cells that are not kept.
+        The rows of one prompt are adjacent. Rewards are 0 at padding.
         """
         config, keep_BT = self._config, rollout.responses.keep_BT
         group = config.responses_per_prompt
@@ -167,15 +167,15 @@ class TargetMaker:
             case AdvantageEstimator.reinforce_pp:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
-    def _moments_with(self, scores_B: Tensor) -> Moments | None:
-        """Return the moments that scores are scaled by; None before the first finite score."""
+    def _next_moments(self, scores_B: Tensor) -> Moments | None:
+        """Return the moments that scale scores after this rollout; None without a finite score."""
         now = self._moments_of(scores_B)
         if self._moments is None:
-            return self._reference(now) if now.count else None
+            return self._reference_moments(now) if now.count else None
         is_running = self._config.scale_reward is ScaleReward.running
         return self._moments + now if is_running else self._moments
 
-    def _reference(self, first: Moments) -> Moments:
+    def _reference_moments(self, first: Moments) -> Moments:
         """Return the first rollout's moments, with the configured reference mean and std if set."""
         config = self._config
         if config.scale_reward is ScaleReward.running:
@@ -200,7 +200,7 @@ class TargetMaker:
         return moments
 
 
-def _term(rollout: Rollout, number: int) -> Tensor:
+def _part_scores(rollout: Rollout, number: int) -> Tensor:
     assert rollout.parts is not None, "the rollout was scored without parts"
     return rollout.parts.scores_BK[:, number]
 

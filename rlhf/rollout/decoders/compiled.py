@@ -33,7 +33,7 @@ def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
 class CompiledDecoder:
     """A ``PackingDecoder`` for models of the known families on a CPU.
 
-    A pass has one list of tokens, without padding; each token knows its row and its position.
+    A pass has one list of tokens, without padding, with the row and the position of each token.
     """
 
     def __init__(
@@ -59,35 +59,37 @@ class CompiledDecoder:
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
-        state_TH = self._through(*_without_padding(ids_NP, lengths, first_row))
-        return self._read(state_TH[_ends(lengths)])
+        state_TH = self._run_blocks(*_prompt_tokens(ids_NP, lengths, first_row))
+        return self._run_head(state_TH[_last_indices(lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
-        return self._read(self._through(*_newest(ids_B, positions)))
+        return self._run_head(self._run_blocks(*_newest_tokens(ids_B, positions)))
 
     def decode_and_prefill(
         self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
     ) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
-        newest, num_rows = _newest(ids_B, positions), len(ids_B)
-        prompts = _without_padding(ids_NP, lengths, num_rows)
-        state_TH = self._through(*(torch.cat(both) for both in zip(newest, prompts, strict=True)))
-        last = torch.cat([torch.arange(num_rows), num_rows + _ends(lengths)])
-        return self._read(state_TH[last])
+        newest, num_rows = _newest_tokens(ids_B, positions), len(ids_B)
+        prompts = _prompt_tokens(ids_NP, lengths, num_rows)
+        state_TH = self._run_blocks(
+            *(torch.cat(both) for both in zip(newest, prompts, strict=True))
+        )
+        last = torch.cat([torch.arange(num_rows), num_rows + _last_indices(lengths)])
+        return self._run_head(state_TH[last])
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
-    def _through(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:
-        """Return the hidden state (T, H) after all blocks."""
+    def _run_blocks(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:
+        """Run all blocks on the tokens; return the hidden states (T, H)."""
         state_TH = self._embed(ids_T, positions_T)
         self._blocks.program.run({_Blocks.STATE: state_TH}, rows_T, positions_T)
         return state_TH
 
-    def _read(self, state_BH: Tensor) -> Tensor:
-        """Return the logits (B, V) of hidden states."""
+    def _run_head(self, state_BH: Tensor) -> Tensor:
+        """Run the layers after the blocks on hidden states (B, H); return the logits (B, V)."""
         logits_BV = state_BH.new_empty(len(state_BH), self._vocabulary)
         rows_B = torch.arange(len(state_BH))
         self._head.run({_Blocks.STATE: state_BH, self._logits: logits_BV}, rows_B, rows_B)
@@ -95,7 +97,7 @@ class CompiledDecoder:
 
 
 class _Blocks:
-    """The program of all blocks; it updates the residual stream, which is buffer ``STATE``."""
+    """A builder of the blocks' program, which updates the residual stream, buffer ``STATE``."""
 
     STATE = 0
 
@@ -119,7 +121,7 @@ class _Blocks:
         self._gate = program.buffer(sizes["up"])
 
     def add(self, block: BlockModules, kv_cache_2RKLD: Tensor) -> None:
-        """Add the steps of one block, whose KV cache is ``kv_cache_2RKLD``."""
+        """Add the steps of one block to the program; its KV cache is ``kv_cache_2RKLD``."""
         order, state, normed = self._parts.order, self.STATE, self._normed
         if order is BlockOrder.norm_last:
             self._add_attention(block, kv_cache_2RKLD, x=state)
@@ -141,7 +143,7 @@ class _Blocks:
         self.program.norm(self._builder.norm_modules(module), x=x, y=y)
 
     def _add_attention(self, block: BlockModules, kv_cache_2RKLD: Tensor, *, x: int) -> None:
-        """Add state += attention(x)."""
+        """Add to the program: state += attention(x)."""
         heads = self._heads(interleaved=len(block.query_key_value) == 1)
         joined = self._builder.join_linear_layers(*block.query_key_value)
         self.program.linear(joined, x=x, y=self._joined)
@@ -153,7 +155,7 @@ class _Blocks:
         self._add_to_state(block.output, x=self._mixed)
 
     def _add_mlp(self, block: BlockModules, *, x: int) -> None:
-        """Add state += mlp(x)."""
+        """Add to the program: state += mlp(x)."""
         up = self._builder.join_linear_layers(block.up)
         if block.gate is None:
             self.program.linear(up, x=x, y=self._inner, activation=self._activation)
@@ -184,7 +186,7 @@ class _Blocks:
 
 
 def _add_head(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
-    """Add the steps after the last block; return the buffer of the logits."""
+    """Add the layers after the last block to the program; return the logits buffer's number."""
     x = program.buffer(len(parts.blocks[0].output.weight))
     for module in parts.final:
         if hasattr(module, "in_features"):
@@ -200,12 +202,12 @@ def _add_head(program: DecodeProgram, parts: DecoderModules, builder: LayerBuild
     return logits
 
 
-def _newest(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _newest_tokens(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, rows and positions of the newest tokens of the first B rows."""
     return ids_B, torch.arange(len(ids_B)), torch.tensor(positions)
 
 
-def _without_padding(
+def _prompt_tokens(
     ids_NP: Tensor, lengths: list[int], first_row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, rows and positions of the prompts' tokens, one prompt after the other."""
@@ -215,6 +217,6 @@ def _without_padding(
     return ids_NP[keep_NP], rows_N.repeat_interleave(lengths_N), places_NP[keep_NP]
 
 
-def _ends(lengths: list[int]) -> Tensor:
-    """Return the index of each prompt's last token."""
+def _last_indices(lengths: list[int]) -> Tensor:
+    """Return the index of each prompt's last token in the list of all prompts' tokens."""
     return torch.tensor(list(accumulate(lengths))) - 1

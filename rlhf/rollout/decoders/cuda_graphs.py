@@ -21,7 +21,7 @@ NO_ROOM = (
     "rollout.cuda_graphs: no memory is left for another graph; decode steps of new shapes are "
     "launched one by one, which is slower (rollout.max_rows leaves more memory)"
 )
-COLUMNS = 128  # graphs are captured for multiples of this length
+COLUMNS = 128  # the KV cache length of a graph is a multiple of this
 
 
 class Extent(NamedTuple):
@@ -35,18 +35,18 @@ class Extent(NamedTuple):
     @classmethod
     def of(cls, rows: int, tokens: int, draws_NT: Tensor) -> Extent:
         """Return the extent for ``rows`` sequences at once, of up to ``tokens`` tokens."""
-        return cls(rows, _columns(tokens), *draws_NT.shape)
+        return cls(rows, _round_up(tokens), *draws_NT.shape)
 
     def holds(self, other: Extent) -> bool:
-        """Return True if a decoder of this extent serves a rollout of another, to the bit.
+        """Return True if a decoder of this extent can serve ``other`` with bit-identical results.
 
-        The shape of a graph depends on the rows, so their number must be the same.
+        The shape of a graph depends on the number of rows, so that number must be equal.
         """
         return self.rows == other.rows and all(a >= b for a, b in zip(self, other, strict=True))
 
 
-def _columns(tokens: int) -> int:
-    """Return ``tokens`` rounded up to the length of a graph."""
+def _round_up(tokens: int) -> int:
+    """Return ``tokens`` rounded up to a multiple of ``COLUMNS``."""
     return -(-tokens // COLUMNS) * COLUMNS
 
 
@@ -58,7 +58,7 @@ class _Graph(NamedTuple):
 class GraphedDecoder:
     """A ``DrawingDecoder`` that captures the step of each shape once and then replays it.
 
-    A step decodes, draws the next tokens and moves on to them, all on the GPU: while no row joins
+    A step decodes, draws the next tokens and advances to them, all on the GPU: while no row joins
     or leaves, the host launches one graph and copies the drawn tokens. To keep shapes few, rows are
     rounded up to a power of two, lengths to a multiple of ``COLUMNS``; with a kernel that reads
     each row to its own length, one graph serves all lengths.
@@ -81,7 +81,7 @@ class GraphedDecoder:
         device = torch.device("cuda", torch.cuda.current_device())
         self._draws_NT = torch.empty(extent.requests, extent.response_tokens, device=device)
         self._drawn_from: Tensor | None = None  # the tensor of which _draws_NT is a copy
-        # The newest token of each row, as Newest has it, and the same as the host knows it.
+        # The fields of Newest for each row on the GPU, and the host's copy of them.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
         self._newest: list[Newest] = []
         self._graphs: dict[tuple[int, int], _Graph] = {}
@@ -94,7 +94,7 @@ class GraphedDecoder:
         return self._extent.holds(extent) and weights == self._weights
 
     def follow_weights(self) -> None:
-        """Take the weights as they are now; those of the model itself are used without a copy."""
+        """Update the copies of weights in another precision; other weights are not copied."""
         self._decoder.follow_weights()
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
@@ -102,7 +102,7 @@ class GraphedDecoder:
         return self._decoder.prefill(ids_NP, lengths, first_row=first_row)
 
     def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
-        """Decode one token for each of the first B rows; return what is drawn (2, B)."""
+        """Decode one token for each of the first B rows; return tokens and log-probs (2, B)."""
         if draws_NT is not self._drawn_from:
             requests, tokens = draws_NT.shape
             self._draws_NT[:requests, :tokens].copy_(draws_NT)
@@ -110,8 +110,8 @@ class GraphedDecoder:
         used, longest = len(newest), max(row.position for row in newest) + 1
         rows = min(1 << (used - 1).bit_length(), self._extent.rows)
         whole = self._decoder.reads_whole_columns
-        columns = _columns(longest) if whole else self._extent.columns
-        graph = self._graph(rows, columns, last=longest - 1)
+        columns = _round_up(longest) if whole else self._extent.columns
+        graph = self._get_graph(rows, columns, last=longest - 1)
         if newest != self._newest:
             # Unused rows write to the first columns of the KV cache, as their next prompt does.
             unused = [Newest(0, 0, 0, 0)] * (self._extent.rows - used)
@@ -134,9 +134,9 @@ class GraphedDecoder:
         self._decoder.copy_row(source, target, columns=columns)
 
     def _step(self, rows: int, columns: int) -> Tensor:
-        """Decode the newest tokens of the first ``rows`` rows, and move on to what is drawn.
+        """Decode the newest tokens of the first ``rows`` rows and replace them with drawn tokens.
 
-        It never waits for the value of a tensor, so it can be captured as a CUDA graph.
+        The host never waits for the value of a tensor, so a CUDA graph can capture the step.
         """
         ids_R, positions_R, requests_R, steps_R = self._newest_4R[:, :rows]
         logits_RV = self._decoder.decode_within(ids_R, positions_R, columns=columns)
@@ -154,10 +154,10 @@ class GraphedDecoder:
         steps_R.add_(1)
         return pack(drawn)
 
-    def _graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
+    def _get_graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
         """Return the graph of this shape, captured if it is new; None if there is no room for it.
 
-        A capture changes the newest tokens. Nothing is kept at column ``last`` yet, in any row.
+        A capture overwrites the newest tokens. No row of the KV cache uses column ``last`` yet.
         """
         if (rows, columns) not in self._graphs and self._has_room:
             try:

@@ -41,7 +41,7 @@ class Decoder(KvCache, Protocol):
     """A decoder that returns logits."""
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
-        """Decode one token for each of the rows 0 to B - 1, row i's at position positions[i].
+        """Decode one token of each row i from 0 to B - 1: ids_B[i] at position positions[i].
 
         Returns the logits (B, V) after these tokens.
         """
@@ -55,7 +55,7 @@ class DrawingDecoder(KvCache, Protocol):
         """Decode one token for each of the rows 0 to B - 1, and draw the next one.
 
         ``draws_NT`` is the same tensor in all steps of a rollout. Returns the tokens and their
-        log-probs as ``rlhf.rollout.sampling.packed`` does.
+        log-probs as ``rlhf.rollout.sampling.pack`` does.
         """
 
 
@@ -68,5 +68,5 @@ class PackingDecoder(Decoder, Protocol):
     ) -> Tensor:
         """Decode the rows 0 to B - 1 and prefill the rows from B on.
 
-        Returns the logits (B + N, V) of both.
+        Returns the logits (B + N, V): after the B tokens, then after the N prompts.
         """

@@ -41,7 +41,7 @@ def can_fuse(parts: DecoderModules) -> bool:
 class FusedDecoder:
     """A ``PackingDecoder`` for models of the known families.
 
-    Only attention depends on the row of a token; all else treats a pass's tokens as one list.
+    Only attention depends on the row of a token; other layers treat a pass's tokens as one list.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FusedDecoder:
         return self._attention is None
 
     def follow_weights(self) -> None:
-        """Take the weights as they are now; those of the model itself are used without a copy."""
+        """Update the copies of weights in another precision; other weights are not copied."""
         if self._casts:
             casts, weights = zip(*self._casts, strict=True)
             torch._foreach_copy_(casts, weights)
@@ -83,7 +83,7 @@ class FusedDecoder:
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
         attend = self._prefill_attention(ids_NP, first_row)
-        x_TH = self._through(ids_NP.flatten(), self._columns(ids_NP), attend)
+        x_TH = self._run_blocks(ids_NP.flatten(), self._prompt_positions(ids_NP), attend)
         return self._logits(x_TH[self._last_tokens(ids_NP, lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
@@ -94,10 +94,10 @@ class FusedDecoder:
     def decode_within(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
         """Decode like ``decode``, with positions on the device, all below ``columns``.
 
-        It never waits for the value of a tensor, so it can be captured as a CUDA graph.
+        The host never waits for the value of a tensor, so a CUDA graph can capture this.
         """
         attend = self._decode_attention(positions_B, columns)
-        return self._logits(self._through(ids_B, positions_B, attend))
+        return self._logits(self._run_blocks(ids_B, positions_B, attend))
 
     def decode_and_prefill(
         self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
@@ -105,13 +105,13 @@ class FusedDecoder:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         num_rows = len(ids_B)
         positions_B = copy_to_device(torch.tensor(positions), self._device)
-        positions_T = torch.cat([positions_B, self._columns(ids_NP)])
+        positions_T = torch.cat([positions_B, self._prompt_positions(ids_NP)])
         attend = _attend_both(
             self._decode_attention(positions_B, max(positions) + 1),
             self._prefill_attention(ids_NP, num_rows),
             num_rows,
         )
-        x_TH = self._through(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
+        x_TH = self._run_blocks(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
         last_N = num_rows + self._last_tokens(ids_NP, lengths)
         return self._logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
 
@@ -119,7 +119,7 @@ class FusedDecoder:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
-    def _columns(self, ids_NP: Tensor) -> Tensor:
+    def _prompt_positions(self, ids_NP: Tensor) -> Tensor:
         """Return the positions (N * P) of the prompts' tokens."""
         num_prompts, num_columns = ids_NP.shape
         return torch.arange(num_columns, device=self._device).repeat(num_prompts)
@@ -174,8 +174,8 @@ class FusedDecoder:
 
         return attend
 
-    def _through(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Return the hidden state (T, H) after all blocks."""
+    def _run_blocks(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Run all blocks on the tokens; return the hidden states (T, H)."""
         order, x = self._parts.order, self._embed(ids_T, positions_T)
         rotary = None if self._rotary is None else self._rotary.at(positions_T[:, None])
         for layer, kv_cache in zip(self._layers, self._kv_cache, strict=True):

@@ -1,4 +1,4 @@
-"""A known family's decoder as callable functions: projections, norms and rotary tables.
+"""The layers of a known model family as functions: projections, norms and rotary tables.
 
 Shapes: T = tokens, H = hidden size, O = outputs, I = inputs of a linear layer, D = head size.
 """
@@ -65,7 +65,7 @@ class LayerBuilder:
     On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
     adapters are merged. On a GPU the model's own weights are used. Layers become one projection
     there if their weights follow one another in memory, in any order, and have no adapters.
-    ``casts`` has the copies of weights that are not in this precision, each with its weight.
+    ``casts`` has a pair (copy, weight) for each weight that is not in this precision.
     """
 
     def __init__(self, parts: DecoderModules, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
@@ -91,11 +91,11 @@ class LayerBuilder:
             query_norm=None if block.query_norm is None else self.norm(block.query_norm),
             key_norm=None if block.key_norm is None else self.norm(block.key_norm),
             output=self.project(block.output),
-            widen=self._widening(block),
+            widen=self._build_widen(block),
             down=self.project(block.down),
         )
 
-    def _widening(self, block: BlockModules) -> Step:
+    def _build_widen(self, block: BlockModules) -> Step:
         """Build the function that computes the MLP's hidden state."""
         if block.gate is None:
             return self.project(block.up, activation=self._activation)
@@ -111,7 +111,7 @@ class LayerBuilder:
         return lambda x: up.times(x, gate(x))
 
     def _joint_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
-        """Return the order in which one product computes ``modules`` on a GPU; () if none does."""
+        """Return the order in which one GPU matmul can compute ``modules``; () if it cannot."""
         if len(modules) > 1 and (self._merges or any(map(self._adapter_of, modules))):
             return ()
         own = range(len(modules))
@@ -119,11 +119,11 @@ class LayerBuilder:
         for order in (own, by_address):
             weights = [modules[index].weight for index in order]
             biases = [modules[index].bias for index in order if modules[index].bias is not None]
-            if self._is_one(weights) and self._is_one(biases):
+            if self._can_join(weights) and self._can_join(biases):
                 return tuple(order)
         return ()
 
-    def _is_one(self, tensors: Sequence[Tensor]) -> bool:
+    def _can_join(self, tensors: Sequence[Tensor]) -> bool:
         """Return True if ``tensors`` follow one another in memory, or are copied anyway."""
         if any(tensor.dtype is not self._dtype for tensor in tensors):
             return True
@@ -157,17 +157,17 @@ class LayerBuilder:
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
             return projection(*linear, activation)
-        a_RI, b_OR = self._cast(adapter.a_RI), self._cast(adapter.b_OR)
+        a_RI, b_OR = self._join_and_cast(adapter.a_RI), self._join_and_cast(adapter.b_OR)
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
     def join_linear_layers(self, *modules: Any) -> Linear:
         """Return linear layers that share their inputs as one, on a CPU with adapters merged in."""
         biases = [module.bias for module in modules if module.bias is not None]
-        weight = self._cast(*(self._weight(module) for module in modules))
-        return Linear(weight, self._cast(*biases) if biases else None)
+        weight = self._join_and_cast(*(self._merged_weight(module) for module in modules))
+        return Linear(weight, self._join_and_cast(*biases) if biases else None)
 
-    def _cast(self, *weights: Tensor) -> Tensor:
-        """Return ``weights`` as one in this precision, without a copy if they are."""
+    def _join_and_cast(self, *weights: Tensor) -> Tensor:
+        """Return ``weights`` as one tensor in this precision, if possible without a copy."""
         is_exact = all(weight.dtype is self._dtype for weight in weights)
         if len(weights) == 1 and is_exact:
             return weights[0]
@@ -181,7 +181,7 @@ class LayerBuilder:
             self.casts += zip(parts, weights, strict=True)
         return cast
 
-    def _weight(self, module: Any) -> Tensor:
+    def _merged_weight(self, module: Any) -> Tensor:
         """Return the layer's own weight, not a copy, unless an adapter is merged into it."""
         weight_OI: Tensor = module.weight
         adapter = self._adapter_of(module) if self._merges else None
@@ -197,7 +197,7 @@ class LayerBuilder:
     def norm_modules(self, module: Any) -> Norm:
         """Return the weights and options of a norm."""
         weight, bias = (
-            None if vector is None else self._cast(vector)
+            None if vector is None else self._join_and_cast(vector)
             for vector in (module.weight, getattr(module, "bias", None))
         )
         if isinstance(module, nn.LayerNorm):

@@ -77,13 +77,13 @@ class PackedProjection:
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` (..., O) plus the projection of ``x``."""
-        return self._with(x, residual, "add")
+        return self._linear_with(x, residual, "add")
 
     def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return ``factor`` (..., O) times the projection of ``x``."""
-        return self._with(x, factor, "mul")
+        return self._linear_with(x, factor, "mul")
 
-    def _with(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
+    def _linear_with(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
             x, other, self._packed, self._bias_O, operation
         )
@@ -121,7 +121,7 @@ ACTIVATIONS = {
 def projection(weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> Projection:
     """Return the fastest projection for these weights on their device, in their precision.
 
-    With oneDNN it holds a copy of the weights in the order in which they are read.
+    With oneDNN the projection holds a copy of the weights in oneDNN's layout.
     """
     if can_pack(weight_OI.device, weight_OI.dtype):
         return PackedProjection(weight_OI, bias_O, activation)

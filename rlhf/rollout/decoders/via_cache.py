@@ -19,7 +19,7 @@ from rlhf.base.errors import CapabilityError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Their attention biases (ALiBi, https://arxiv.org/abs/2108.12409) depend on the keys' columns.
+# ALiBi models (https://arxiv.org/abs/2108.12409): attention biases depend on the keys' columns.
 WITHOUT_POSITIONS = {"bloom", "mpt"}
 
 
@@ -27,11 +27,11 @@ class CacheDecoder:
     """A ``Decoder`` for any causal language model, run by its own ``forward``.
 
     A row's token at position p is stored in column p of the KV cache, so a row attends to the
-    columns up to its own position. From the first call on the cache holds rows x tokens keys and
-    values of every layer.
+    columns up to its own position. The first call allocates keys and values for rows x tokens in
+    every layer.
 
     Raises:
-        CapabilityError: ``decoding_obstacle`` finds that the model cannot be run this way.
+        CapabilityError: if ``decoding_obstacle`` returns a reason.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CacheDecoder:
         self._model = model
         self._kv_cache = RowCache(rows, tokens, device=device, dtype=dtype)
         self._columns_C = torch.arange(tokens, device=device)
-        self._takes_positions = "position_ids" in _parameters(model.forward)
+        self._takes_positions = "position_ids" in _parameter_names(model.forward)
 
     def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (B, V)."""
@@ -96,7 +96,7 @@ class RowCache:
     """A KV cache whose rows grow independently; a model uses it as a transformers ``Cache``.
 
     It has the methods of ``Cache`` that models call, and reports the length of the longest row; the
-    attention mask marks the columns that each row has.
+    attention mask marks the columns that each row uses.
     """
 
     is_compileable = False
@@ -143,7 +143,7 @@ class RowCache:
         return self._past + query_length, 0
 
     def get_max_length(self, *_: Any, **__: Any) -> int:
-        """Return the number of columns."""
+        """Return the number of columns of the cache."""
         return self._tokens
 
     def _empty(self, like_BNSD: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _output_of_last(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
         handle.remove()
 
 
-def _parameters(function: Callable[..., Any]) -> set[str]:
+def _parameter_names(function: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
@@ -188,7 +188,7 @@ def decoding_obstacle(
     """Return why ``model`` cannot be run with rows of ``tokens`` in a ``RowCache``, or None."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    parameters = _parameters(model.forward)
+    parameters = _parameter_names(model.forward)
     if config.is_encoder_decoder:
         return "has an encoder"
     if model._is_stateful or "past_key_values" not in parameters:

@@ -1,7 +1,7 @@
 """Rollouts with DeepSpeed's Hybrid Engine: its inference layers run on the trained weights.
 
-DeepSpeed 0.19.8 writes its layers for transformers 4: they return tuples, and keep their KV cache
-to themselves. ``adapt_layers`` adapts them to transformers 5. Before the first rollout their
+DeepSpeed 0.19.8 writes its layers for transformers 4: they return tuples, and have a KV cache
+of their own. ``adapt_layers`` adapts them to transformers 5. Before the first rollout their
 outputs are compared with the outputs of the model's own layers.
 
 Shapes: B = sequences, P = prompt tokens, T = response tokens, S = tokens of one call, N = rows that
@@ -70,7 +70,7 @@ class HybridEngineRollout:
         self._is_checked = False
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt; its tokens depend on its own row of draws only."""
+        """Return one response per prompt; response i depends on prompt i and its draws only."""
         if not self._is_checked:
             self._check(actor, prompts)
             self._is_checked = True
@@ -84,9 +84,9 @@ class HybridEngineRollout:
         return _concatenate(parts, pad_id=self._pad_id)
 
     def _sample(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        num_rows, options = len(prompts.texts), self._length(self._max_tokens)
+        num_rows, options = len(prompts.texts), self._length_options(self._max_tokens)
         if self._settings.cuda_graphs:
-            prompts = _of_one_shape(prompts, self._settings, pad_id=self._pad_id)
+            prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
         with actor.evaluating() as module, _swap_in_layers(module) as (policy, generate):
             responses = self._hf.sample(
                 policy,
@@ -98,7 +98,7 @@ class HybridEngineRollout:
             )
         return take_rows(responses, list(range(num_rows)))
 
-    def _length(self, tokens: int) -> dict[str, int]:
+    def _length_options(self, tokens: int) -> dict[str, int]:
         """Return ``generate`` options that fix the number of steps if CUDA graphs are used."""
         is_fixed = self._settings.cuda_graphs
         return {"max_new_tokens": tokens, "min_new_tokens": tokens} if is_fixed else {}
@@ -110,7 +110,7 @@ class HybridEngineRollout:
         num_rows = len(prompts.texts)
         prompts = take_rows(prompts, [row % num_rows for row in range(self._settings.max_rows)])
         if self._settings.cuda_graphs:
-            prompts = _of_one_shape(prompts, self._settings, pad_id=self._pad_id)
+            prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
         tokens = min(COMPARED_TOKENS, self._max_tokens)
         with actor.evaluating() as module:
             found = parity_obstacle(
@@ -124,13 +124,13 @@ class HybridEngineRollout:
     def _greedy(
         self, actor: Engine, module: nn.Module, prompts: PromptBatch, *, tokens: int
     ) -> Greedy:
-        """Decode the first rows greedily with the engine's layers."""
+        """Return greedily decoded tokens of the first rows, computed with the engine's layers."""
         from transformers import GenerationConfig, LogitsProcessorList
 
-        rows, told = slice(0, COMPARED_ROWS), []
+        rows, logprobs = slice(0, COMPARED_ROWS), []
 
-        def listen(_: Tensor, logits_BV: Tensor) -> Tensor:
-            told.append(logits_BV[rows].float().log_softmax(dim=-1).max(dim=-1).values)
+        def record(_: Tensor, logits_BV: Tensor) -> Tensor:
+            logprobs.append(logits_BV[rows].float().log_softmax(dim=-1).max(dim=-1).values)
             return logits_BV
 
         settings = GenerationConfig(
@@ -141,11 +141,11 @@ class HybridEngineRollout:
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([listen]),
+                logits_processor=LogitsProcessorList([record]),
                 synced_gpus=actor.is_sharded,
-                **self._length(tokens),
+                **self._length_options(tokens),
             )
-        return Greedy(ids_BS[rows, prompts.ids_BP.shape[1] :], torch.stack(told, dim=1))
+        return Greedy(ids_BS[rows, prompts.ids_BP.shape[1] :], torch.stack(logprobs, dim=1))
 
 
 def open_to_engine(module: nn.Module) -> None:
@@ -158,7 +158,7 @@ def adapt_layers(module: nn.Module) -> int:
     """Adapt the layers that DeepSpeed built for ``module`` to transformers 5; return their number.
 
     Raises:
-        CapabilityError: DeepSpeed built no layers and would generate as rollout=hf does.
+        CapabilityError: if DeepSpeed built no layers and would generate as rollout=hf does.
     """
     containers = getattr(_engine_of(module), "_inference_containers", ())
     if not containers:
@@ -235,7 +235,7 @@ def _plain_logprobs(module: nn.Module, prompts: PromptBatch, ids_NT: Tensor) -> 
     return logprobs
 
 
-def _of_one_shape(prompts: PromptBatch, settings: HybridSettings, *, pad_id: int) -> PromptBatch:
+def _pad_to_max(prompts: PromptBatch, settings: HybridSettings, *, pad_id: int) -> PromptBatch:
     """Pad to ``max_rows`` prompts of ``max_prompt_tokens``; the prompts repeat to fill the rows."""
     num_rows = len(prompts.texts)
     prompts = take_rows(prompts, [row % num_rows for row in range(settings.max_rows)])

@@ -22,8 +22,8 @@ LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
 class LogprobReuse:
     """The decision for each step whether log-probabilities are reused; equal on every rank.
 
-    With ``auto`` they are reused as long as the last measured mismatch, over all ranks, is small
-    enough, and never under dropout, because training then cannot measure a mismatch.
+    With reuse_logprobs=auto they are reused as long as the last measured mismatch, over all ranks,
+    is small enough, and never under dropout, because training then cannot measure a mismatch.
     """
 
     def __init__(self, config: RolloutConfig, *, actor_dropout: float) -> None:

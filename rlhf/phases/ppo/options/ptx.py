@@ -22,7 +22,7 @@ from rlhf.phases.shared.context import RunContext
 
 
 class PtxCorpus:
-    """Blocks of token ids to learn from, in an endless sequence of shuffled passes."""
+    """Blocks of token ids to train on, in an endless sequence of shuffled passes."""
 
     def __init__(self, blocks: PtxBlocks, plan: BatchPlan, *, seed: int) -> None:
         self.plan = plan
@@ -59,7 +59,7 @@ def corpus_blocks(context: RunContext) -> PtxBlocks | None:
 def add_corpus_gradient(
     engine: RLHFEngine, corpus: PtxCorpus, coefficient: float, *, update: int
 ) -> Metrics:
-    """Add coefficient * (mean loss per token) to the actor's gradient of one optimizer step."""
+    """Backpropagate coefficient * (mean loss per token) into the actor; return the metrics."""
     plan = corpus.plan
     blocks = corpus.batch(update, plan.per_rank * engine.ranks.size)
     mine = rows_of_this_rank(blocks, engine.ranks)
