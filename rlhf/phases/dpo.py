@@ -143,7 +143,7 @@ class DpoTrainer:
             dtype=context.settings.dtype,
             ranks=context.ranks,
         )
-        # The policy with all that an evaluation needs.
+        # The policy with the rollout backends that an evaluation samples with.
         self.answering = AnsweringPolicy(
             self.policy, backend(), backend(greedy=True), models, self._plan.micro
         )

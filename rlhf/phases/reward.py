@@ -120,7 +120,7 @@ def judge_reward_model(
 
     ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
     scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
-    responses that score above a copy with this one flaw: most pairs differ in more than one.
+    responses that score above a copy with this flaw only: held-out pairs often differ in several.
     """
     if context.judge is None:
         return {}
@@ -204,7 +204,7 @@ class RewardTrainer:
         started = time.monotonic()
 
         def loss_of(batch: tuple[PreferenceBatch, Tensor]) -> tuple[Tensor, Metrics]:
-            pairs, weights_B = batch  # repeated pairs, which only pad, weigh 0
+            pairs, weights_B = batch  # pairs that are repeated as padding have weight 0
             chosen_B, rejected_B, losses_B = self._scores(pairs)
             result = combine(losses_B, chosen_B, rejected_B, weights_B)
             return result.loss / num_prompts, _metrics(result)
@@ -258,9 +258,9 @@ class RewardTrainer:
 def held_out_margins(
     context: RunContext, model: ValueModel, examples: Any, *, micro: int
 ) -> list[float]:
-    """Return the score of the chosen minus that of the rejected response, for each held-out pair.
+    """Return the score of the chosen minus the score of the rejected response, for held-out pairs.
 
-    For one rank: pairs are not divided.
+    Every rank computes all pairs.
     """
     total = min(len(examples), context.config.reward.eval_examples)
     margins: list[float] = []

@@ -109,7 +109,7 @@ class SftTrainer:
         )
         require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
-            self._language_model(model),
+            self._module_to_train(model),
             role=Role.sft,
             settings=context.settings,
             plan=self.plan,
@@ -130,8 +130,8 @@ class SftTrainer:
             )
             use_shared_attention(model, attention)
 
-    def _language_model(self, model: PreTrainedModel) -> LanguageModel:
-        """Return the module to train: of whole sequences, or of this rank's part of them."""
+    def _module_to_train(self, model: PreTrainedModel) -> LanguageModel:
+        """Return the module to train, for whole sequences or for this rank's part of each."""
         if self._sharing == 1:
             return LanguageModel(model)
         part = self._context.ranks.rank % self._sharing
@@ -157,13 +157,13 @@ class SftTrainer:
         return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:
-        """Return loss and perplexity per kept token of held-out examples."""
+        """Return the mean loss (nats per token with a loss) and perplexity of held-out examples."""
         loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
         return {"sft/eval_loss": loss, "sft/eval_perplexity": perplexity(loss)}
 
 
 def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micro: int) -> float:
-    """Return the mean loss per kept token of held-out examples, in nats."""
+    """Return the mean loss of held-out examples, in nats per token that sft.loss_on selects."""
 
     def measure(rows: Rows, keep_B: torch.Tensor) -> Metrics:
         batch = _collate(context, rows)

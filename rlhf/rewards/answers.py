@@ -16,7 +16,7 @@ class Answers(NamedTuple):
     tokens: Sequence[int]
     """Numbers of response tokens, the end token included."""
     columns: Mapping[str, Sequence[Any]]
-    """The columns of the data that the part asked for."""
+    """The dataset columns that the part reads, by name."""
 
 
 ScoreFunction = Callable[[Answers], Sequence[float]]

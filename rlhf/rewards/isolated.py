@@ -61,7 +61,7 @@ class IsolatedReward:
                 start_new_session=True,  # Ctrl-C reaches the run, which ends it
             )
         self._channel, self._received = ours, b""
-        self._allow(SECONDS_TO_START)
+        self._set_deadline(SECONDS_TO_START)
         try:
             self._send(asdict(self.part))
             problem = self._receive().get("error")
@@ -78,7 +78,7 @@ class IsolatedReward:
         try:
             if self._process.poll() is not None:
                 self._start()
-            self._allow(self.part.timeout_seconds)
+            self._set_deadline(self.part.timeout_seconds)
             self._send(answers._asdict())
         except (ConfigError, FailureError) as error:
             self._not_asked = FailureError(str(error))
@@ -101,12 +101,14 @@ class IsolatedReward:
         return [score if abs(score) <= LARGEST_SCORE else math.nan for score in found]
 
     def close(self) -> None:
-        """End the process, and those that it started."""
+        """End the process and every process that it started."""
         self._channel.close()
         self._process.terminate()
         try:
             self._process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:  # it waits for a process that cannot be killed
+        except (
+            subprocess.TimeoutExpired
+        ):  # the supervisor waits for a process that cannot be killed
             self._process.kill()
             self._process.wait()
 
@@ -133,14 +135,14 @@ class IsolatedReward:
         answer: Mapping[str, Any] = json.loads(line)
         return answer
 
-    def _allow(self, seconds: float) -> None:
+    def _set_deadline(self, seconds: float) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
 
     def _seconds_left(self) -> float:
         return max(self._until - time.monotonic(), 1e-3)
 
     def _end_process(self, error: OSError) -> FailureError:
-        """End the process after an error, and return why."""
+        """End the process after a socket error; return the error to raise."""
         self.close()
         if isinstance(error, TimeoutError):
             return FailureError(f"it took more than {self._seconds:g} s")
@@ -148,10 +150,10 @@ class IsolatedReward:
 
 
 def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
-    """Start the processes of the parts that have one.
+    """Start the processes of the parts that require one; return them by the parts' names.
 
     Raises:
-        ConfigError: if a part cannot be used; then none is left running.
+        ConfigError: if a part cannot be used; the started processes are then ended.
     """
     started: dict[str, IsolatedReward] = {}
     try:
@@ -174,7 +176,7 @@ def check_terms(config: RunConfig) -> None:
     """Check that every part of the score can be used, before a phase is trained for it.
 
     Raises:
-        ConfigError: if one cannot.
+        ConfigError: if a part cannot be used.
     """
     if Phase.ppo in config.phase.order:
         end_reward_processes(start_reward_processes(config.rewards))

@@ -1,4 +1,4 @@
-"""Rewards from outside of this program: a Python function of the user's, or an HTTP endpoint."""
+"""Rewards computed outside of this program: by a function of the user, or an HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 RETRIED = (429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 SECONDS_TO_CONNECT = 5.0
 LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer: a million scores
-LARGEST_PROCESS = 1 << 30  # bytes of the process that asks it; a header has no limit of its own
+LARGEST_PROCESS = 1 << 30  # bytes of the process: the headers of an answer have no limit
 CHUNK = 1 << 16  # bytes
 LONGEST_REASON = 500  # characters of an error's message, which often quotes a response
 
 
 def function(part: RewardTerm) -> ScoreFunction:
-    """Import ``part.function``, a function of prompts, responses and columns.
+    """Import ``part.function`` and return it as a ``ScoreFunction``.
 
     Raises:
-        ConfigError: if it cannot be imported, or does not take these arguments.
+        ConfigError: if it cannot be imported, or cannot take prompts, responses and the columns.
     """
     place, _, name = str(part.function).partition(":")
-    os.environ.pop("PYTHONSAFEPATH", None)  # what the function starts is the user's own
+    os.environ.pop("PYTHONSAFEPATH", None)  # programs that the function starts are the user's own
     file = None
     try:
         sys.path.append(os.getcwd())  # last: a file json.py there must not replace Python's json
@@ -68,7 +68,7 @@ def _numbers_in(result: Any, rows: int) -> list[float]:
     """Return the scores that a function returned: a list, an array, a tensor or an iterator.
 
     Raises:
-        RewardError: if it is anything else, or a score is a text.
+        RewardError: if ``result`` has another type, or a score is a text.
     """
     if isinstance(result, str | bytes | Mapping | Set):
         raise RewardError(f"it returned a {type(result).__name__}: must be a list of numbers")
@@ -82,7 +82,7 @@ def _numbers_in(result: Any, rows: int) -> list[float]:
 
 
 def _reason(error: BaseException, file: str | None) -> str:
-    """Return what went wrong in one line, and where in ``file``, the module of the function."""
+    """Return the error in one line, with its line in ``file``, the function's module, if given."""
     first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
     text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")
     frames = traceback.walk_tb(error.__traceback__)
@@ -129,7 +129,7 @@ def http(part: RewardTerm) -> ScoreFunction:
 
     def scores(answers: Answers) -> list[float]:
         found: list[float] = []
-        for batch in _batches(answers, part.batch_size or max(1, len(answers.responses))):
+        for batch in _request_contents(answers, part.batch_size or max(1, len(answers.responses))):
             try:
                 found += answer_to(batch)
             except urllib3.exceptions.HTTPError as error:
@@ -142,8 +142,8 @@ def http(part: RewardTerm) -> ScoreFunction:
     return scores
 
 
-def _batches(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
-    """Yield the content of one request for each ``size`` answers."""
+def _request_contents(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
+    """Yield the contents of requests, each with at most ``size`` responses."""
     for start in range(0, len(answers.responses), size):
         rows = slice(start, start + size)
         columns = {name: values[rows] for name, values in answers.columns.items()}
@@ -197,7 +197,7 @@ def _scores_in(status: int, body: bytes) -> list[float]:
     """Return the scores in an endpoint's answer.
 
     Raises:
-        RewardError: if its form is another.
+        RewardError: if the status is not 200, or the body is not {"scores": [numbers]}.
     """
     if status != 200:  # noqa: PLR2004 - HTTP's OK
         raise RewardError(f"HTTP status {status}")

@@ -42,8 +42,8 @@ def pattern(part: RewardTerm) -> ScoreFunction:
 
 
 def exact(part: RewardTerm) -> ScoreFunction:
-    """Score 1 if the response is the text in the column, white space around it aside."""
-    return _matching(part, lambda response, wanted: response.strip() == wanted.strip())
+    """Score 1 if the response is the text in the column, except for white space around it."""
+    return _compare_with_column(part, lambda response, wanted: response.strip() == wanted.strip())
 
 
 def number_match(part: RewardTerm) -> ScoreFunction:
@@ -56,7 +56,7 @@ def number_match(part: RewardTerm) -> ScoreFunction:
         given, right = last_number(response), last_number(wanted)
         return given is not None and right is not None and math.isclose(given, right)
 
-    return _matching(part, matches)
+    return _compare_with_column(part, matches)
 
 
 def json_text(part: RewardTerm) -> ScoreFunction:
@@ -66,12 +66,12 @@ def json_text(part: RewardTerm) -> ScoreFunction:
         CapabilityError: if the package jsonschema is missing.
         ConfigError: if the file of the schema is missing or is not a schema.
     """
-    check = _schema(part.json_schema)
+    check = _load_validator(part.json_schema)
 
     def score(response: str) -> float:
         try:
             return float(check(json.loads(response)))
-        except (ValueError, ArithmeticError, RecursionError):  # of 1e999, for example
+        except (ValueError, ArithmeticError, RecursionError):  # 1e999 overflows, for example
             return 0.0
 
     return lambda answers: [score(each) for each in answers.responses]
@@ -93,7 +93,7 @@ def last_number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def _matching(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:
+def _compare_with_column(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:
     (column,) = part.columns
 
     def scores(answers: Answers) -> list[float]:
@@ -103,7 +103,7 @@ def _matching(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFun
     return scores
 
 
-def _schema(file: str | None) -> Callable[[Any], bool]:
+def _load_validator(file: str | None) -> Callable[[Any], bool]:
     if file is None:
         return lambda _: True
     try:

@@ -1,9 +1,9 @@
 """The process under which one part of the score is computed: nothing that it starts outlives it.
 
 It is started as ``python -P -m rlhf.rewards.supervisor DESCRIPTOR PARENT`` and forks the process
-that computes (process.py). A process below it that loses its parent becomes its own child, so that
-it finds and ends all of them, in whatever session they are: when the run ends, even if the run is
-killed, and when the process that computes ends.
+that computes (process.py). A descendant that loses its parent becomes a child of the
+supervisor, so that the supervisor can end all descendants, in whatever session they are: when the
+run ends, even if it is killed, and when the process that computes ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 def main() -> None:
     """Supervise the process that computes, until it ends or the run sends SIGTERM or ends."""
     descriptor, parent = map(int, sys.argv[1:])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, it would not be sent
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored SIGCHLD would not be sent
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -53,7 +53,7 @@ def _reap_children() -> Iterator[int]:
 
 
 def _end_descendants() -> None:
-    """Kill all children, and then those that they leave, until there are none."""
+    """Kill all children, and then the orphans that they leave, until there are none."""
     with suppress(ChildProcessError):
         while True:
             for child in _children():
@@ -65,7 +65,7 @@ def _end_descendants() -> None:
 def _children() -> Iterator[int]:
     """Yield the ids of this process's children."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             _state, parent, *_ = stat.read_bytes().rpartition(b")")[2].split()
             if int(parent) == os.getpid():
                 yield int(stat.parent.name)

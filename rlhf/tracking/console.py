@@ -169,23 +169,23 @@ class _LineProgress:
         self._total = total
         self._log_every = log_every
         self._step = 0
-        self._is_told = True
+        self._is_printed = True
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
         """Print a line every ``log_every`` steps."""
         self._board.update(values)
         self._step = step
-        self._is_told = False
+        self._is_printed = False
         if step % self._log_every == 0:
-            self._tell()
+            self._print_line()
 
     def close(self) -> None:
         """Print a line for the last step if it has none yet."""
-        if not self._is_told:
-            self._tell()
+        if not self._is_printed:
+            self._print_line()
 
-    def _tell(self) -> None:
-        self._is_told = True
+    def _print_line(self) -> None:
+        self._is_printed = True
         metrics = self._board.text(separator="  ")
         self._console.say(f"{self._phase} {self._step}/{self._total}  {metrics}".rstrip())
 

@@ -14,13 +14,13 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import finite
 from rlhf.base.stored_files import raw_lines
 
-LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run, appended to by rank 0
+LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run; rank 0 appends to them
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 
 
 class JsonlWriter:
-    """A writer that appends records to a file, each of them at once.
+    """A writer that appends each record to a file immediately.
 
     Records that a network drive refuses several times are held, and written with the next record.
     """
@@ -56,7 +56,7 @@ class JsonlWriter:
         return self._path.open("ab", buffering=0)
 
     def _append(self) -> None:
-        """Write what is held; after an error first remove the part of it that was written."""
+        """Write the held bytes; if the last attempt failed, first remove what it wrote."""
         if self._file.closed:
             self._file = self._open()
             self._file.truncate(self._size)
@@ -72,7 +72,7 @@ class JsonlWriter:
         self._held = b""
 
     def close(self) -> None:
-        """Write what is held, if that is possible now, and close the file."""
+        """Write the held records, if that is possible now, and close the file."""
         with suppress(OSError):
             if self._held:
                 self._append()

@@ -17,11 +17,11 @@ class MetricInfo(NamedTuple):
     meaning: str
     healthy: str
     otherwise: str
-    healthy_range: tuple[float, float] | None = None  # what ``healthy`` says, if two numbers say it
+    healthy_range: tuple[float, float] | None = None  # (low, high) if ``healthy`` is a range
 
 
-def _groups() -> dict[str, dict[str, MetricInfo]]:
-    """Read the table; an entry that lacks a field, or has an unknown one, is a TypeError."""
+def _read_groups() -> dict[str, dict[str, MetricInfo]]:
+    """Read the table; raise TypeError if an entry lacks a field or has an unknown one."""
     text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
     groups = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {
@@ -37,12 +37,12 @@ def _info(*, healthy_range: tuple[float, float] | None = None, **texts: str) -> 
     return MetricInfo(**texts, healthy_range=healthy_range)
 
 
-GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _groups()
+GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _read_groups()
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 
 
 def entry_of(name: str) -> str:
-    """Return the name of a metric in ``METRICS``, where NAME stands for names that users choose."""
+    """Return the key of a metric in ``METRICS``, where NAME replaces a name that users choose."""
     group, _, last = name.rpartition("/")
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
 

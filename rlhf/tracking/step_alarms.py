@@ -1,8 +1,8 @@
 """Alarms during training: rules on the metrics of the steps so far.
 
-A rule looks at the metrics of a phase and says whether they are wrong now. An alarm is raised when
-a rule holds for as many steps in a row as the rule is patient, and once per run. docs/alarms.md
-says what to do about each alarm, and docs/results.md how often each is right.
+A rule is a condition on the metrics of a phase that shows that something is wrong. If it holds for
+``patience`` steps in a row, an alarm is raised, once per run. docs/alarms.md has a remedy for each
+alarm, and docs/results.md how often each alarm is right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_CHANGE = 1e-3  # nats per sequence; rounding in bf16 gives 3e-4
 LEAST_EXPLAINED = 0.1  # share of the variance of returns
 MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
-LOSS_GROWTH = 20  # ratio to the critic's loss at the start, which is at least LEAST_LOSS
+LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if larger
 LEAST_LOSS = 0.01
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
 GOLD_WINDOW = 3  # evaluations that are averaged
@@ -35,7 +35,7 @@ ValuesByMetric = Mapping[str, Sequence[float]]  # values of each metric so far, 
 
 
 class Alarm(NamedTuple):
-    """A rule that held: where, what was seen, its likely cause, and the key to turn."""
+    """A rule that held: its step and metric, and advice on the likely cause and fix."""
 
     phase: str
     step: int
@@ -192,7 +192,7 @@ class AlarmRules:
 
     def __init__(self, muted: Collection[AlarmName] = ()) -> None:
         self._muted = muted
-        # Eight bytes per step and metric, of the metrics that rules read: runs are long.
+        # Arrays take 8 bytes per step, and only metrics that rules read are kept: runs are long.
         self._series = {name: array("d") for name in READ}
         self._held: dict[AlarmName, int] = {}
         self._raised: set[AlarmName] = set()
@@ -205,7 +205,7 @@ class AlarmRules:
                 self._series[name].append(value)
             if not math.isfinite(value) and name.startswith(phase):
                 alarm = Alarm(phase, step, AlarmName.not_finite, name, value, NOT_FINITE_ADVICE)
-                found += self._raise(alarm)
+                found += self._raise_once(alarm)
         for name, rule in RULES.items():
             if rule.metric not in values or not math.isfinite(values[rule.metric]):
                 continue
@@ -215,10 +215,10 @@ class AlarmRules:
             self._held[name] = held
             if held >= rule.patience:
                 value = values[rule.metric]
-                found += self._raise(Alarm(phase, step, name, rule.metric, value, rule.advice))
+                found += self._raise_once(Alarm(phase, step, name, rule.metric, value, rule.advice))
         return found
 
-    def _raise(self, alarm: Alarm) -> list[Alarm]:
+    def _raise_once(self, alarm: Alarm) -> list[Alarm]:
         if alarm.name in self._raised or alarm.name in self._muted:
             return []
         self._raised.add(alarm.name)

@@ -13,7 +13,7 @@ from rlhf.tracking.tracker import Sample, Tracker
 class TensorBoardTracker(Tracker):
     """A tracker that writes scalars, samples as text, and the hyper-parameters with the result.
 
-    A resumed run repeats steps after its checkpoint; those in the event files are not added again.
+    A resumed run repeats steps after its checkpoint; steps in the event files are not added again.
     """
 
     def __init__(self, folder: Path, run_config: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ def _last_steps(folder: Path) -> dict[str, int]:
         event_accumulator,
     )
 
-    sizes = {"scalars": 1, "tensors": 1}  # the last one is always kept
+    sizes = {"scalars": 1, "tensors": 1}  # the last event is always kept
     events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
     tags = events.Tags()
     last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}

@@ -1,6 +1,6 @@
 """The interface of trackers: where the metrics, samples, alarms and results of a run go.
 
-A class of your own records a run too, if the command names it: docs/tracking.md.
+docs/tracking.md describes how to record a run with a class of your own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 class Tracker:
-    """A recorder of one run, which does nothing: trackers define the methods that they need.
+    """The base class of trackers, whose methods do nothing; trackers override what they need.
 
     Rank 0 calls it between steps.
     """
@@ -43,7 +43,7 @@ class Tracker:
         """Record metrics of one step; docs/metrics.md lists their names."""
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
-        """Record responses to the same prompts as at other steps; the phase takes ``steps``."""
+        """Record responses to prompts that stay the same; the phase takes ``steps`` steps."""
 
     def alert(self, alarm: Alarm) -> None:
         """Record an alarm."""

@@ -29,25 +29,25 @@ class Forwarder(Tracker):
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Forward metrics of one step."""
-        self._each(lambda tracker: tracker.log(phase, step, values))
+        self._call_each(lambda tracker: tracker.log(phase, step, values))
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Forward responses."""
-        self._each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
+        self._call_each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
 
     def alert(self, alarm: Alarm) -> None:
         """Forward an alarm."""
-        self._each(lambda tracker: tracker.alert(alarm))
+        self._call_each(lambda tracker: tracker.alert(alarm))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
-        self._each(lambda tracker: tracker.conclude(result))
+        self._call_each(lambda tracker: tracker.conclude(result))
 
     def finish(self) -> None:
         """Close the other trackers."""
-        self._each(lambda tracker: tracker.finish())
+        self._call_each(lambda tracker: tracker.finish())
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
         raise NotImplementedError
 
 
@@ -77,12 +77,12 @@ class Trackers(Forwarder):
                 )
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Let the alarms know the metrics that an earlier attempt of the run has recorded."""
+        """Give the alarm rules the metrics that an earlier attempt of the run has recorded."""
         for line in lines:
             values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
             self._rules.check(line["phase"], line["step"], values)
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in self._trackers:
             call(tracker)
 
@@ -148,7 +148,7 @@ class AlarmLines(Tracker):
 
 
 class BestEffort(Forwarder):
-    """A tracker that forwards to another until that one fails once: training must not stop."""
+    """A tracker that forwards to another tracker until that fails: training must not stop."""
 
     def __init__(self, tracker: Tracker, name: str, say: Callable[[str], None]) -> None:
         self._tracker = tracker
@@ -156,7 +156,7 @@ class BestEffort(Forwarder):
         self._say = say
         self._has_failed = False
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
         if self._has_failed:
             return
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK, FILE_HEADER, HEADER = 32768, 7, 7
-FULL, LAST = 1, 4  # kinds of records that complete one; others continue
+FULL, LAST = 1, 4  # kinds of chunks that complete a record
 
 
 def records(path: Path) -> Iterator[Any]:
@@ -40,7 +40,7 @@ def records(path: Path) -> Iterator[Any]:
 
 
 def history(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what every attempt of a run has logged, in order."""
+    """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
     found = []
     for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
         for record in records(path):

@@ -32,7 +32,7 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.dpo: ("dpo",),
 }
 
-# Columns that a table of runs is sorted by, and the values that W&B keeps of them.
+# Metrics by which a table of runs is sorted, and the summary values that W&B keeps of them.
 SUMMARIES: Mapping[str, str] = {
     "sft/eval_loss": "min,last",
     "reward/eval_accuracy": "max,last",
@@ -74,7 +74,7 @@ class WandbTracker(Tracker):
         try:
             _require_login(config.wandb)
             names = {"name": name, "group": group, "job_type": job_type}
-            self._run = _init(config, run_dir, run_config, names)
+            self._run = _start_run(config, run_dir, run_config, names)
         except Error as error:
             raise CapabilityError(
                 f"tracking.wandb={config.wandb}: Weights & Biases refused: {error}. "
@@ -82,7 +82,7 @@ class WandbTracker(Tracker):
             ) from error
         self._sent = self._last_sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
         self._tables: dict[str, wandb.Table] = {}
-        # Prompts and their responses before training; a resumed run finds them in its file.
+        # Prompts and their responses before training; a resumed run reads them from samples.jsonl.
         self._first: dict[str, str] = {
             line["prompt"]: line["response"]
             for line in read_lines(run_dir / "samples.jsonl", SAMPLE)
@@ -103,7 +103,7 @@ class WandbTracker(Tracker):
             self._run.log({**values, f"{phase}/step": step})
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
-        """Add the responses to the table of samples, if its increments allow; step 0 always."""
+        """Add responses to the table of samples, at most ``MOST_INCREMENTS`` times after step 0."""
         if step == 0:
             self._first = {sample.prompt: sample.response for sample in samples}
         key, increment = f"{phase}/samples", MOST_INCREMENTS * step // max(steps, 1)
@@ -121,7 +121,7 @@ class WandbTracker(Tracker):
         self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
     def alert(self, alarm: Alarm) -> None:
-        """Send an alarm as an alert; W&B forwards it to where its user asked for."""
+        """Send an alarm as an alert, which W&B forwards as its user has chosen."""
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ class WandbTracker(Tracker):
         self._run.summary.update({"objective": result["objective"]} | numbers)
 
     def finish(self) -> None:
-        """Upload what is left and end the run."""
+        """Upload the remaining data and end the run."""
         self._run.finish()
 
     def _row(self, step: int, sample: Sample) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class WandbTracker(Tracker):
         }
 
     def _last_sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
-        """Return the last step that W&B has of each kind of values.
+        """Return the last step that W&B has stored, for each kind of values.
 
         A killed process loses what W&B has not stored yet, so the stored run is read.
         """
@@ -202,10 +202,10 @@ def _require_login(mode: WandbMode) -> None:
         )
 
 
-def _init(
+def _start_run(
     config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, str]
 ) -> wandb.Run:
-    """Start the run; a connection that fails is tried again.
+    """Start the W&B run; retry if the connection fails.
 
     Raises:
         CommError: if the last attempt failed too.

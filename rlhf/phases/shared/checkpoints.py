@@ -1,4 +1,4 @@
-"""Checkpoints of a phase in progress: when they are written, kept and continued from."""
+"""Checkpoints of a phase in progress: when to write, keep and resume from them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Stateful(Protocol):
         """Return the state as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue from a state."""
+        """Restore the state from what ``state_dict`` returned."""
 
 
 class Checkpoints:
-    """The steps of one phase: from the last checkpoint to the end, with checkpoints on the way.
+    """A loop over the steps of one phase, which writes checkpoints and resumes from the last one.
 
-    ``results`` are values that the phase needs at its end; a resumed phase finds them here. With
+    ``results`` are values that the phase needs at its end; checkpoints store them. With
     ``loads_best`` the phase ends with the best of the models that it has evaluated.
     """
 
@@ -58,7 +58,7 @@ class Checkpoints:
         self._dir: Path = context.run_dir / phase
         self._engines = engines
         self._trainer = trainer
-        self._seconds = 0.0  # of the attempts before this one
+        self._seconds = 0.0  # of earlier attempts
         self._saved = time.monotonic()
         self._saved_step = self._total = 0
         self._best = BestStep.of(self._config, phase)
@@ -75,7 +75,7 @@ class Checkpoints:
             )
         resumed = context.resumes.get(phase)
         if resumed is not None:
-            self._continue_from(resumed)
+            self._resume_from(resumed)
         if context.ranks.is_main:
             remove_leavings(self._dir, last_step=self.step)
 
@@ -92,8 +92,8 @@ class Checkpoints:
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the steps to take; between them, write checkpoints that are due.
 
-        The steps end early if checkpoint.patience is exhausted, or ``end`` was called. With
-        checkpoint.load_best the models are then those of the best step.
+        The steps end early if checkpoint.patience is exhausted, or ``end`` was called. After
+        the last step, checkpoint.load_best restores the models of the best step.
 
         Raises:
             StoppedError: if a signal asked the run to stop; the checkpoint has been written.
@@ -120,10 +120,10 @@ class Checkpoints:
         return self._is_over or self.step + 1 == self._total
 
     def wants_evaluation(self, every: int) -> bool:
-        """Return True if the models are to be evaluated after the current step.
+        """Return True if the models must be evaluated after the current step.
 
-        They are every ``every`` steps (0: never). The models of the last step are evaluated after
-        the phase anyway, so here only if they may be the best.
+        That is so every ``every`` steps (0: never). The phase evaluates its last models anyway, so
+        the last step counts only if its models may be the best.
         """
         if self.is_last:
             return self.loads_best
@@ -144,14 +144,14 @@ class Checkpoints:
             raise RlhfError(
                 f"{self.phase}: no optimizer step could be taken in {self._skipped} steps in a "
                 f"row up to step {self.step + 1}, since gradients were not finite. Start again "
-                f"with a lower learning rate, or hardware.dtype=fp32; {_way_back(self._dir)}"
+                f"with a lower learning rate, or hardware.dtype=fp32; {_export_advice(self._dir)}"
             )
 
     def log_evaluation(self, values: Mapping[str, float]) -> None:
-        """Log the held-out metrics after the current step, which may be the best so far.
+        """Log held-out metrics, and end the phase if checkpoint.patience is exhausted.
 
         Raises:
-            ConfigError: if checkpoint.best is not one of them.
+            ConfigError: if ``values`` lack the metric that checkpoint.best names.
         """
         self._context.tracker.log(self.phase, self.step + 1, values)
         reason = self._best.update(values, self.step + 1)
@@ -161,9 +161,9 @@ class Checkpoints:
     def log_held_out(
         self, values: Mapping[str, float], more: Mapping[str, float] | None = None
     ) -> None:
-        """Log held-out metrics before the first step, or of the models that the phase ends with.
+        """Log held-out metrics of the models before the first step, or after the last step.
 
-        If these are the best models, ``log_evaluation`` has logged ``values`` at their step.
+        With ``loads_best``, ``log_evaluation`` has already logged the last models' ``values``.
         """
         is_logged = self.loads_best and self.step > 0
         logged = {**({} if is_logged else values), **(more or {})}
@@ -172,7 +172,7 @@ class Checkpoints:
 
     def _after_step(self) -> None:
         context, requests = self._context, self._context.requests
-        # While steps are skipped, the checkpoint before them is kept; one that is due comes after.
+        # No checkpoint is due while steps are skipped: the checkpoint before them is kept.
         is_due = (self._is_due() and not self._skipped) or requests.wants_checkpoint
         is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
@@ -211,13 +211,13 @@ class Checkpoints:
                 if self._best.step == self.step:
                     raise  # checkpoint.best promises to keep it
                 self._context.console.say(f"warning: {error}")
-        for stream in streams.values():  # to the end, since every rank takes part in it
+        for stream in streams.values():  # consume it: every rank must take part in it
             for _ in stream:
                 pass
         self._context.ranks.barrier()
         self._saved, self._saved_step = time.monotonic(), self.step
 
-    def _continue_from(self, checkpoint: Checkpoint) -> None:
+    def _resume_from(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self._load(checkpoint)
         self.step = self._saved_step = checkpoint.step
@@ -245,8 +245,8 @@ def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 
-def _way_back(phase_dir: Path) -> str:
-    """Return how to save the models of the last checkpoint of a phase, if it has one."""
+def _export_advice(phase_dir: Path) -> str:
+    """Return, for a message, how to export the last checkpoint of a phase, if it has one."""
     good = next(iter(checkpoints(phase_dir)), None)
     if good is None:
         return "there is no checkpoint before them"
@@ -256,7 +256,7 @@ def _way_back(phase_dir: Path) -> str:
 
 
 def _remove_old(phase_dir: Path, keep: int, *, best: int | None) -> None:
-    """Remove all checkpoints but the latest ``keep`` and that of step ``best``."""
+    """Remove all checkpoints except the latest ``keep`` and the checkpoint of step ``best``."""
     kept = None if best is None else checkpoint_folder(phase_dir, best)
     for folder in checkpoints(phase_dir)[keep:]:
         if folder != kept:

@@ -36,7 +36,7 @@ class RunContext:
     judge: GoldJudge | None
     console: Console
     tracker: Tracker
-    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # phases that were stopped
+    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # of stopped phases
     requests: StopRequests = field(default_factory=StopRequests)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     phase_started: float = field(default_factory=time.monotonic)  # seconds of time.monotonic()

@@ -36,7 +36,7 @@ class Export(NamedTuple):
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
         """Write config and weights into ``folder`` on rank 0; all other ranks must pass None.
 
-        Rank 0 holds one file of weights at a time, of at most ``shard_bytes``; the others nothing.
+        Rank 0 holds one file of at most ``shard_bytes`` in memory at a time, other ranks hold none.
         """
         stream = self.engine.stream_state(self.tensors)
         if folder is None:
@@ -60,18 +60,18 @@ def make_export(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Expo
 
 
 def write_weights(engine: Engine, folder: Path | None) -> None:
-    """Write the engine's language model, with adapters merged, for a program that samples from it.
+    """Write the engine's language model, with adapters merged, for a server that samples from it.
 
-    Every rank calls it, all but rank 0 with None. Under ZeRO-3 one tensor is gathered at a time.
+    Every rank must call it; all but rank 0 pass None. ZeRO-3 gathers one tensor at a time.
     """
     model: Any = engine.module.pretrained
     Export(model, engine, saved_tensors(model)).write(folder)
     if folder is not None:
-        apply_umask(folder)  # the program may run as another user
+        apply_umask(folder)  # the server may run as another user
 
 
 def sample_as_trained(model: Any, rollout: RolloutConfig) -> None:
-    """Set how ``generate`` samples from the saved ``model``, as rollouts do by default.
+    """Store the sampling settings of rollouts in the saved ``model``, as defaults of ``generate``.
 
     Without do_sample, servers ignore the temperature of a request; other settings, such as a
     repetition penalty of the pretrained model, would sample from a policy that was not trained.
@@ -95,7 +95,7 @@ def save_export(
 ) -> None:
     """Write a model as a Hugging Face folder; every rank must call it.
 
-    ``what`` describes the model on its model card, which shows how it ``answers``, if it does.
+    ``what`` describes the model on its model card. If the model ``answers``, the card has a call.
     """
     if context.ranks.is_main:
         made = f"Made by `rlhf` {version('rlhf')}, run `{context.config.name}`"
@@ -103,7 +103,7 @@ def save_export(
         description = f"{what} {made}, {settings}."
         if answers:
             sample_as_trained(export.model, context.config.rollout)
-            description += _call(context, folder)
+            description += _example_call(context, folder)
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
         save_model(folder, export.write, context.tokenizer, description=description)
@@ -121,13 +121,13 @@ def save_trained(
     what: str,
     answers: bool = True,
 ) -> None:
-    """Write the model of an engine, which started from ``source``, as ``lora.export`` says."""
+    """Write an engine's model as ``lora.export`` selects; it was trained from ``source``."""
     export = make_export(engine, as_=context.config.lora.export, source=source)
     save_export(context, export, folder, what=what, answers=answers)
 
 
-def _call(context: RunContext, folder: Path) -> str:
-    """Return the lines of a model card that ask the model in ``folder``."""
+def _example_call(context: RunContext, folder: Path) -> str:
+    """Return the example code of a model card, which calls the model in ``folder``."""
     records = next(iter(context.parts.values())).eval if context.parts else []
     call = example_code(
         f"{folder.parent.name}/{folder.name}",

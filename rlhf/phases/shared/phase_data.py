@@ -10,7 +10,7 @@ from rlhf.phases.shared.context import RunContext
 
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
-    """Return the records that a phase learns from; DPO uses the reward phase's pairs."""
+    """Return the records that a phase trains on; DPO uses the reward phase's pairs."""
     return context.parts[Phase.reward if phase is Phase.dpo else phase]
 
 
@@ -25,12 +25,12 @@ def phase_prompts(context: RunContext, phase: Phase) -> TokenData:
 
 
 def answered_phase(context: RunContext) -> Phase:
-    """Return the phase whose held-out prompts DPO answers: PPO, or reward without PPO's records."""
+    """Return the phase whose held-out prompts DPO answers: PPO, or reward if PPO has none."""
     return Phase.ppo if context.parts[Phase.ppo].eval else Phase.reward
 
 
 def data_key(context: RunContext, phase: Phase) -> str:
-    """Return a hash of the phase's records and the tokenizer."""
+    """Return a hash of the phase's records, the tokenizer, the token limit and the template."""
     config = context.config
     return cache_key(
         phase_records(context, phase),

@@ -71,7 +71,7 @@ def reward_model_source(config: RunConfig) -> ModelSource:
 
 
 def critic_source(config: RunConfig) -> ModelSource:
-    """Return the source that the critic starts from: the reward model, or SFT's without one.
+    """Return the source of the critic: the reward model, or the SFT model if there is none.
 
     The reward model is this run's own, or the model that ``reward_model`` names.
 
@@ -114,7 +114,7 @@ def build_policy(
     dropout: float,
     shard: Shard | None = None,
 ) -> LanguageModel:
-    """Build the policy, with adapters if ``config`` has any; ``shard`` shards it meanwhile."""
+    """Build the policy, with adapters if ``config`` has any; ``shard`` shards it as it is built."""
     return LanguageModel(
         build_actor(
             learning_source(config, dropout=dropout),
@@ -207,7 +207,7 @@ def rollout_backend(
 
 
 class AdapterOff:
-    """A model with its adapters off, as a reference without a second copy; a ``TokenModel``."""
+    """A reference that is the policy with its adapters off; implements ``TokenModel``."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine

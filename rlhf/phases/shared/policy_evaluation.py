@@ -56,9 +56,9 @@ class HeldOutPrompts(NamedTuple):
 
 
 class PolicyEvaluation(NamedTuple):
-    """Means over held-out prompts, and the values that they are means of."""
+    """Means over held-out prompts, and the values of each prompt."""
 
-    score: float  # from the reward model, or the judge instead of it; 0 in DPO
+    score: float  # from the reward model, or the judge if there is none; 0 in DPO
     kl_to_reference: float  # nats per sequence, k1
     ended_share: float
     response_tokens: float
@@ -127,15 +127,15 @@ def evaluate_policy(
         kl_to_reference=means["kl"],
         ended_share=means["ended"],
         response_tokens=means["tokens"],
-        gold_parts=_below("gold/", means),
+        gold_parts=_strip_prefix("gold/", means),
         exact_greedy=means.get("greedy"),
-        score_parts=_below("parts/", means),
+        score_parts=_strip_prefix("parts/", means),
         by_prompt=by_prompt,
     )
 
 
 def values_of(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
-    """Return what is measured of each answer (B,): score, kl, ended, tokens, gold/..., parts/..."""
+    """Return measures (B,) of the answers by name: score, kl, ended, tokens, gold/..., parts/..."""
     responses = rollout.responses
     values = {
         "score": rollout.scores_B,
@@ -150,14 +150,14 @@ def values_of(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
     return values
 
 
-def _below(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
+def _strip_prefix(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
     return {n.removeprefix(prefix): mean for n, mean in means.items() if n.startswith(prefix)}
 
 
 def _scatter(
     values: Mapping[str, Tensor], batch: EvalRows, *, into: dict[str, Tensor], total: int
 ) -> None:
-    """Write values (B,) of a batch to their places among the ``total`` prompts of all ranks."""
+    """Write values (B,) of a batch into tensors with one cell for each of ``total`` prompts."""
     rows = torch.tensor(batch.rows, device=batch.keep_B.device)[batch.keep_B]
     for name, values_B in values.items():
         zeros_N = torch.zeros(total, dtype=torch.float64, device=values_B.device)
@@ -177,8 +177,8 @@ def answer_samples(
 ) -> list[Sample]:
     """Answer the first held-out prompts; return this rank's answers.
 
-    ``advantages`` returns the advantages (B, T) of a rollout's tokens, or None where there are
-    none; ``model`` names what answers.
+    ``advantages`` returns the advantages (B, T) of a rollout's tokens, or None if the
+    estimator has none; each answer records the name ``model``.
     """
     samples: list[Sample] = []
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
@@ -240,7 +240,7 @@ def answer_prompts(
 ) -> Iterator[tuple[Rollout, EvalRows]]:
     """Yield scored answers to held-out prompts, and their places among the prompts.
 
-    Sample 0 is the one that the phases measure; each ``sample`` has its own random numbers.
+    Each number ``sample`` has its own random draws; the phases evaluate sample 0.
     """
     backend = policy.greedy if greedy else policy.sampling
     of_prompts = {"num_prompts": num_prompts, "sample": sample}
@@ -258,7 +258,7 @@ def _batches(
     num_prompts: int,
     sample: int = 0,
 ) -> Iterator[tuple[PromptBatch, EvalRows]]:
-    """Yield held-out prompts of this rank, and their places among the prompts."""
+    """Yield micro-batches of this rank's held-out prompts, and their rows among all prompts."""
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,

@@ -59,7 +59,7 @@ def require_support(config: RunConfig) -> None:
         obstacle = machine_obstacle(tensor_parallel=tensor_parallel)
         obstacle = obstacle or compile_obstacle("InferenceBuilder")
         if obstacle is None and model is not None:
-            obstacle = _of_model(model, model_obstacle(model))
+            obstacle = _add_model_type(model, model_obstacle(model))
         if obstacle is not None:
             raise CapabilityError(f"rollout.backend=hybrid_engine: {obstacle}; use rollout=fast")
     if config.rollout.backend is Backend.vllm_server:
@@ -67,13 +67,13 @@ def require_support(config: RunConfig) -> None:
         ties = model is not None and model.tie_word_embeddings
         VllmClient(server.url, timeout=server.timeout_seconds).check(ties_embeddings=ties)
     if config.rollout.backend is Backend.fast and model is not None:
-        obstacle = _of_model(model, _decoding_obstacle(model))
+        obstacle = _add_model_type(model, _decoding_obstacle(model))
         if obstacle is not None:
             raise CapabilityError(f"rollout.backend=fast: {obstacle}; use rollout=hf")
 
 
 def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
-    """Check that each phase has a batch to train on, before the first is trained.
+    """Check that each phase has a batch to train on, before the first phase is trained.
 
     It also prints how many examples each phase uses and skips.
 
@@ -110,13 +110,13 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
 
 
 def _key_of_step(config: RunConfig, phase: Phase) -> str:
-    """Return the key of the examples of one step, with its value."""
+    """Return, for a message, the batch-size key of a phase with its value."""
     if phase is Phase.ppo:
         return f"ppo.rollout_batch_size={config.ppo.rollout_batch_size}"
     return f"{phase}.batch_size={examples_per_step(config, phase)}"
 
 
-def _of_model(config: PreTrainedConfig, obstacle: str | None) -> str | None:
+def _add_model_type(config: PreTrainedConfig, obstacle: str | None) -> str | None:
     if obstacle is None:
         return None
     return f"a model of model_type={config.model_type} {obstacle}"
@@ -138,7 +138,7 @@ def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
 
 
 def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
-    """Return the policy's config; None if it cannot be loaded, which the build will explain."""
+    """Return the policy's config; None if it cannot be loaded: the build raises the error."""
     try:
         if model.init is ModelInit.random:
             return architecture_config("model.architecture", model.architecture)

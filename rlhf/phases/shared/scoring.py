@@ -98,7 +98,7 @@ class Scores(Protocol):
         """Return scores (B,)."""
 
 
-# Returns the sums (B,) of all parts of a score, and the parts, given the model's scores (B,).
+# Maps prompts, responses and model scores (B,) to weighted sums (B,) and the parts' scores.
 Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
@@ -115,7 +115,7 @@ class ModelScores(NamedTuple):
 
 
 def no_scores(sequences: WholeSequences) -> Tensor:
-    """Return zeros (B,): no model scores, but parts of the score that read text."""
+    """Return zeros (B,), for a run in which no model scores the responses."""
     return torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device)
 
 
@@ -162,7 +162,7 @@ class ScoringModels(Protocol):
 
     @property
     def rewards(self) -> Rewards | None:
-        """Return what makes scores from parts; None: the model's score is the score."""
+        """Return the function that sums several rewards; None to use the model's scores."""
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
         """Run every model on ``sequences`` without gradients and dropout."""
@@ -212,17 +212,17 @@ def score_responses(
 
 
 def are_scores(scores: Tensor) -> Tensor:
-    """Return True for each finite number that the statistics of scores can square."""
+    """Return a mask, True for each finite number that the statistics of scores can square."""
     return scores.abs() <= LARGEST_SCORE  # False for NaN
 
 
 def num_failed(scores_B: Tensor) -> int:
-    """Return how many of the numbers are no scores."""
+    """Return the number of scores that are NaN, infinite or too large."""
     return int((~are_scores(scores_B)).sum())
 
 
 def at_step(prompts: PromptBatch) -> str:
-    """Return for which prompts a part of the score failed, for messages."""
+    """Return, for a message, the PPO step of ``prompts``, or that they are held out."""
     return "on held-out prompts" if prompts.step is None else f"in PPO step {prompts.step}"
 
 

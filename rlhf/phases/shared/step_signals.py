@@ -42,7 +42,7 @@ class StoppedError(KeyboardInterrupt):
 
 
 class StopRequests:
-    """What signals have asked for since the last checkpoint."""
+    """Requests that signals have made: a checkpoint, or a checkpoint and the end of the run."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False

@@ -33,7 +33,7 @@ def run_supervised(
     train_step: Callable[[int], dict[str, float]],
     evaluate: Callable[[], dict[str, float]],
 ) -> None:
-    """Take the steps of a phase that are left, and evaluate the model every ``eval_every`` steps.
+    """Take the remaining steps of a phase, and evaluate the model every ``eval_every`` steps.
 
     ``train_step`` takes one optimizer step, counted from 1. Both functions return metrics to log.
     """
@@ -63,9 +63,9 @@ def warn_of_few_steps(
 
 
 def readers(context: RunContext) -> Ranks:
-    """Return this rank's place among the ranks that read different rows.
+    """Return this rank's data-parallel rank, and the number of data-parallel ranks.
 
-    Ranks that share their sequences (zero.sequence_parallel_size) have the same place.
+    Ranks that share their sequences (zero.sequence_parallel_size) have the same rank there.
     """
     size = context.config.zero.sequence_parallel_size
     return replace(context.ranks, rank=context.ranks.rank // size, size=num_readers(context.config))
@@ -87,7 +87,7 @@ def share_of_rank(
 
 
 def split_columns(rows: Rows, size: int) -> Iterator[Rows]:
-    """Yield ``size`` rows at a time."""
+    """Yield ``rows`` in parts of ``size`` rows; the last part may be shorter."""
     for start in range(0, len(next(iter(rows.values()))), size):
         yield {name: values[start : start + size] for name, values in rows.items()}
 
@@ -111,10 +111,10 @@ def take_step(
     batches: Iterable[Batch],
     loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
 ) -> tuple[Metrics, dict[str, float]]:
-    """Take one optimizer step on micro-batches; return its metrics over all ranks, and as numbers.
+    """Take one optimizer step on micro-batches; return metrics over all ranks, and values to log.
 
-    ``loss_of`` returns a micro-batch's share of the loss, and its metrics. The numbers include
-    those of the optimizer step.
+    ``loss_of`` returns a micro-batch's share of the loss, and its metrics. The values include
+    the learning rate, the gradient norm and whether the step was skipped.
     """
     metrics: Metrics = {}
     for batch in batches:
@@ -142,8 +142,8 @@ def measure_held_out(
 ) -> Metrics:
     """Return metrics of the first ``limit`` held-out examples, over all ranks.
 
-    ``measure`` returns the metrics of ``micro`` rows, given a mask (B,) that is False for rows
-    that only pad.
+    ``measure`` returns the metrics of ``micro`` rows, given a mask (B,) that is False for
+    padding rows.
     """
     total = min(len(examples), limit)
     metrics: Metrics = {}
