@@ -3,7 +3,7 @@
     python -m tools.cloud_files FOLDER OVERRIDE...
 
 writes FOLDER/skypilot.yaml and FOLDER/trainjob.yaml (Kubeflow Trainer) for ``python launch.py
-OVERRIDE...``. The files of examples/cloud are those of ``EXAMPLE``.
+OVERRIDE...``. The files in examples/cloud are made from ``EXAMPLE``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ spec:
 
 
 def _command(config: RunConfig, overrides: Sequence[str]) -> list[str]:
-    """Return the first node's command of the dry run; the address of the first node is FIRST."""
+    """Return the dry run's command for the first node, with FIRST as the first node's address."""
     launcher = replace(config.launcher, master_addr="FIRST", hostfile=None)
     place = [] if config.run_dir else [f"run_dir={SHARED}/runs/{config.name}"]
     program = Program("python", "launch.py", [*overrides, *place])
@@ -118,7 +118,7 @@ def _command(config: RunConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def write(folder: Path, overrides: Sequence[str]) -> None:
-    """Write both files.
+    """Write skypilot.yaml and trainjob.yaml into ``folder``.
 
     Raises:
         ConfigError: if the overrides are wrong, or start one process, which needs no launcher.

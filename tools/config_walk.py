@@ -67,7 +67,7 @@ def _meanings(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
 
 
 def visited(functions: dict[str, Function], starts: Sequence[str]) -> dict[str, str]:
-    """Return the functions that the configuration visits, each with the one that passed it on."""
+    """Return the functions that the configuration visits, each with the caller that passed it."""
     callers = dict.fromkeys(starts, "")
     names = dict.fromkeys(starts, NAMES)
     pending = deque(starts)

@@ -75,7 +75,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
 def launch_commands(
     config: RunConfig, program: Program, environment: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the commands, as words, that start the ranks: if by hand one per node, else one."""
+    """Return the commands, as words, that start the ranks: one, or if by hand one per node."""
     python, script, arguments = program
     hardware, launcher = config.hardware, config.launcher
     ranks = f"--nproc-per-node={hardware.ranks_per_node}"
@@ -118,7 +118,7 @@ def launch_commands(
 
 
 def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return the address and port, on the first node, at which the nodes meet."""
+    """Return the address and port of the first node, to which all nodes connect."""
     task = slurm_task(environment)
     address = launcher.master_addr or (task.first_host if task is not None else "localhost")
     return address, launcher.master_port

@@ -63,7 +63,7 @@ def start_ranks(
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
     way = launch_mode(config, os.environ) if env_rank() is None else None
-    leads = way is not LaunchMode.hostfile  # there rank 0 leads, on the first node
+    leads = way is not LaunchMode.hostfile  # with a hostfile, rank 0 leads on the first node
     try:
         with around(run_dir) if run_dir is not None and leads else nullcontext():
             return _start(config, run_dir, script, way)
@@ -80,7 +80,7 @@ def start_ranks(
 
 
 def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
-    """Continue the run in a process without what the failed attempt holds; return its objective.
+    """Resume the run in a new process without leftovers of this attempt; return its objective.
 
     Hooks, pinned memory and buffers of its engines would stay in this process.
 
@@ -91,7 +91,7 @@ def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        _call([sys.executable, script, f"resume={run_dir}"])
+        _run_command([sys.executable, script, f"resume={run_dir}"])
     except SystemExit as end:
         raise RlhfError(f"the run in {run_dir} failed again, see its error above") from end
     return objective_of(run_dir)
@@ -111,7 +111,7 @@ def _start(
         console = build_console(is_main=run_dir is not None, log_every=1)
         console.say(f"starting: {shlex.join(command)}")
         if way is LaunchMode.hostfile:
-            _call(command)
+            _run_command(command)
         else:
             _spawn(config, run_dir, way)
     if run_dir is None:
@@ -120,12 +120,12 @@ def _start(
 
 
 def join() -> None:
-    """Join as a started rank; rank 0 publishes the run directory."""
+    """Run as one of the started ranks; rank 0 publishes the run directory."""
     run_rank(None, stderr_reporter())
 
 
 def refuse(reason: str) -> None:
-    """Publish to the other started ranks, as rank 0, why there is no run."""
+    """Publish, as rank 0, to the other started ranks the reason why there is no run."""
     # Ranks monitor each other, and report a loss, only after they have agreed on a run.
     Rendezvous(lambda _: None).refuse(reason)
 
@@ -141,8 +141,8 @@ def stderr_reporter() -> Callable[[Failure], None]:
     return complain
 
 
-def _call(command: list[str]) -> None:
-    """Run another launcher to its end, and exit with its code if it fails."""
+def _run_command(command: list[str]) -> None:
+    """Run ``command`` until it ends; if it fails, raise SystemExit with its exit code."""
     process = subprocess.Popen(command)
     try:
         code = process.wait()
@@ -191,7 +191,7 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
         except ChildFailedError as error:
             if all(end.exitcode == STOPPED for end in error.failures.values()):
                 raise KeyboardInterrupt from error
-            _explain(read_failure(failure_file), error.failures, run_dir)
+            _raise_cause(read_failure(failure_file), error.failures, run_dir)
         except DistError as error:
             address, port = rendezvous_address(config.launcher, os.environ)
             raise RlhfError(
@@ -216,7 +216,7 @@ def _node_options() -> dict[str, Any]:
 
 
 def _slurm_options(launcher: LauncherConfig) -> dict[str, Any]:
-    """Return the rendezvous options of a SLURM job's tasks: its first node."""
+    """Return the rendezvous options of a SLURM job's tasks: the address of its first node."""
     task = slurm_task(os.environ)
     assert task is not None
     address, port = rendezvous_address(launcher, os.environ)
@@ -228,7 +228,7 @@ def _slurm_options(launcher: LauncherConfig) -> dict[str, Any]:
     }
 
 
-def _explain(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | None) -> None:
+def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | None) -> None:
     """Raise an error that explains why the ranks of this node ended.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Out of memory in a phase: say what was planned and which keys help, or use smaller batches."""
+"""Out of memory in a phase: report the plan and the keys that help, or use smaller batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutOfMemoryError(RlhfError):
 
 @contextmanager
 def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
-    """Turn a failed allocation of the block into an error that says what helps.
+    """Replace an error of a failed allocation in the ``with`` block with advice on what helps.
 
     Raises:
         OutOfMemoryError: if the block ran out of memory.
@@ -46,7 +46,7 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
 
 
 def _remedies(config: RunConfig, phase: Phase) -> list[str]:
-    """Return what frees memory on a rank beside smaller micro-batches."""
+    """Return overrides that reduce the memory of a rank, besides smaller micro-batches."""
     keys = []
     if phase is Phase.ppo and config.rollout.keep_graphs is When.always:
         keys.append("rollout.keep_graphs=never")
@@ -66,7 +66,7 @@ def smaller(config: RunConfig, phase: Phase) -> int:
 def with_less_memory(config: RunConfig) -> RunConfig | None:
     """Return ``config`` with smaller micro-batches and fewer rows of the rollout at once.
 
-    The steps are the same up to rounding. None: hardware.on_oom=stop, or all sizes are 1.
+    The steps are the same up to rounding. Returns None if hardware.on_oom=stop or all sizes are 1.
     """
     if config.hardware.on_oom is not OnOom.reduce_micro_batch:
         return None
@@ -83,7 +83,7 @@ def with_less_memory(config: RunConfig) -> RunConfig | None:
 
 
 def _describe_plan(run_dir: Path, phase: Phase) -> str:
-    """Return what the plan has for the phase, as words."""
+    """Return, for a message, the planned memory of the phase; an empty text without a plan."""
     plan = read_plan(run_dir)
     if plan is None or phase not in plan["phases"]:
         return ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-# Seconds before this rank follows a lost one: a signal may end both, or news may name the cause.
+# Seconds before this rank ends after a lost one: a signal may end both, or news name the cause.
 GRACE_S = 1.0
 CONNECT_S = 60.0
 LOOPBACK = "127.0.0.1"
@@ -67,7 +67,7 @@ class PeerMonitor:
         self._end(done=True)
 
     def _listen(self, store: Store, master: tuple[str, int], *, is_one_machine: bool) -> None:
-        """Accept the other ranks: of this machine, or those that ``master`` is reachable for."""
+        """Accept connections of other ranks: from this machine only, or from any machine."""
         dual = socket.has_dualstack_ipv6() and not is_one_machine
         family = socket.AF_INET6 if dual else socket.AF_INET
         interface = LOOPBACK if is_one_machine else ""
@@ -94,7 +94,7 @@ class PeerMonitor:
         _start(self._read, peer, None)
 
     def _read(self, peer: socket.socket, token: str | None) -> None:
-        """Read from ``peer`` until its end. A stranger without the ``token`` is disconnected."""
+        """Read messages until ``peer`` disconnects; disconnect a stranger without the ``token``."""
         name, is_lost = "rank 0", False
         _keep_alive(peer)
         with peer, peer.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
@@ -104,7 +104,7 @@ class PeerMonitor:
                     return
                 name = str(hello["name"])
                 _send(peer, name=self._name)
-            is_lost = True  # unless it reports that it is done
+            is_lost = True  # unless the peer reports that it is done
             with self._lock:
                 self._peers.add(peer)
             while line := lines.readline(LONGEST):
@@ -157,7 +157,7 @@ def _start(target: Callable[..., None], *arguments: Any) -> None:
 
 
 def _send(peer: socket.socket, **news: Any) -> None:
-    """Send one JSON object as a line. A peer that is gone is noticed by the thread that reads."""
+    """Send a JSON object as a line; ignore a lost peer, which the reading thread notices."""
     with contextlib.suppress(OSError):
         peer.sendall(json.dumps(news).encode() + b"\n")
 

@@ -40,7 +40,7 @@ from rlhf.phases.shared.phase_data import data_key
 from rlhf.runtime.plan_comparison import beside_the_plan
 
 PrintNote = Callable[[str], None]
-REUSED = (Phase.sft, Phase.reward)  # what sweeps and searches vary comes after these
+REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
 
 
 def run_phase(
@@ -55,7 +55,7 @@ def run_phase(
     with ExitStack() as stack:
         if key is not None:
             stack.enter_context(one_at_a_time(store, key, ranks))
-            # Other ranks may not see the store of rank 0, and nobody hashes the files twice.
+            # Only rank 0: others may not see its store, and files should be hashed only once.
             found = store.find(key, phase, context.console.say) if ranks.is_main else None
             if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
                 take_phase(context, phase, store.folder / key)
@@ -73,7 +73,7 @@ def run_phase(
 
 
 def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) -> None:
-    """Store a phase for other runs; this run has it, so a store that fails is worth a line only."""
+    """Store a phase for other runs; a failure prints a line, since this run has the phase."""
     try:
         store.put(key, phase, context.run_dir)
     except (OSError, CheckpointError) as error:
@@ -84,7 +84,7 @@ def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: 
     """Verify the phases that a resumed run has finished, and remove what a killed attempt left.
 
     Raises:
-        CheckpointError: naming the file that is missing or damaged, and the way out.
+        CheckpointError: if a file is missing or damaged; the message has the file and the fix.
     """
     refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])
     for phase in finished:
@@ -108,9 +108,9 @@ def store_key(context: RunContext, phase: Phase) -> str | None:
 
 @contextmanager
 def one_at_a_time(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
-    """Hold the lock of an entry in rank 0: other runs wait, and so do this run's other ranks.
+    """Hold the lock of a store entry on rank 0 within the context; all ranks wait for the lock.
 
-    All ranks ask together once per second, so that no collective waits longer than that.
+    All ranks check together once per second, so that no collective waits longer than that.
 
     Raises:
         ConfigError: if the store cannot be written.
@@ -141,7 +141,7 @@ def take_phase(context: RunContext, phase: Phase, source: Path) -> None:
     """Take a finished phase from the folder ``source``, with its metrics and samples.
 
     Raises:
-        CheckpointError: if it is damaged. An entry of the store has been verified already.
+        CheckpointError: if the phase is damaged. Entries of the store were verified before.
     """
     run_dir, ranks = context.run_dir, context.ranks
     if ranks.is_main:

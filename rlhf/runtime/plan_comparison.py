@@ -16,7 +16,7 @@ from rlhf.engine.devices import peak_memory_gib
 def beside_the_plan(
     run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
 ) -> dict[str, dict[str, float]]:
-    """Return the phase's time, and its peak memory: measured and planned.
+    """Return the phase's hours and peak memory in GiB, measured and planned, for its result.
 
     On a CPU peak memory is counted from the start of the process, so it includes earlier phases.
     """
@@ -36,7 +36,7 @@ def beside_the_plan(
 def whole_beside_the_plan(
     run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
 ) -> dict[str, dict[str, float]]:
-    """Return the time and peak memory of the whole run: measured and planned.
+    """Return the hours and peak memory in GiB of the whole run, measured and planned.
 
     The time counts from the start of the process, so it includes loading libraries. The time of
     phases that an earlier attempt finished is added. A run that took all its phases from others has

@@ -23,7 +23,7 @@ from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
-STOPPED = 130  # as after Ctrl-C
+STOPPED = 130  # exit code of a rank that was asked to stop, as after Ctrl-C
 # Seconds that a rank with a broken collective waits for the report of the rank that broke it.
 CAUSE_S = 3.0
 LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended

@@ -66,7 +66,7 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     """Return ``config`` with the numbers of nodes and ranks that were really started.
 
     Raises:
-        ConfigError: if the batch sizes do not divide over the ranks, or nothing can start them.
+        ConfigError: if batch sizes do not divide over the ranks, or the ranks cannot be started.
     """
     if env_rank() is None:
         check_started(config)
@@ -83,7 +83,7 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
 
 
 def ignores_job_signals() -> bool:
-    """Return True in a SLURM job, whose signals reach every process and are meant for its tasks."""
+    """Return True in a SLURM job, whose signals reach every process but are for its tasks only."""
     return "SLURM_PROCID" in os.environ
 
 

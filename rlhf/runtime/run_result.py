@@ -29,7 +29,7 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
     """Return the phases that have no result yet.
 
     Raises:
-        DamagedFileError: if the result of a phase, here or in ``from_run``, is not what it writes.
+        DamagedFileError: if the result of a phase, here or in ``from_run``, has a wrong form.
     """
     for phase in reused_phases(config):
         read_json(phase_result_path(Path(str(config.from_run)), phase), PHASES[phase])
@@ -75,7 +75,7 @@ def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: P
     """Check that the objective of a run that has ended is a finite number.
 
     Raises:
-        RlhfError: naming the measures that are not finite, and what to do.
+        RlhfError: if it is not; the message names the measures that are not finite, and a fix.
     """
     name, value = objective_measure(phases, run_dir)
     if math.isfinite(value):

@@ -1,8 +1,8 @@
 """End a run that hangs: print the stacks of every rank, name a rank that is stopped, and exit.
 
 A collective waits for hours for a rank that is alive but does nothing. Every rank watches its own
-steps, because a stopped process cannot report anything; the others find it by the state that the
-kernel gives for it.
+steps, because a stopped process cannot report anything; the other ranks find it by the
+process state that the kernel reports.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from rlhf.phases.shared.step_signals import Heartbeat
 
-STACK_S = 1.0  # seconds in which a rank that goes on can print its stacks
+STACK_S = 1.0  # seconds in which a resumed rank can print its stacks
 
 
 class Process(NamedTuple):
-    """Where a rank runs."""
+    """The host and the process id of a rank."""
 
     host: str
     pid: int
@@ -58,9 +58,9 @@ def watch(
 ) -> None:
     """Watch this rank's ``heartbeat`` from a thread, which calls ``on_stuck`` with a reason once.
 
-    The reason names those of the ``others`` that are stopped on this host.
+    The reason names each of the ``others`` that is stopped on this host.
     """
-    # A rank that was stopped prints its stacks as soon as it goes on, whatever it is doing.
+    # A stopped rank prints its stacks as soon as it resumes, whatever it is doing.
     faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
 
     def wait() -> None:
@@ -77,7 +77,7 @@ def watch(
             sys.stderr.write(f"rank {each} was stopped; its stacks:\n")
             sys.stderr.flush()
             with suppress(OSError):
-                os.kill(process.pid, signal.SIGQUIT)  # answered when it goes on
+                os.kill(process.pid, signal.SIGQUIT)  # handled when it resumes
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(STACK_S)
         names = [f"rank {each} on {process.host}" for each, process in stopped.items()]

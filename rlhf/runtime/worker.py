@@ -145,7 +145,7 @@ def run_phases(
 def be_ready(
     context: RunContext, others: Mapping[int, Process], on_stuck: Callable[[str], None]
 ) -> None:
-    """Listen to signals that ask for a checkpoint, and watch that steps end."""
+    """Install handlers of signals that request a checkpoint, and start the watchdog."""
     config = context.config
     grace, stops = config.checkpoint.grace_seconds, not ignores_job_signals()
     context.requests.listen(grace_seconds=grace, stops=stops)
@@ -166,8 +166,8 @@ def build_context(
 ) -> RunContext:
     """Build one rank's data, tokenizer and trackers for the phases still to run; print a summary.
 
-    Phases that were stopped continue from their last checkpoints. What a stopped attempt wrote
-    after them is dropped, because these steps are taken again.
+    Phases that were stopped continue from their last checkpoints. Log lines of later
+    steps are dropped, because these steps are taken again.
     """
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
@@ -241,12 +241,12 @@ def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseDat
 def run_tokenizer(
     config: RunConfig, run_dir: Path, parts: dict[Phase, PhaseData]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the run, which is made once and stored in the run directory.
+    """Return the run's tokenizer, which is created once and stored in the run directory.
 
     It is the tokenizer of ``model``, or of ``reward_model`` if the run trains only a reward model.
 
     Raises:
-        ConfigError: if a pretrained reward model reads other tokens than the actor writes.
+        ConfigError: if a pretrained reward model has other tokens than the actor.
     """
     folder, reward_model = run_dir / "tokenizer", config.reward_model
     key, owner = "model", config.model

@@ -48,7 +48,7 @@ def explanation(schema: type, key: str) -> str:
 
 
 def field_docstrings(schema: type) -> dict[str, str]:
-    """Return the docstring below every field of a dataclass, those of its bases included."""
+    """Return the docstring below every field of a dataclass, including its base classes' fields."""
     found: dict[str, str] = {}
     for each in reversed(schema.__mro__[:-1]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body

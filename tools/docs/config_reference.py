@@ -52,7 +52,7 @@ def reference(conf: Path) -> str:
 def _keys(schema: Any, defaults: Any, prefix: str = "") -> list[Key]:
     """Return the keys of a schema class, nested ones after the key that holds them.
 
-    ``defaults`` is a mapping of its values; if it is not, another key decides all of them.
+    ``defaults`` maps fields to values; if it is no mapping, another key decides all values.
     """
     types, found = get_type_hints(schema), []
     for field in fields(schema):
@@ -71,7 +71,7 @@ def _keys(schema: Any, defaults: Any, prefix: str = "") -> list[Key]:
 
 
 def _effect(key: str) -> tuple[str, str]:
-    """Return the phases that a key affects, and what a resumed run may do to it."""
+    """Return the phases that a key affects, and if a resumed run may change it, as texts."""
     affects, at_resume, *_ = effect_of(key)
     if affects is phase_of_best:
         return "the phase of checkpoint.best", at_resume.value

@@ -32,7 +32,7 @@ MOMENTS = {
 COMMON = (
     "data=rm_static",
     "zero=stage1",
-    "rollout.keep_graphs=never",  # what a rollout takes is freed, and so seen
+    "rollout.keep_graphs=never",  # the rollout frees its memory, so that the trace shows it
     "ppo.rollout_batch_size=64",
     "ppo.mini_batch_size=64",
     "ppo.ppo_epochs=1",
@@ -45,7 +45,7 @@ def _of(model: str, reward_model: str, hardware: str, *more: str) -> tuple[str, 
     return (f"model={model}", f"model@reward_model={reward_model}", f"hardware={hardware}", *more)
 
 
-# name: overrides; the first is cheap to trace, and a test does.
+# name: overrides; a test traces the first, which is cheap.
 CONFIGURATIONS = {
     "OPT-125M": _of("opt_125m", "opt_125m", "a6000_48g"),
     "SmolLM2-135M, LoRA": _of("smollm2_135m", "smollm2_135m", "a6000_48g", "lora=all", *AGAIN),
@@ -66,7 +66,7 @@ CONFIGURATIONS = {
 
 
 class Moment(NamedTuple):
-    """The bytes of one moment, without those that a process takes before it has models."""
+    """Planned and traced bytes at one moment, without those of a process that has no models."""
 
     phase: str
     name: str
@@ -85,7 +85,7 @@ def phase_config(conf: Path, name: str, phase: str, *sizes: str) -> RunConfig:
 
 
 def planned_bytes(plan: PhasePlan, moment: str) -> int:
-    """Return the bytes of a moment without those of the process, which no trace has."""
+    """Return the planned bytes of a moment without the process's own, which no trace has."""
     parts = plan.moments[moment]
     return parts.total() - parts["process"]
 
@@ -101,7 +101,7 @@ def moments(conf: Path, name: str) -> Iterator[Moment]:
 
 
 def memory_rows(conf: Path) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table: GiB planned / traced, and the ratios farthest from 1."""
+    """Return header and rows of the table: GiB planned / traced, and the range of the ratios."""
     rows = []
     for name in CONFIGURATIONS:
         found = list(moments(conf, name))

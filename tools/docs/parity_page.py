@@ -83,7 +83,7 @@ def _cells(row: ParityRow, *, is_code: bool) -> list[str]:
 
 
 def renew_page(path: Path, rows: Path) -> None:
-    """Replace the tables below the mark in ``path`` by those in ``rows``; keep the text above."""
+    """Replace the tables below the mark in ``path`` with those in ``rows``; keep the text above."""
     write_below(path, TABLE_MARK, parity_page(read_sections(rows)))
 
 

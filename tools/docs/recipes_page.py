@@ -77,7 +77,7 @@ def _experiment(path: Path, name: str) -> dict[str, str]:
     judged = {"reward", "ppo"} & set(order)
     return {
         "name": f"`{name}`",
-        "what": _what(path),
+        "what": _title_cell(path),
         "model": choices["model"],
         "reward model": choices[REWARD_MODEL_GROUP] if judged else "none",
         "hardware": choices["hardware"],
@@ -116,7 +116,7 @@ def _preset(path: Path, keys: tuple[str, ...]) -> dict[str, str]:
     values = compose("config", [f"{group}={name}"])[group]
     return {
         "option": f"`{group}={name}`",
-        "what": _what(path),
+        "what": _title_cell(path),
         **{key: _shown(values[key]) for key in keys},
     }
 
@@ -128,8 +128,8 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _what(path: Path) -> str:
-    """Return the title of a file in conf/, with its source."""
+def _title_cell(path: Path) -> str:
+    """Return a cell with the title of a file in conf/, and its source if it has one."""
     header = read_header(path)
     return _cell(header.title if header.source is None else f"{header.title} ({header.source})")
 

@@ -21,7 +21,7 @@ REST = "*"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the repository's top, and put pages without a line into the navigation."""
+    """Add the repository's top-level pages, and put pages that it lacks into the navigation."""
     for source, name in TOP.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=without_folder(text)))
