@@ -27,7 +27,7 @@ CHUNK = 1 << 20  # bytes
 
 
 class FailureError(Exception):
-    """The error for a batch that a part could not score; its message says why in one line."""
+    """The error for a batch that a part could not score; its message is the reason in one line."""
 
 
 class IsolatedReward:

@@ -91,7 +91,7 @@ def _reason(error: BaseException, file: str | None) -> str:
 
 
 def http(part: RewardTerm) -> ScoreFunction:
-    """Return a ``ScoreFunction`` that asks the endpoint ``part.url``.
+    """Return a ``ScoreFunction`` that gets scores from the endpoint ``part.url``.
 
     It posts ``{"prompts": [...], "responses": [...], "columns": {name: [...]}}`` and expects
     ``{"scores": [...]}``.

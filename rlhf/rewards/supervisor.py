@@ -1,4 +1,4 @@
-"""The process under which one part of the score is computed: nothing that it starts outlives it.
+"""The process under which one part of the score is computed: its descendants end with it.
 
 It is started as ``python -P -m rlhf.rewards.supervisor DESCRIPTOR PARENT`` and forks the process
 that computes (process.py). A descendant that loses its parent becomes a child of the

@@ -204,7 +204,7 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
 def shutdown_seconds(grace_seconds: float) -> float:
     """Return how long the agent waits for ranks after SIGTERM before it kills them.
 
-    It forwards SIGTERM, and the ranks write a checkpoint. In a SLURM job they ignore SIGTERM, and
+    The agent forwards SIGTERM; ranks write a checkpoint. In a SLURM job ranks ignore SIGTERM, and
     the agent sends it only to the ranks left over after one has failed.
     """
     return 5 if ignores_job_signals() else grace_seconds + 5

@@ -18,7 +18,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 class OutOfMemoryError(RlhfError):
-    """A phase needed more memory than there is; the message says what helps."""
+    """A phase needed more memory than there is; the message names keys that help."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Monitor the other ranks: if one ends early, all others end too and name it.
+"""Monitor the other ranks: if a rank ends early, all others end too and name that rank.
 
 A collective waits for hours for a rank that has died. Therefore every rank keeps a connection to
 rank 0, which forwards the news. The kernel closes a connection together with its process, and
@@ -163,7 +163,7 @@ def _send(peer: socket.socket, **news: Any) -> None:
 
 
 def _keep_alive(peer: socket.socket) -> None:
-    """Let the kernel probe whether the other machine is still there."""
+    """Enable keepalive probes, by which the kernel finds that the other machine is gone."""
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():

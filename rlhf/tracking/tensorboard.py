@@ -34,7 +34,7 @@ class TensorBoardTracker(Tracker):
         self._config = run_config
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - names begin with it
-        """Write the metrics of one step."""
+        """Write the metrics of one step, except those that the event files have already."""
         for name, value in values.items():
             if step > self._written.get(name, -1):
                 self._writer.add_scalar(name, value, step)

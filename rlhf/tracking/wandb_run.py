@@ -98,7 +98,7 @@ class WandbTracker(Tracker):
             self._run.define_metric(metric, step_metric=step, summary=summary)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Send the metrics of one step."""
+        """Send the metrics of one step, unless W&B has them already."""
         if step > self._sent.get(_kind(phase, values), -1):
             self._run.log({**values, f"{phase}/step": step})
 

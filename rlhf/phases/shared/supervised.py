@@ -65,7 +65,7 @@ def warn_of_few_steps(
 def readers(context: RunContext) -> Ranks:
     """Return this rank's data-parallel rank, and the number of data-parallel ranks.
 
-    Ranks that share their sequences (zero.sequence_parallel_size) have the same rank there.
+    Ranks that share their sequences (zero.sequence_parallel_size) have the same data-parallel rank.
     """
     size = context.config.zero.sequence_parallel_size
     return replace(context.ranks, rank=context.ranks.rank // size, size=num_readers(context.config))
