@@ -152,7 +152,7 @@ class Dialogue:
         self._answer(self._messages[:-1])
 
     def _compare(self, text: str) -> None:
-        """Answer ``text`` or the last message with two policies; leave the conversation as it is."""
+        """Answer ``text`` or the last message with two policies; do not change the conversation."""
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
         if not asked:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")
