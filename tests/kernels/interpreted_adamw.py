@@ -65,8 +65,10 @@ def way(monkeypatch: pytest.MonkeyPatch) -> None:
     def table(tensors: list[Tensor]) -> ParameterTable:
         return table_of([tensor.numel() for tensor in tensors])
 
-    monkeypatch.setattr(lean_adamw, "_way", table)
-    monkeypatch.setattr(masters, "_table", lambda shards: table([each.high for each in shards]))
+    monkeypatch.setattr(lean_adamw, "_choose_kernels", table)
+    monkeypatch.setattr(
+        masters, "_average_table", lambda shards: table([each.high for each in shards])
+    )
 
 
 def test_a_trial_runs_them_all() -> None:
