@@ -66,7 +66,7 @@ def _hold_end(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
     return torch.where(columns_S > last_B1, values_BS.gather(1, last_B1), values_BS)
 
 
-def combine(
+def combine_pairs(
     losses_B: Tensor,
     chosen_scores_B: Tensor,
     rejected_scores_B: Tensor,

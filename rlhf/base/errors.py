@@ -27,7 +27,7 @@ class RewardError(RlhfError):
 
 
 class RolloutError(RlhfError):
-    """The error for a server that failed to sample, or sampled without the actor's weights."""
+    """The error for a server that failed to sample, or sampled with weights not the actor's."""
 
 
 class CheckpointError(RlhfError):

@@ -18,7 +18,7 @@ SIMPSON = 400  # subintervals for Simpson's rule, an even number
 
 
 class Estimate(NamedTuple):
-    """A mean and the half-width of its 95 % interval: NaN for one value or a mean not finite."""
+    """A mean and its 95 % interval's half-width, which is NaN for one value or a mean of NaN."""
 
     mean: float
     half: float

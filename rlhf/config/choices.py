@@ -32,7 +32,7 @@ class ModelInit(StrEnum):
 
 
 class RewardKind(StrEnum):
-    """Kinds of parts of the score: two models, code of the user, then fixed rules."""
+    """Kinds of parts of the score: reward model, judge, function, HTTP server, then fixed rules."""
 
     model = "model"
     gold = "gold"

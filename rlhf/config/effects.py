@@ -62,7 +62,7 @@ def effect_of(key: str) -> Effect:
 
 
 def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str, Any]:
-    """Return the values, as plain data, of all keys whose value affects one of ``phases``."""
+    """Return, by dotted key, the plain values of all keys that affect one of ``phases``."""
     return {
         key: value
         for key, value in _leaves(asdict(config), "")

@@ -144,8 +144,8 @@ def load_run(run_dir: str | Path) -> RunConfig:
 def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
     """Return ``frozen`` with the changes of ``overrides``, whose values are composed in ``cfg``.
 
-    If an override changes hardware or zero, micro-batch sizes without an override become null,
-    because the planned sizes may not fit.
+    If an override sets a key of hardware or zero, micro-batch sizes without an override become
+    null, because the planned sizes may not fit.
 
     Raises:
         ConfigError: if an override changes what the run computes; the message gives the value that
@@ -175,7 +175,7 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
     return to_run_config(config)
 
 
-def spread_changes(before: RunConfig, after: RunConfig) -> list[str]:
+def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Return, as key=value, what a resumed run changes in how ranks divide its batches."""
     kept = _plain_values(OmegaConf.structured(before))
     return [

@@ -34,9 +34,9 @@ def make_run_dir(
 ) -> Path:
     """Return the directory of a run, which is created unless a stopped run is resumed.
 
-    It is ``job_dir`` for a job of a sweep. If such a job was stopped and requeued, ``job_dir``
-    already holds its run, which is resumed. With ``continues`` (resume=auto) the latest unfinished
-    run with this configuration is resumed too.
+    It is config.run_dir, else ``job_dir`` (for a job of a sweep), else a new folder in runs/. If a
+    job was stopped and requeued, ``job_dir`` already holds its run, which is resumed. With
+    ``continues`` (resume=auto) the latest unfinished run with this configuration is resumed too.
     """
     if config.run_dir is not None:
         path = user_path(config.run_dir, key="run_dir")

@@ -61,7 +61,7 @@ class SplitAdamW:
             p: torch.empty(p.shape, dtype=torch.bfloat16, device=p.device) for p in trained
         }
         self._states = [_new_state(p, halves[p], moments) for p in trained]
-        self._way = _choose_kernels([state.parameter for state in self._states])
+        self._way = _adamw_for([state.parameter for state in self._states])
 
     @property
     def masters(self) -> Masters:
@@ -118,7 +118,7 @@ class SplitAdamW:
                 parameter.grad = None
 
 
-class TorchWay:
+class TorchAdamw:
     """AdamW and gradient norms computed by operations of torch, on any device."""
 
     def squares(self, gradients: Sequence[Tensor | None]) -> Tensor | float:
@@ -161,15 +161,17 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
         split.split(weights)
 
 
-def _choose_kernels(parameters: Sequence[nn.Parameter]) -> AdamwKernel | ParameterTable | TorchWay:
+def _adamw_for(
+    parameters: Sequence[nn.Parameter],
+) -> AdamwKernel | ParameterTable | TorchAdamw:
     """Return the implementation of AdamW for this device: C, Triton, or operations of torch."""
     device = parameters[0].device
     if device.type == "cpu":
         kernel = adamw_kernel()
-        return TorchWay() if kernel is None else kernel
+        return TorchAdamw() if kernel is None else kernel
     kernels = adamw_gpu_kernels(device)
     sizes = [parameter.numel() for parameter in parameters]
-    return TorchWay() if kernels is None else ParameterTable(kernels, sizes, device)
+    return TorchAdamw() if kernels is None else ParameterTable(kernels, sizes, device)
 
 
 def _new_state(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> _State:

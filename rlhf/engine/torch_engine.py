@@ -104,7 +104,7 @@ class TorchEngine(BaseEngine):
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
         dtype = torch.bfloat16 if has_half else torch.float32
-        places = homes(list(module.parameters()), dtype, ranks.device)
+        places = weight_storage(list(module.parameters()), dtype, ranks.device)
         for parameter, home in places.items():
             if not has_half:
                 parameter.data = home.copy_(parameter.data)
@@ -194,7 +194,7 @@ class TorchEngine(BaseEngine):
         self._optimizer = self._average = None
 
 
-def homes(
+def weight_storage(
     parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device
 ) -> dict[nn.Parameter, Tensor]:
     """Return the tensor in which each fp32 parameter will be stored on ``device``, as ``dtype``.

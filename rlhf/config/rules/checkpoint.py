@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check_readable(config: RunConfig) -> None:
-    """Check that keys of ``checkpoint`` request no checkpoint inside a phase with ZeRO on NVMe.
+    """Check that ``checkpoint`` requests no checkpoint inside a phase if zero.nvme_path is set.
 
     every_minutes is set by default and is accepted: the run then prints that it writes none.
     """
