@@ -13,21 +13,21 @@ from torch import Tensor
 from rlhf.algorithms.masking import last_kept
 from rlhf.base.metrics import Moments
 
-MIN_DEVIATION = 1e-3  # scores that deviate less are not divided
+MIN_DEVIATION = 1e-3  # scores with a smaller standard deviation are not divided
 
 
 class Advantages(NamedTuple):
-    """Advantages, and the returns that a critic learns; 0 in cells that are not kept."""
+    """Advantages and returns (the targets of a critic); both are 0 at tokens that are not kept."""
 
     advantages_BT: Tensor
     returns_BT: Tensor
 
 
 def scale_scores(scores_B: Tensor, moments: Moments, *, shift_mean: bool) -> Tensor:
-    """Divide scores by the deviation of ``moments``; with ``shift_mean`` subtract the mean first.
+    """Return scores (B,) divided by the standard deviation of ``moments``.
 
-    Without the shift the mean is divided too, unlike in ``whiten``, so a score keeps its sign. A
-    deviation below ``MIN_DEVIATION`` divides nothing: such scores differ only by rounding.
+    With ``shift_mean`` the mean is subtracted first. Otherwise every score keeps its sign. If the
+    deviation is below ``MIN_DEVIATION``, the scores differ only by rounding and are not divided.
     """
     mean, variance = moments.mean.to(scores_B.dtype), moments.variance.to(scores_B.dtype)
     shifted_B = scores_B - mean if shift_mean else scores_B
@@ -47,7 +47,7 @@ def clip_scores(
 
     The penalty comes after the clip, so that a high score cannot hide it. The response stays in
     the batch: dropping it would leave ranks with batches of different sizes. If
-    ``missing_end_score`` is given, it replaces such a score, without clip and penalty.
+    ``missing_end_score`` is given, it replaces the score of such a response; no penalty is added.
     """
     clipped_B = scores_B if clip is None else scores_B.clamp(-clip, clip)
     if missing_end_score is None:
@@ -91,13 +91,13 @@ def gae(
 
 
 def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
-    """Compute REINFORCE advantages, leave-one-out baseline, https://arxiv.org/abs/2402.14740.
+    """Compute advantages with a leave-one-out baseline (RLOO), https://arxiv.org/abs/2402.14740.
 
     R_i is the sum of a response's token rewards. The advantage of all its tokens is R_i minus the
     mean R of the other responses to its prompt. The rows of one prompt must be adjacent.
 
     Raises:
-        ValueError: the rows do not make groups of ``group_size``, or it is below 2.
+        ValueError: ``group_size`` is below 2 or does not divide the number of rows.
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     others_GK = (totals_GK.sum(dim=1, keepdim=True) - totals_GK) / (group_size - 1)
@@ -105,7 +105,7 @@ def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
 
 
 def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
-    """Compute group-relative advantages (outcomes), https://arxiv.org/abs/2402.03300 section 4.1.2.
+    """Compute GRPO advantages from outcomes, https://arxiv.org/abs/2402.03300 section 4.1.2.
 
     R_i is the sum of a response's token rewards; the advantage of all its tokens is
     (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt must be
@@ -113,7 +113,7 @@ def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
     group_size - 1), as in the usual implementations, so that their learning rates carry over.
 
     Raises:
-        ValueError: the rows do not make groups of ``group_size``, or it is below 2.
+        ValueError: ``group_size`` is below 2 or does not divide the number of rows.
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
@@ -125,7 +125,8 @@ def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
 def reinforce_pp_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, gamma: float) -> Advantages:
     """Compute REINFORCE++ advantages, https://arxiv.org/abs/2501.03262: discounted rewards-to-go.
 
-    There is no baseline; the method also requires ``whiten`` over the whole rollout.
+    There is no baseline. The method requires that the caller applies ``whiten`` to the advantages
+    of the whole rollout.
     """
     return gae(rewards_BT, torch.zeros_like(rewards_BT), keep_BT, gamma=gamma, lam=1.0)
 
@@ -141,7 +142,7 @@ def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tenso
 
 
 def _broadcast_to_tokens(advantages_GK: Tensor, rewards_BT: Tensor, keep_BT: Tensor) -> Advantages:
-    """Give every kept token its response's advantage; returns are undiscounted rewards-to-go."""
+    """Copy each response's advantage to its kept tokens; returns are undiscounted rewards-to-go."""
     advantages_B1 = advantages_GK.reshape(-1, 1).to(rewards_BT.dtype)
     advantages_BT = advantages_B1.expand_as(rewards_BT).masked_fill(~keep_BT, 0.0)
     return Advantages(

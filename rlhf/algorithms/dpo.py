@@ -16,7 +16,7 @@ DpoLossLiteral = Literal["sigmoid", "ipo"]
 
 
 class DpoLoss(NamedTuple):
-    """The DPO loss and the implicit rewards, beta * log(pi / pi_ref) of a whole response."""
+    """The DPO loss and metrics of the implicit rewards, beta * log(pi / pi_ref) per response."""
 
     loss: Tensor  # scalar sum over pairs, differentiable
     mean_loss: Mean
@@ -27,7 +27,7 @@ class DpoLoss(NamedTuple):
 
 
 def sequence_logprobs(logprobs_N: Tensor, rows_N: Tensor, *, num_rows: int) -> Tensor:
-    """Return the sum (B,) of log p(token | tokens before it) over each of ``num_rows`` rows."""
+    """Return the log-probability (B,) of each of ``num_rows`` rows; token n is in row rows_N[n]."""
     return logprobs_N.new_zeros(num_rows).index_add(0, rows_N, logprobs_N)
 
 
@@ -49,7 +49,8 @@ def dpo_loss(
     ipo     = (margin - 1/2)^2 / beta^2      https://arxiv.org/abs/2310.12036 eq. 17, tau = beta
 
     ``label_smoothing`` is the probability that a label is wrong (conservative DPO,
-    https://ericmitchell.ai/cdpo.pdf): that share of the loss is taken with the pair swapped.
+    https://ericmitchell.ai/cdpo.pdf): the loss of the swapped pair gets this weight, and the loss
+    of the pair gets the rest.
 
     Raises:
         ValueError: ``loss`` is neither "sigmoid" nor "ipo".

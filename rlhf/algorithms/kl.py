@@ -30,7 +30,7 @@ def kl_estimate(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstima
         case "k2":
             return difference.square() / 2
         case "k3":
-            # exp(x) - 1 would lose small differences, and with them the sign, to rounding.
+            # exp(x) - 1 would round small differences away, so that k3 could become negative.
             return (-difference).expm1() + difference
     raise ValueError(f"unknown KL estimator {estimator!r}; there are k1, k2, k3")
 
@@ -52,7 +52,7 @@ class KlController:
     def step(self, kl_per_sequence: float, *, num_sequences: int) -> Self:
         """Return the controller after a rollout of ``num_sequences`` with this mean KL.
 
-        A KL that is not a number changes nothing: the coefficient would never be one again.
+        If the KL is NaN, the coefficient does not change: otherwise it would stay NaN.
         """
         if self.target is None or math.isnan(kl_per_sequence):
             return self

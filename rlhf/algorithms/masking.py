@@ -26,7 +26,7 @@ def masked_sum(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
 
 
 def sum_of_means(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
-    """Return the sum over rows of the mean of their kept cells; a row that keeps none adds 0."""
+    """Return the sum over rows of each row's mean over kept cells; a row without any adds 0."""
     counts_B = keep_BT.sum(dim=1).clamp(min=1)
     return (x_BT.masked_fill(~keep_BT, 0.0).sum(dim=1) / counts_B).sum()
 

@@ -95,8 +95,8 @@ def truncated_weights(
 ) -> Tensor:
     """Return min(p / p_sampled, cap) of each token (B, T), without gradients; 1 where not kept.
 
-    Truncated importance sampling per token: a sampler with other numbers (another precision,
-    another program) samples from another policy than the one that is trained.
+    This is truncated importance sampling per token. It corrects for the rollout/training mismatch:
+    a sampler in another precision or program samples from a slightly different policy.
     https://fengyao.notion.site/off-policy-rl, after https://doi.org/10.1198/106186008X320456.
     """
     log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()

@@ -45,9 +45,9 @@ def divergence_loss(
 ) -> Tensor:
     """Compute DeepSpeed-Chat's loss (B,): the loss of ``end_loss`` averaged over tokens.
 
-    The tokens run from the first that differs to the end of the longer sequence. Beyond its end a
-    shorter sequence counts with its end score, so that padding is never scored (DeepSpeed-Chat uses
-    the values of the padding). Both batches must be padded to the same length.
+    The average covers the tokens from the first that differs to the end of the longer sequence.
+    Past the end of the shorter sequence its end score is repeated (DeepSpeed-Chat uses the values
+    of the padding). Both batches must be padded to the same length.
     """
     chosen_BS = _hold_end(chosen_values_BS, batch.chosen.attend_BS)
     rejected_BS = _hold_end(rejected_values_BS, batch.rejected.attend_BS)
@@ -66,7 +66,7 @@ def _hold_end(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
     return torch.where(columns_S > last_B1, values_BS.gather(1, last_B1), values_BS)
 
 
-def combine(
+def combine_pairs(
     losses_B: Tensor,
     chosen_scores_B: Tensor,
     rejected_scores_B: Tensor,
@@ -74,8 +74,8 @@ def combine(
 ) -> RewardLoss:
     """Combine a batch's losses and end scores into a ``RewardLoss``.
 
-    The loss is the sum weighted by ``weights_B`` (None: 1). The means are not weighted, but skip
-    pairs of weight 0.
+    The loss is the sum weighted by ``weights_B`` (None: 1). The metrics are unweighted means over
+    the pairs whose weight is above 0.
     """
     weights_B = torch.ones_like(losses_B) if weights_B is None else weights_B
     keep_B, margin_B = weights_B > 0, chosen_scores_B - rejected_scores_B

@@ -13,7 +13,7 @@ ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 def lr_schedule(
     name: ScheduleName, *, warmup_steps: int, total_steps: int, min_ratio: float
 ) -> Schedule:
-    """Return a function from optimizer step 0, 1, ... to its share of the peak learning rate.
+    """Return a function that maps optimizer step 0, 1, ... to a share of the peak learning rate.
 
     The share rises linearly over ``warmup_steps``, starting at 1 / warmup_steps, not at 0. Then it
     stays at 1 (constant), or falls to ``min_ratio`` at the last step, linearly or along a half

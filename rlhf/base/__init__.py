@@ -1,1 +1,1 @@
-"""What every room uses: data types, interfaces, metrics, errors, files, random streams, the CPU."""
+"""Basics for all packages: data types, interfaces, metrics, errors, files, random streams, CPU."""

@@ -1,11 +1,11 @@
-"""Failed allocations of memory, in every form in which torch and CUDA report them."""
+"""Recognise out-of-memory errors in every form in which torch and CUDA report them."""
 
 from __future__ import annotations
 
 import torch
 
-# What failed allocations say that have no class of their own: of torch's allocator on a CPU, and of
-# CUDA's driver, cuBLAS, cuDNN and NCCL.
+# Texts of out-of-memory errors that are plain RuntimeErrors: from torch's allocator on a CPU, and
+# from CUDA's driver, cuBLAS, cuDNN and NCCL.
 MESSAGES = (
     *("can't allocate memory", "not enough memory", "out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
@@ -13,9 +13,9 @@ MESSAGES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if ``error``, or one that it followed, says that an allocation failed.
+    """Return True if ``error``, or an earlier error that led to it, is a failed allocation.
 
-    An allocation that fails while a CUDA graph is captured comes out as an error of the capture.
+    If an allocation fails while a CUDA graph is captured, torch raises an error of the capture.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

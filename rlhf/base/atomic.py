@@ -1,4 +1,4 @@
-"""Replace files, links and folders atomically, and try again what a network drive refused."""
+"""Replace files, links and folders atomically; retry what a network drive refused."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-# Errors of network file systems that often pass; a full or read-only drive is not among them.
+# Errors of network file systems after which a retry often succeeds, unlike for a full drive.
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO}
 WAITS = (0.5, 2.0, 8.0)  # seconds before the second, third and fourth attempt
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from <fcntl.h> and <linux/fs.h>
-CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # such as NFS
+CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example from NFS
 
 
 def system_error_number(error: BaseException) -> int | None:
-    """Return the errno behind ``error``; safetensors, tokenizers and shutil give it as text."""
+    """Return the errno of ``error``, or the number in its text; None if it has neither.
+
+    Errors of safetensors, tokenizers and shutil have the number only in their text.
+    """
     if (number := getattr(error, "errno", None)) is not None:
         return int(number)
     found = re.search(r"(?:os error |Errno )(\d+)", str(error))
@@ -31,12 +34,12 @@ def system_error_number(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if an error may pass."""
+    """Return True if the operation that raised ``error`` may succeed on a retry."""
     return system_error_number(error) in TRANSIENT
 
 
 def retrying(attempt: Callable[[], T]) -> T:
-    """Return the result of ``attempt``, which is called again after errors that may pass."""
+    """Return the result of ``attempt``; call it up to four times while errors are transient."""
     for seconds in WAITS:
         try:
             return attempt()
@@ -52,11 +55,12 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a path for a new file, link or folder, which replaces ``path`` if the block succeeds.
 
     A reader sees the old content or the new content, and a failed block leaves the old content.
-    With ``shared`` several processes may write at the same time; otherwise the next attempt removes
-    what a killed process has left.
+    With ``shared`` several processes may write at the same time; otherwise the next call removes
+    the temporary file of a killed process.
 
     Raises:
-        OSError: naming ``path``, if the drive refuses: safetensors and tokenizers raise others.
+        OSError: naming ``path``, if the drive refuses, also for errors of safetensors and
+            tokenizers that are no OSError.
     """
     suffix = f"{os.getpid()}-{threading.get_ident()}" if shared else "building"
     building, aside = (path.with_name(f".{path.name}.{end}") for end in (suffix, "old"))
@@ -76,14 +80,14 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or os.strerror(number)
         raise OSError(number, reason, str(file)) from error
     finally:
-        with suppress(OSError):  # a read-only drive keeps it: the next attempt removes it
+        with suppress(OSError):  # on a read-only drive it stays; the next call removes it
             _remove(building)
 
 
 def _put_in_place(building: Path, path: Path, aside: Path) -> None:
     if building.is_file() and not building.is_symlink():
         with building.open("rb") as file:
-            os.fsync(file.fileno())  # a power cut must not leave a name without content
+            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
     if not path.is_dir() or path.is_symlink():
         building.replace(path)
     elif not _exchange(building, path):
@@ -99,7 +103,7 @@ def _exchange(one: Path, other: Path) -> bool:
     names = os.fsencode(one), os.fsencode(other)
     try:
         code = libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
-    except AttributeError:  # a libc older than the call
+    except AttributeError:  # this libc is too old to have renameat2
         return False
     if code and (number := ctypes.get_errno()) not in CANNOT_EXCHANGE:
         raise OSError(number, os.strerror(number), str(other))
@@ -109,5 +113,5 @@ def _exchange(one: Path, other: Path) -> bool:
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    elif os.path.lexists(path):  # a read-only drive refuses to remove even what is not there
+    elif os.path.lexists(path):  # on a read-only drive, removing a missing file fails too
         path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from rlhf.base.safe_text import for_terminal
 
 
 def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of ``python -m MODULE``, which prints ``description`` as it is written."""
+    """Return a parser of ``python -m MODULE``, which keeps the line breaks of ``description``."""
     return argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,

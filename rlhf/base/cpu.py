@@ -39,7 +39,7 @@ FLAGS = {
     Isa.avx512_bf16: {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
     Isa.amx: {"amx_tile", "amx_bf16"},
 }
-# oneDNN's own cap; values that are not listed here allow every instruction set.
+# The variable that caps oneDNN; values that are not listed here allow every instruction set.
 # https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html
 ONEDNN_MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_LEVELS = {

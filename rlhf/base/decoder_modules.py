@@ -1,4 +1,4 @@
-"""The parts of a decoder, as fused decoding needs them."""
+"""Types that hold the modules of a decoder, from which fused decoding is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BlockOrder(StrEnum):
 
 
 class LowRank(NamedTuple):
-    """An adapter of a linear layer with weight W (O, I), which computes W x + scaling * B A x."""
+    """A LoRA adapter: a linear layer of weight W (O, I) then computes W x + scaling * B A x."""
 
     a_RI: Tensor
     b_OR: Tensor

@@ -1,4 +1,4 @@
-"""Turn errors of the drive, raised anywhere, into one message with the file and the reason."""
+"""Convert errors of a drive to one error whose message has the file and the reason."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextlib import contextmanager
 from rlhf.base.atomic import system_error_number
 from rlhf.base.errors import RlhfError
 
-# Full, over a quota or a limit on sizes, read-only,
+# The drive is full, over a quota or a limit on file sizes, or read-only.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# or failing; the operations of a socket or a process have no such errors.
+# As above, or the drive fails. Operations of sockets and processes do not raise these errors.
 OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
-# Not permitted, or something else of that name, such as a folder where a file must be.
+# Access is not permitted, or the path is of another kind, such as a folder instead of a file.
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 WAY_ON = "make room, or give another folder that can be written, and repeat the command"
 
 
 class DriveError(RlhfError):
-    """A drive that does not let this process read or write a file."""
+    """The error for a drive that does not let this process read or write a file."""
 
 
 def refusal_of_drive(error: BaseException, way_on: str = WAY_ON) -> DriveError | None:
-    """Return the file and the reason, and ``way_on``; None if ``error`` is not of a drive."""
+    """Return a DriveError with file, reason and ``way_on``; None if no drive raised ``error``."""
     number, file = system_error_number(error), getattr(error, "filename", None)
     is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
     if isinstance(error, RlhfError) or number is None or not is_ours:
@@ -38,7 +38,7 @@ def refusal_of_drive(error: BaseException, way_on: str = WAY_ON) -> DriveError |
 
 @contextmanager
 def explaining_drive(way_on: str = WAY_ON) -> Iterator[None]:
-    """Raise a DriveError, which ends in ``way_on``, instead of an error of the drive.
+    """Convert errors of a drive in the block to a DriveError that ends in ``way_on``.
 
     Raises:
         DriveError: with the file and the reason. Every other error is unchanged.

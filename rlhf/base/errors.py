@@ -3,7 +3,7 @@
 Each message names the key (or the file and row), the value, the rule, and the fix.
 """
 
-USER_ERROR = 2  # the exit code
+USER_ERROR = 2  # the exit code for these errors
 
 
 class RlhfError(Exception):
@@ -23,11 +23,11 @@ class CapabilityError(RlhfError):
 
 
 class RewardError(RlhfError):
-    """A part of the score that failed to score responses."""
+    """The error for a part of the score (``rewards``) that failed to score responses."""
 
 
 class RolloutError(RlhfError):
-    """A server that failed to sample responses, or sampled them with other weights."""
+    """The error for a server that failed to sample, or sampled with weights not the actor's."""
 
 
 class CheckpointError(RlhfError):

@@ -19,11 +19,11 @@ def finite(value: object) -> object:
 
 
 def restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of a phase as it was read, with NaN in place of measures that are null."""
+    """Return a phase's ``result``, as read from JSON, with NaN in place of null."""
     return {name: math.nan if value is None else value for name, value in result.items()}
 
 
 def restore_nan_of_run(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a run's result.json as it was read, with NaN in place of null."""
+    """Return a run's ``result``, as read from result.json, with NaN in place of null."""
     phases = {phase: restore_nan(each) for phase, each in result["phases"].items()}
     return restore_nan(result) | {"phases": phases}

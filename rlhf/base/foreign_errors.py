@@ -28,7 +28,7 @@ def translate_errors(explain: Callable[[str], RlhfError]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # A library in Rust, such as tokenizers, panics with an exception that is no Exception.
+        # A panic of a Rust library, such as tokenizers, is a BaseException but no Exception.
         is_error = isinstance(error, Exception) or type(error).__name__ == "PanicException"
         lacks_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if not is_error or lacks_memory or not is_foreign(error):
@@ -47,12 +47,12 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason that ``error`` gives, in one line; its type too if the text needs it."""
+    """Return the message of ``error`` in one line, after its type if the message is unclear."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, KeyError) and error.args:
         return f"{error.args[0]!r} is missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # a title says nothing
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # skip a title
     is_clear = isinstance(error, OSError | ValueError) or type(error) is Exception
     return text if text and is_clear else f"{type(error).__name__}: {text}".removesuffix(": ")

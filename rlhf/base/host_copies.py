@@ -1,4 +1,4 @@
-"""Copies from the host to a GPU for which the host does not wait."""
+"""Copy tensors from the host to a GPU without waiting for the GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from torch import Tensor, device
 
 
 def copy_to_device(tensor: Tensor, to: device) -> Tensor:
-    """Return a tensor of the host on device ``to``.
+    """Return a CPU tensor on device ``to``; the host does not wait for a GPU.
 
-    A GPU copies from pinned memory, in its own time. For memory that is not pinned the host would
-    wait until the GPU has done all that was asked of it before.
+    A GPU can copy asynchronously only from pinned memory. For other memory the host would wait
+    until the GPU has finished all earlier work.
     """
     return tensor.pin_memory().to(to, non_blocking=True) if to.type == "cuda" else tensor.to(to)

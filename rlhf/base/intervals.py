@@ -1,6 +1,6 @@
-"""Means and confidence intervals of means, over prompts or over seeds, and of shares.
+"""Means, and confidence intervals of means (over prompts or seeds) and of shares.
 
-Without scipy: where it is installed, transformers imports it at every start, for 0.6 s.
+This project does not use scipy: if it is installed, transformers imports it at every start (0.6 s).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import cache
 from typing import NamedTuple
 
 NORMAL_QUANTILE = 1.96
-LEVEL = 0.95  # of the intervals
-HALVINGS = 34  # of a range of quantiles, which is 16 wide
-SIMPSON = 400  # intervals of an integral, an even number
+LEVEL = 0.95  # probability that an interval covers the mean
+HALVINGS = 34  # bisection steps, which start from quantiles 0 and 16
+SIMPSON = 400  # subintervals for Simpson's rule, an even number
 
 
 class Estimate(NamedTuple):
-    """A mean and the half-width of its 95 % interval; NaN for one value, or no finite mean."""
+    """A mean and its 95 % interval's half-width, which is NaN for one value or a mean of NaN."""
 
     mean: float
     half: float
@@ -41,10 +41,10 @@ class Estimate(NamedTuple):
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean; NaN if it has no finite sum, as of a diverged run."""
+    """Return the mean; NaN if the sum cannot be computed, as after a diverged run."""
     try:
         return statistics.fmean(values)
-    except (OverflowError, ValueError):  # too large, or inf - inf
+    except (OverflowError, ValueError):  # the sum is too large, or inf - inf
         return math.nan
 
 
@@ -64,7 +64,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def mean_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """Return the mean of the differences between paired values, with its 95 % interval."""
+    """Return the mean of after - before over paired values, with its 95 % interval."""
     return estimate([b - a for a, b in zip(before, after, strict=True)])
 
 
@@ -94,7 +94,7 @@ def t_quantile(freedom: float) -> float:
     """
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom: at least one is needed")
-    low, high = 0.0, 16.0  # with one degree it is 12.7
+    low, high = 0.0, 16.0  # the largest, for one degree of freedom, is 12.7
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if _share_within(middle, freedom) < LEVEL else (low, middle)
@@ -104,7 +104,8 @@ def t_quantile(freedom: float) -> float:
 def _share_within(t: float, freedom: float) -> float:
     """Return the probability that a t-distributed number lies between -t and t.
 
-    With x = sqrt(freedom) tan(angle) the density is a power of the cosine; Simpson's rule.
+    The substitution x = sqrt(freedom) tan(angle) makes the density a power of the cosine, which is
+    integrated by Simpson's rule.
     """
     width = math.atan(t / math.sqrt(freedom)) / SIMPSON
     inner = (2 + 2 * (i % 2) for i in range(1, SIMPSON))

@@ -1,4 +1,4 @@
-"""Keep a process alive whose terminal, pipe or log file no longer takes what it prints."""
+"""Keep a process running when its terminal, pipe or log file no longer accepts output."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class _LastingFile(io.FileIO):
     """A file descriptor that becomes /dev/null when a write to it fails."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
-        """Write ``data``, or drop it after the first failure; say so on stderr once."""
+        """Write ``data``; after the first failure drop all output, with one warning on stderr."""
         try:
             return super().write(data)
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())  # for the libraries and processes that share it too
+            os.dup2(null, self.fileno())  # also for libraries and processes that share it
             os.close(null)
             if self.fileno() != sys.__stderr__.fileno():  # type: ignore[union-attr]
                 sys.stderr.write(
@@ -27,10 +27,10 @@ class _LastingFile(io.FileIO):
 
 
 def outlast_output() -> None:
-    """Let this process go on if stdout or stderr break: `| head`, a full drive, a lost terminal."""
+    """Keep this process running if stdout or stderr fails: `| head`, full drive, lost terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # A stream that a test or a notebook has put in its place is not ours to replace.
+        # Do not replace a stream that a test or a notebook has installed.
         if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
             continue
         stream.flush()

@@ -129,8 +129,8 @@ def accumulate_metrics(first: Metrics, second: Metrics) -> Metrics:
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(``loss``), with ``loss`` in nats per token; infinite if it exceeds a float."""
+    """Return exp(``loss``), with ``loss`` in nats per token; infinite if the result overflows."""
     try:
         return math.exp(loss)
-    except OverflowError:  # of a diverged model
+    except OverflowError:  # the loss of a diverged model
         return math.inf

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from types import TracebackType
 
 REDACTED = "[redacted]"
-# Names of values that are secret. Lower-case words that merely end in token, such as our key
-# model.end_token, are not among them.
+# Names of variables and keys whose values are secret. Lower-case names that only end in "token",
+# such as our key model.end_token, do not match.
 SECRET_NAME = (
     r"[A-Z0-9_]*(?:_KEY|_TOKEN|_SECRET|_PASS|_PWD|PASSWD|PASSWORD)|"
     r"\w*(?:(?:api|access|auth|hf|wandb|secret)_?(?:key|token)|secret|password|passwd|pwd)"
 )
 QUOTED = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-# As it is assigned or stands in JSON, and as it stands in YAML: there it is the rest of an entry,
-# because a sentence about a password goes on. A pwd that is a path is a working directory.
+# Secret values by name: NAME=VALUE or JSON, then YAML. In YAML the value must end its entry, so
+# that a sentence after "password: " is kept. A pwd that is a path is a working directory.
 NAMED_VALUES = tuple(
     rf"""(?m){before}(?!\[redacted|(?<=pwd=)/)(?:{QUOTED}|[^\s"',{end}]+){after}"""
     for before, end, after in (
@@ -26,11 +26,11 @@ NAMED_VALUES = tuple(
         (rf"((?:^|[{{,])[ \t]*(?:- )?(?:{SECRET_NAME}):[ ]+)", "}", r"(?=[ \t]*(?:[,}]|$))"),
     )
 )
-# The form of each secret; what precedes it, if that is part of the form, is group 1.
+# The pattern of each secret; group 1 is text before the secret, which is kept.
 FORMS: Mapping[str, str] = {
     "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
     "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
-    # The older keys look like commits: revisions, and folders of the hub's cache, are not keys.
+    # Older keys look like commit hashes, which revisions and paths of the hub's cache contain too.
     "a W&B key": r"()\bwandb_v1_\w{20,}|(?<![\w/@])(?<!revision=)[0-9a-f]{40}(?![\w/])",
     "a GitHub token": r"\b()(?:gh[pousr]_|github_pat_)\w{20,}",
     "a GitLab token": r"\b()glpat-[\w-]{20,}",
@@ -45,11 +45,11 @@ FORMS: Mapping[str, str] = {
     "an HTTP credential": r"(?i)(authorization[\"']?:\s*[\"']?\w+\s|"
     r"\bbearer\s+(?=\S*\d|\S{20}))[\w.~+/=-]{8,}",
 }
-SHORTEST = 8  # characters of a secret in the environment: shorter ones are ordinary words
+SHORTEST = 8  # characters of a secret in the environment: shorter values are ordinary words
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Return ``text`` without what looks like a key or a password, or is one in ``environment``."""
+    """Replace in ``text`` what looks like a key or password, or is one in ``environment``."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):
@@ -65,12 +65,12 @@ def printable(text: str) -> str:
 
 
 def for_terminal(text: str) -> str:
-    """Return ``text`` as it may be printed by this process."""
+    """Return ``text`` without control characters, and without secrets (os.environ included)."""
     return printable(redact(text, os.environ))
 
 
 def print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an exception as Python does, but safely: a value for ``sys.excepthook``."""
+    """Print a traceback through ``for_terminal``; for use as ``sys.excepthook``."""
     sys.stderr.write(for_terminal("".join(traceback.format_exception(kind, error, trace))))

@@ -21,17 +21,17 @@ from rlhf.base.errors import CheckpointError
 
 Form = Any
 OTHERS = "*"
-LARGEST = 1e60  # of a number; a chart squares it
+LARGEST = 1e60  # largest absolute value of a number: charts square numbers
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
-MAYBE_FLOAT = (float, type(None))  # null is a number that was not finite
+MAYBE_FLOAT = (float, type(None))  # null replaces a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
-MEASURED = {"hours": float, "memory_gib?": float}  # of phases that the run has trained
+MEASURED = {"hours": float, "memory_gib?": float}  # only of phases that this run trained itself
 
 
-def _measure(name: str) -> Form:
-    """Return the form of a value in a phase's result."""
+def _measure_form(name: str) -> Form:
+    """Return the form of the value called ``name`` in a phase's result."""
     if name.endswith("_ci"):
         return [MAYBE_FLOAT, MAYBE_FLOAT]
     if "_parts_" in name or name == "minimal_pairs":
@@ -39,17 +39,17 @@ def _measure(name: str) -> Form:
     return MAYBE_FLOAT
 
 
-def _phase(*required: str) -> Form:
-    form: dict[str, Form] = {name: _measure(name) for name in required}
+def _phase_form(*required: str) -> Form:
+    form: dict[str, Form] = {name: _measure_form(name) for name in required}
     paths = {"reused_from?": str, "seconds": float, "measured": MEASURED, "planned?": COST}
-    return form | paths | {OTHERS: _measure}
+    return form | paths | {OTHERS: _measure_form}
 
 
 PHASES = {
-    "sft": _phase("perplexity_before", "perplexity_after"),
-    "reward": _phase("accuracy", "accuracy_ci"),
-    "dpo": _phase("accuracy", "accuracy_ci", "kl_to_reference"),
-    "ppo": _phase("score_before", "score_after", "kl_to_reference"),
+    "sft": _phase_form("perplexity_before", "perplexity_after"),
+    "reward": _phase_form("accuracy", "accuracy_ci"),
+    "dpo": _phase_form("accuracy", "accuracy_ci", "kl_to_reference"),
+    "ppo": _phase_form("score_before", "score_after", "kl_to_reference"),
 }
 RESULT = {
     "objective": MAYBE_FLOAT,
@@ -94,7 +94,7 @@ EVALUATED: Form = {
 
 
 class DamagedFileError(CheckpointError):
-    """A file of a run directory that does not hold what a run writes there."""
+    """The error for a file of a run directory whose content differs from what runs write."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -107,7 +107,8 @@ def read_bytes(path: Path) -> bytes | None:
     """Return the content of a file; None if there is none.
 
     Raises:
-        DamagedFileError: if it is a link, which could show any file in a report, or no file.
+        DamagedFileError: if it is a link, which could bring any file into a report, or is not a
+            regular file.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -126,7 +127,7 @@ def read_stored_text(path: Path) -> str | None:
     """Return the text of a file; None if there is none.
 
     Raises:
-        DamagedFileError: if it is no file, or its text is not UTF-8.
+        DamagedFileError: if it is not a regular file, or its text is not UTF-8.
     """
     if (content := read_bytes(path)) is None:
         return None
@@ -137,26 +138,26 @@ def read_stored_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, form: Form) -> Any:
-    """Return the value in a file, which has the form; None if there is no file.
+    """Return the value in a JSON file, checked against ``form``; None if there is no file.
 
     Raises:
-        DamagedFileError: naming the place in the file that has another form.
+        DamagedFileError: if the value has another form; the message names the place.
     """
     content = read_bytes(path)
     return None if content is None else _parse_json(path, content, form, "")
 
 
 def read_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield the value of each line of a file, up to a torn last line; a missing file has none.
+    """Yield the value of each line of a JSONL file; skip a torn last line. No file: no values.
 
     Raises:
-        DamagedFileError: naming the line, and the place in it, that has another form.
+        DamagedFileError: if a line has another form; the message names the line and the place.
     """
     return (value for _, value in raw_lines(path, form))
 
 
 def raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
-    """Yield what ``read_lines`` yields, after the bytes of the line without its end."""
+    """Yield, for each value of ``read_lines``, the line's bytes without its end, and the value."""
     # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
     *whole, torn = (read_bytes(path) or b"").split(b"\n")
     for number, line in enumerate(whole, start=1):
@@ -172,61 +173,62 @@ def raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
 def _parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
     try:
         text = content.decode("utf-8")
-        value = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity are no JSON
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN, Infinity: null
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedFileError(path, f"{place}not JSON in UTF-8 ({reason})") from error
-    if (fault := _fault(value, form, "")) is not None:
+    if (fault := _find_fault(value, form, "")) is not None:
         raise DamagedFileError(path, place + fault)
     return value
 
 
-def _fault(value: Any, form: Form, name: str) -> str | None:
-    """Return where ``value``, which ``name`` leads to, lacks the form; None if it has the form."""
+def _find_fault(value: Any, form: Form, name: str) -> str | None:
+    """Return how ``value``, whose dotted path is ``name``, differs from ``form``, or None."""
     if callable(form) and not isinstance(form, type):
         form = form(name.rpartition(".")[2])
     if isinstance(form, tuple):
-        faults = [_fault(value, each, name) for each in form]
+        faults = [_find_fault(value, each, name) for each in form]
         return None if None in faults else faults[0]
     if isinstance(form, dict):
         return (
-            _fault_of_object(value, form, name)
+            _find_object_fault(value, form, name)
             if isinstance(value, dict)
-            else _not(name, "an object")
+            else _mismatch(name, "an object")
         )
     if isinstance(form, list):
         if not isinstance(value, list):
-            return _not(name, "a list")
+            return _mismatch(name, "a list")
         if len(form) > 1 and len(form) != len(value):
-            return _not(name, f"a list of {len(form)}")
+            return _mismatch(name, f"a list of {len(form)}")
         forms = form if len(form) > 1 else form * len(value)
         items = (
-            _fault(v, f, f"{name}[{i}]") for i, (v, f) in enumerate(zip(value, forms, strict=True))
+            _find_fault(v, f, f"{name}[{i}]")
+            for i, (v, f) in enumerate(zip(value, forms, strict=True))
         )
         return next((fault for fault in items if fault), None)
-    return None if _is_a(value, form) else _not(name, NAMES[form])
+    return None if _has_type(value, form) else _mismatch(name, NAMES[form])
 
 
-def _fault_of_object(value: dict[str, Any], form: dict[str, Form], name: str) -> str | None:
+def _find_object_fault(value: dict[str, Any], form: dict[str, Form], name: str) -> str | None:
     prefix = f"{name}." if name else ""
     for key in form:
         if not key.endswith("?") and key != OTHERS and key not in value:
             return f"{prefix}{key} is missing"
     for key, each in value.items():
         of_key = form.get(key, form.get(f"{key}?", form.get(OTHERS)))
-        if of_key is not None and (fault := _fault(each, of_key, f"{prefix}{key}")):
+        if of_key is not None and (fault := _find_fault(each, of_key, f"{prefix}{key}")):
             return fault
         if key.endswith("_before") and f"{key[:-6]}after" not in value:
             return f"{prefix}{key[:-6]}after is missing"
     return None
 
 
-def _is_a(value: Any, kind: type) -> bool:
+def _has_type(value: Any, kind: type) -> bool:
     if kind in {int, float}:
         is_number = isinstance(value, int | (float if kind is float else int))
         return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
     return isinstance(value, kind)
 
 
-def _not(name: str, what: str) -> str:
+def _mismatch(name: str, what: str) -> str:
     return f"{name or 'the content'} is not {what}"

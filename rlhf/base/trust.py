@@ -12,25 +12,25 @@ from pathlib import Path
 def is_trusted(path: Path) -> bool:
     """Return True if only this user and root can have written ``path``, or can replace it.
 
-    The folders and links that lead to ``path`` are checked too, up to the root: whoever writes in
-    one of them can exchange ``path``, also between this check and its use. The content of a folder
-    is not checked.
+    The folders and links that lead to ``path`` are checked too, up to the root: whoever can write
+    in one of these folders could replace ``path``, even after this check. If ``path`` is a folder,
+    its content is not checked.
 
     Raises:
         OSError: if there is no such file or folder.
     """
-    return _is_safe_way(Path(os.path.realpath(path, strict=True)), path.absolute())
+    return _is_safe_path(Path(os.path.realpath(path, strict=True)), path.absolute())
 
 
-def _is_safe_way(real: Path, path: Path) -> bool:
+def _is_safe_path(real: Path, path: Path) -> bool:
     for each in (path, *path.parents):
         found = each.lstat()
         if found.st_uid not in {0, os.getuid()}:
             return False
         if stat.S_ISLNK(found.st_mode):
-            if not _is_safe_way(real, each.parent / each.readlink()):
+            if not _is_safe_path(real, each.parent / each.readlink()):
                 return False
-        # In a sticky folder such as /tmp, others cannot exchange what is not theirs.
+        # In a sticky folder such as /tmp, other users cannot replace files of this user.
         elif _others_can_write(found) and (each == real or not found.st_mode & stat.S_ISVTX):
             return False
     return True

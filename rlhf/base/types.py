@@ -21,7 +21,7 @@ from rlhf.base.metrics import Maximum, Metrics
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all ranks, and the few collectives that the phases need."""
+    """The rank of this process, the number of ranks, and the collectives that the phases use."""
 
     rank: int = 0
     size: int = 1
@@ -53,7 +53,7 @@ class Ranks:
             torch.distributed.barrier()
 
     def reduce_metrics(self, metrics: Metrics) -> Metrics:
-        """Return the metrics of all ranks merged, by two collectives for any number of metrics."""
+        """Return the merged metrics of all ranks, with two collectives for all metrics together."""
         if self.size == 1 or not metrics:
             return metrics
         is_max = {name: isinstance(metric, Maximum) for name, metric in metrics.items()}
@@ -87,11 +87,11 @@ class PreferenceBatch(NamedTuple):
         return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
 
 
-Extras = list[Mapping[str, Any]]  # of the data: for each row its values by name
+Extras = list[Mapping[str, Any]]  # for each row, the values of additional data columns by name
 
 
 class PromptBatch(NamedTuple):
-    """Prompts to answer: left-padded ids, the text they came from, and columns beside it.
+    """Prompts to answer: left-padded ids, their texts, and additional columns of the data.
 
     ``draws_BT`` holds one uniform number per response token to be sampled, so that a response
     depends only on its own row, not on its neighbours or on the number of ranks.
@@ -101,8 +101,8 @@ class PromptBatch(NamedTuple):
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
-    columns: Extras | None = None  # that rewards read; None: rewards read no column
-    step: int | None = None  # of PPO, counted from 1; None: held-out prompts
+    columns: Extras | None = None  # columns that rewards read; None: they read none
+    step: int | None = None  # PPO step, counted from 1; None: held-out prompts
 
 
 class Responses(NamedTuple):
@@ -131,7 +131,7 @@ class Rollout(NamedTuple):
     values_BT: Tensor
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
-    parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
+    parts: TermScores | None = None  # scores_B is their weighted sum; None: no parts
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
 
 
@@ -220,17 +220,17 @@ class ValueModel(Model, Protocol):
 
 
 class State(Protocol):
-    """The tensors of a model in training, flat and by name; every rank must make the same calls."""
+    """The tensors that training changes, flat and by name; all ranks must make the same calls."""
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the total size of all tensors in bytes."""
 
     def stream(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor whole, one at a time, with its name."""
 
     def load(self, read_part: Callable[[str, slice], Tensor], /) -> None:
-        """Replace this rank's part of every tensor by what ``read_part`` returns."""
+        """Replace this rank's slice of each tensor by ``read_part(name, slice)``."""
 
 
 class Engine(Model, Protocol):
@@ -251,13 +251,13 @@ class Engine(Model, Protocol):
 
     @property
     def training_state(self) -> State:
-        """Return the tensors that training changes; refused where they cannot be read."""
+        """Return the tensors that training changes: masters, moments and moving average."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what else training changes, as JSON values."""
+        """Return the other state that training changes, such as step counters, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore a ``state`` that ``state_dict`` returned."""
 
     def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""

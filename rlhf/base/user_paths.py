@@ -13,7 +13,7 @@ def user_path(name: str | Path, *, key: str) -> Path:
     """Return the path ``name``, the value of ``key``, with ``~`` replaced by the home folder.
 
     Raises:
-        ConfigError: if it is empty, this machine has no such home folder, or cannot look the path
+        ConfigError: if the path is empty, its home folder does not exist, or it cannot be looked
             up. A path where nothing exists is no error.
     """
     if not str(name).strip():

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    answers, notices = sys.stdout, sys.stderr  # not those that outlast their reader
+    answers, notices = sys.stdout, sys.stderr  # the streams before exit_code replaces them
     try:
         return exit_code(lambda: chat(options, answers, notices))
     except BrokenPipeError:  # the reader of the answers has ended, as head does

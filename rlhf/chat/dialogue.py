@@ -1,4 +1,4 @@
-"""A conversation with a policy: what was said, the commands, and the limits of the context."""
+"""A conversation with a policy: its messages, its commands, and the limit of the context."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Dialogue:
         self._say = say
         self._system: list[ChatMessage] = []
         self._messages: list[ChatMessage] = []
-        self._said: set[str] = set()  # notices that are given once
+        self._said: set[str] = set()  # notices that were printed and are not repeated
         positions = models.talker.positions
         if sampling.max_tokens < 1:
             raise ConfigError(f"--max-tokens={sampling.max_tokens}: must be at least 1")
@@ -59,14 +59,14 @@ class Dialogue:
             if line.startswith("/"):
                 if command in ("/quit", "/exit"):
                     return False
-                self._follow(command, text)
+                self._run_command(command, text)
             elif line.strip():
                 self._answer([*self._messages, _message("user", line.strip())])
         except RlhfError as error:
             self._say(f"error: {error}")
         return True
 
-    def _follow(self, command: str, text: str) -> None:
+    def _run_command(self, command: str, text: str) -> None:
         match command:
             case "/help":
                 width = max(map(len, COMMANDS))
@@ -89,7 +89,7 @@ class Dialogue:
                 self._say(f"{command}: no such command; /help lists them")
 
     def _answer(self, asked: list[ChatMessage]) -> None:
-        """Answer the last of the messages ``asked``; with the answer they are the conversation."""
+        """Answer the last message of ``asked``; store ``asked`` and the answer as conversation."""
         talker = self._models.talker
         ids = self._drop_oldest_turns(talker, asked)
         answer = self._stream(talker, ids)
@@ -97,7 +97,7 @@ class Dialogue:
             self._messages = [*asked, _message("assistant", answer.text)]
 
     def _drop_oldest_turns(self, talker: Talker, asked: list[ChatMessage]) -> list[int]:
-        """Return the prompt's ids, after removing the oldest turns that do not fit from ``asked``.
+        """Remove the oldest turns from ``asked`` until the prompt fits; return the prompt's ids.
 
         Raises:
             ConfigError: if the last message is too long by itself.
@@ -152,7 +152,7 @@ class Dialogue:
         self._answer(self._messages[:-1])
 
     def _compare(self, text: str) -> None:
-        """Answer one message with two policies, without keeping it."""
+        """Answer ``text`` or the last message with two policies; do not change the conversation."""
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
         if not asked:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")

@@ -54,7 +54,7 @@ class RunModels:
         self._talkers: dict[Path, Talker] = {}
         device = best_device()
         self._device = torch.device(device.value)
-        # A run in half precision may have used the other half precision than this machine has.
+        # This machine may lack the half precision of the run (bf16 or fp16) but have the other.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         dtype = Dtype.fp32 if is_fp32 else Dtype.auto
         resolved = resolve_dtype(dtype, device)
@@ -130,7 +130,7 @@ class RunModels:
     def _move_to_device(self, model: M) -> M:
         """Move ``model`` to the device, with weights in the precision of the rollouts.
 
-        Buffers keep theirs, as in training: rotary frequencies in bf16 turn by other angles.
+        Buffers keep their precision, as in training: in bf16 the rotary angles would be wrong.
         """
         for parameter in model.parameters():
             parameter.data = parameter.data.to(self._device, self._dtype)
@@ -140,7 +140,7 @@ class RunModels:
         """Return the source of a model; the run may trust the code of its own models.
 
         Raises:
-            CheckpointError: if it is damaged.
+            CheckpointError: if the model is damaged.
         """
         verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
@@ -152,7 +152,7 @@ class RunModels:
         )
 
     def _key(self, folder: Path) -> str:
-        """Return the key that errors about a model's folder name."""
+        """Return the key or option that error messages give for the model in ``folder``."""
         return RUN_FOLDER if folder.is_relative_to(self.run_dir) else "--model"
 
     def _find_policy_folder(self, choice: str | None) -> Path:

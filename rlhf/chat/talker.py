@@ -22,7 +22,7 @@ WriteText = Callable[[str], None]
 
 
 class Reply(NamedTuple):
-    """An answer as text and token ids; ``why`` it is over: ended, cut (too long) or stopped."""
+    """An answer as text and token ids; ``why`` is ended, cut (too long) or stopped (Ctrl-C)."""
 
     text: str
     ids: list[int]

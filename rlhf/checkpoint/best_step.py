@@ -17,7 +17,7 @@ LOWER_IS_BETTER = ("loss", "perplexity", "kl")
 class BestStep:
     """The best value of a metric so far, the step it was measured at, and evaluations since."""
 
-    metric: str | None  # None: no metric of this phase says what is best
+    metric: str | None  # None: checkpoint.best is no metric of this phase
     patience: int | None
     value: float | None = None
     step: int | None = None
@@ -30,12 +30,12 @@ class BestStep:
         return cls(config.best if is_own else None, config.patience)
 
     def update(self, values: Mapping[str, float], step: int) -> str | None:
-        """Add the metrics after ``step``; return why the phase should end, or None.
+        """Record the metrics after ``step``; return why the phase should stop early, or None.
 
         NaN is never the best.
 
         Raises:
-            ConfigError: if the metric is not among them.
+            ConfigError: if ``values`` lacks the metric.
         """
         if self.metric is None:
             return None

@@ -53,21 +53,21 @@ def finish_phase(
 
 
 def verify_phase(run_dir: Path, phase: Phase) -> str | None:
-    """Check that a finished phase is what was written; return a notice on lost log lines.
+    """Compare a finished phase with its manifest; return a notice if log lines are lost, or None.
 
     A phase of an older version, which has no manifest, is accepted with a notice.
 
     Raises:
-        CheckpointError: naming the file that is missing, added or damaged, and the way out.
+        CheckpointError: naming the file that is missing, added or damaged, and the repair.
     """
     folder = run_dir / phase
     if not (folder / MANIFEST).exists():
         return f"{folder} has no {MANIFEST}, since an older version wrote it: it is not verified"
-    with _way_out(folder):
+    with _explaining_repair(folder):
         manifest = read_object(folder / MANIFEST)
         files = manifest["files"]
         listed = {name.partition("/")[0] for name in files}
-        others = {each.name for each in folder.iterdir()} - listed  # the user's own, and STATE
+        others = {each.name for each in folder.iterdir()} - listed  # files of the user, and STATE
         check_files(folder, files, skip=others)
         for name, (count, digest) in manifest["logs"].items():
             if not _has_lines(run_dir / name, phase, count, digest):
@@ -79,17 +79,17 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
 
 
 def verify_model(folder: Path) -> None:
-    """Check that the model in ``folder``, directly in that of its finished phase, is intact.
+    """Check that the model in ``folder``, a subfolder of its finished phase, is intact.
 
     A model that no manifest lists is not verified.
 
     Raises:
-        CheckpointError: naming the file that is missing, added or damaged, and the way out.
+        CheckpointError: naming the file that is missing, added or damaged, and the repair.
     """
     phase_dir, prefix = folder.parent, f"{folder.name}/"
     if not (phase_dir / RESULT).exists() or not (phase_dir / MANIFEST).exists():
         return
-    with _way_out(phase_dir):
+    with _explaining_repair(phase_dir):
         files = read_object(phase_dir / MANIFEST)["files"]
         own = {name.removeprefix(prefix): files[name] for name in files if name.startswith(prefix)}
         if own:
@@ -97,7 +97,7 @@ def verify_model(folder: Path) -> None:
 
 
 def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
-    """Yield the lines of a log that belong to a phase; a torn last line belongs to none.
+    """Yield the lines of a log that belong to a phase; skip a torn last line.
 
     Raises:
         CheckpointError: if another line is not a JSON object with a phase.
@@ -120,9 +120,9 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
 
 
 def _lines_identity(path: Path, phase: str, count: int | None = None) -> Identity:
-    """Return the number and the hash of a phase's lines in a log, or of its first ``count``.
+    """Return the number and the hash of a phase's lines in a log, or of its first ``count`` lines.
 
-    Lines that a network drive refused for some time may be written after the phase has ended.
+    Later lines may be written after the phase has ended, if a network drive refused them before.
     """
     lines = list(islice(phase_lines(path, phase), count))
     return [len(lines), hashlib.sha256(b"".join(lines)).hexdigest()]
@@ -136,8 +136,8 @@ def _has_lines(path: Path, phase: str, count: int, digest: str) -> bool:
 
 
 @contextmanager
-def _way_out(phase_dir: Path) -> Iterator[None]:
-    """Add to an error what to do about a damaged phase."""
+def _explaining_repair(phase_dir: Path) -> Iterator[None]:
+    """Add to an error in the block how to repair the phase in ``phase_dir``."""
     try:
         yield
     except (CheckpointError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
@@ -150,7 +150,7 @@ def _way_out(phase_dir: Path) -> Iterator[None]:
 
 
 def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield steps and metrics of a phase, as they were logged; null was a number not finite."""
+    """Yield each logged step of a phase with its metrics; null is returned as NaN."""
     for line in phase_lines(source / "metrics.jsonl", phase):
         values = json.loads(line)
         step = values.pop("step")
@@ -158,6 +158,6 @@ def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str,
 
 
 def copy_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
-    """Append the lines of a phase in the log ``name`` to the log in ``target``."""
+    """Append a phase's lines in the log ``name`` of ``source`` to that log of ``target``."""
     with (target / name).open("ab") as file:
         file.writelines(phase_lines(source / name, phase))

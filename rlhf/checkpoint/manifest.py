@@ -15,7 +15,7 @@ Identity = list[int | str]  # size in bytes, and SHA-256
 
 
 def identity(path: Path, *, flush: bool = False) -> Identity:
-    """Return the identity of a file; with ``flush`` its content is on the drive afterwards."""
+    """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -27,14 +27,14 @@ def identity(path: Path, *, flush: bool = False) -> Identity:
 
 
 def identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
-    """Flush the files in ``folder``; return their identities by path; ``skip`` names entries."""
+    """Flush the files in ``folder`` except entries ``skip``; return their identities by path."""
     return {name: identity(folder / name, flush=True) for name in sorted(_files(folder, skip))}
 
 
 def check_files(
     folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
 ) -> None:
-    """Check that ``folder`` has exactly ``files``, unchanged, and anything that ``skip`` names.
+    """Check that ``folder`` has exactly ``files``, unchanged; ignore the entries in ``skip``.
 
     Raises:
         CheckpointError: naming the first file that is missing, added or damaged.
@@ -49,7 +49,7 @@ def check_files(
 
 
 def _files(folder: Path, skip: Container[str]) -> Iterator[str]:
-    """Yield the paths of files in ``folder``, without hidden ones, which only tools leave."""
+    """Yield the paths of files in ``folder``; skip hidden files, which only other tools create."""
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
         is_hidden = any(part.startswith(".") for part in parts)

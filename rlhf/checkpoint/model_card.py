@@ -1,4 +1,4 @@
-"""The sections of a model card that a run directory answers: how a model was made, and how good."""
+"""Write the sections of a model card on a model's origin and metrics, from a run directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf.checkpoint.results import finished_phases, phase_result
 from rlhf.config.choices import Source
 from rlhf.config.freeze import FROZEN, command_words, frozen_keys
 
-PLACES = ("run_dir", "resume")  # of the run: they say nothing of the model
+PLACES = ("run_dir", "resume")  # keys that do not describe the model
 TIMES = ("seconds", "planned", "measured")
 LIMITS = """\
 - It was trained for research. Nobody has tested it for harmful, false, biased or private output:
@@ -27,7 +27,7 @@ SYNTHETIC = """
 
 
 def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
-    """Return the sections on command, settings, data and limits; empty without a run's config.
+    """Return the sections on command, settings, data and limits; "" if the run has no config.
 
     ``rows`` has the numbers of training and held-out examples of each phase, if they are known.
     """
@@ -39,7 +39,7 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
     sections = {
         "Command": f"```bash\n{command}\n```" if words else "",
         "Settings that differ from the presets": table(("key", "value"), _settings(words, keys)),
-        "Data": table(("what", "value"), _data(keys, rows)),
+        "Data": table(("what", "value"), _data_rows(keys, rows)),
         "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
     }
     text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
@@ -49,7 +49,7 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
 def results_of(run_dir: Path) -> str:
     """Return the section with the final metrics of each finished phase."""
     rows = [
-        (f"{phase}: {name.replace('_', ' ')}", _format(value))
+        (f"{phase}: {name.replace('_', ' ')}", _format_value(value))
         for phase in finished_phases(run_dir)
         for name, value in (phase_result(run_dir, phase) or {}).items()
         if name not in TIMES
@@ -58,51 +58,51 @@ def results_of(run_dir: Path) -> str:
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table in Markdown; empty without rows."""
-    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
-    head = [_cell(title) for title in titles]
+    """Return a Markdown table; an empty text if there are no rows."""
+    lines = ["| " + " | ".join(map(_escape_cell, row)) + " |" for row in rows]
+    head = [_escape_cell(title) for title in titles]
     return "\n".join(
         [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines] if lines else ""
     )
 
 
 def _settings(words: Iterable[str], keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys that a command sets, with the values that the run had."""
+    """Yield each key that the words of a command set, and the value that the run used."""
     for word in words:
         key, sign, typed = word.lstrip("+~").partition("=")
         if sign and not word.startswith("-") and key not in PLACES:
-            yield key, _format(keys.get(key, typed))
+            yield key, _format_value(keys.get(key, typed))
 
 
-def _data(
+def _data_rows(
     keys: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, str]]:
-    yield "source", _format(keys["data.source"])
+    yield "source", _format_value(keys["data.source"])
     sets = [
         f"{value}"
         for key, value in keys.items()
         if key.startswith("data.sets.") and key.endswith(".path")
     ]
     place = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
-    yield "from", _format(place)
-    yield "proportions of SFT, reward and PPO", _format(keys["data.split"])
+    yield "from", _format_value(place)
+    yield "proportions of SFT, reward and PPO", _format_value(keys["data.split"])
     yield (
         "held out",
-        "files of their own" if keys["data.eval_path"] else _format(keys["data.eval_share"]),
+        "files of their own" if keys["data.eval_path"] else _format_value(keys["data.eval_share"]),
     )
     for phase, (train, held_out) in rows.items():
         yield f"{phase}: examples", f"{train} to train on, {held_out} held out"
 
 
-def _format(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(
-            f"{name.replace('_', ' ')} {_format(each)}" for name, each in value.items()
+            f"{name.replace('_', ' ')} {_format_value(each)}" for name, each in value.items()
         )
     if isinstance(value, list):
-        return ", ".join(map(_format, value))
+        return ", ".join(map(_format_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("\n", " ").replace("|", "\\|")

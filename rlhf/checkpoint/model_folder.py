@@ -23,7 +23,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def apply_umask(folder: Path) -> None:
-    """Let those read the weights in ``folder`` whom the umask allows; safetensors lets nobody."""
+    """Give the weights in ``folder`` its own permissions; safetensors lets only the owner read."""
     for file in folder.rglob("*.safetensors"):
         file.chmod(folder.stat().st_mode & 0o666)
 

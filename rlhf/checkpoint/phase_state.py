@@ -5,8 +5,8 @@
         state.json             everything else: step, counters of the engines and of the phase
         manifest.json          size and SHA-256 of every file above
 
-A checkpoint is written beside its place, flushed to the drive, and renamed. On loading every file
-is compared with the manifest.
+A checkpoint is written to a temporary folder, flushed to the drive, and renamed. On loading every
+file is compared with the manifest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Stream = Iterable[tuple[str, Tensor]]
 
 
 class SkippedError(CheckpointError):
-    """A checkpoint that a network drive refused several times; the next one may succeed."""
+    """The error for a checkpoint that a network drive refused; the next checkpoint may succeed."""
 
 
 class Checkpoint(NamedTuple):
@@ -44,10 +44,10 @@ class Checkpoint(NamedTuple):
     state: Mapping[str, Any]
 
     def reader(self, engine: str) -> Callable[[str, slice], Tensor]:
-        """Return a function that reads a part of a flat tensor of ``engine``.
+        """Return a function that reads a slice of a flat tensor of ``engine``, given its name.
 
         Raises:
-            CheckpointError: from that function, if the checkpoint is of another model.
+            CheckpointError: when the function is called, if the checkpoint is of another model.
         """
         from safetensors import safe_open
 
@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_folder(phase_dir: Path, step: int) -> Path:
-    """Return the place of the checkpoint after ``step``."""
+    """Return the path of the checkpoint after ``step``."""
     return phase_dir / STATE / f"step-{step:08}"
 
 
@@ -82,7 +82,7 @@ def write_checkpoint(
     """Write the checkpoint after ``step``; ``streams`` yield the flat tensors of each engine.
 
     Raises:
-        SkippedError: if an error that may pass has not passed; ``streams`` may be continued.
+        SkippedError: if all retries failed; the caller can still read the rest of ``streams``.
         CheckpointError: if the drive has no room or is read-only; earlier checkpoints stay.
     """
     from safetensors import SafetensorError
@@ -101,7 +101,7 @@ def write_checkpoint(
             for engine, stream in streams.items():
                 (building / engine).mkdir(parents=True)
                 write_shards(building / engine, stream, SHARD_BYTES)
-            retrying(lambda: _complete(building, {"step": step, **state}))
+            retrying(lambda: _write_state_and_manifest(building, {"step": step, **state}))
         retrying(lambda: _flush_folder(folder.parent))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -116,9 +116,9 @@ def write_checkpoint(
         ) from error
 
 
-def _complete(building: Path, state: Mapping[str, Any]) -> None:
+def _write_state_and_manifest(building: Path, state: Mapping[str, Any]) -> None:
     """Write the state and the manifest beside the tensors, and flush all files to the drive."""
-    (building / MANIFEST).unlink(missing_ok=True)  # of an attempt that failed
+    (building / MANIFEST).unlink(missing_ok=True)  # left by a failed attempt
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
     files = identities(building)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
@@ -131,7 +131,7 @@ def checkpoints(phase_dir: Path) -> list[Path]:
 
 
 def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
-    """Remove what a killed attempt left: unfinished folders, and damaged ones of later steps."""
+    """Remove unfinished checkpoint folders, and all checkpoints of steps after ``last_step``."""
     last = checkpoint_folder(phase_dir, last_step)
     for folder in (phase_dir / STATE).glob("*step-*"):
         if folder.name.startswith(".") or folder > last:
@@ -139,7 +139,7 @@ def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
 
 
 def latest_valid(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the latest checkpoint that is intact; ``say`` prints which ones are not."""
+    """Return the latest intact checkpoint, or None; ``say`` gets a warning per damaged one."""
     for folder in checkpoints(phase_dir):
         try:
             return load_checkpoint(folder)

@@ -63,8 +63,8 @@ def code_version() -> str:
 def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
     """Return a hash of everything that the result of ``phase`` depends on.
 
-    ``data`` identifies its examples and tokenizer, and those of the phases before it; ``code`` is
-    ``code_version()``.
+    ``data`` identifies the examples and the tokenizer of this phase and of the phases before it;
+    ``code`` is ``code_version()``.
     """
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]
     values = values_that_affect(config, frozenset(so_far))
@@ -102,7 +102,7 @@ class StoredPhase(NamedTuple):
 class PhaseStore:
     """A folder of finished phases; the least recently used ones are removed above ``max_gib``.
 
-    The file KEY.lock is locked by the run that trains, takes or removes the entry KEY.
+    A run that trains, reuses or removes the entry KEY holds the lock on the file KEY.lock.
     """
 
     def __init__(self, folder: Path | None = None, *, max_gib: float) -> None:
@@ -124,7 +124,7 @@ class PhaseStore:
         if (fault := _fault_of(entry, phase)) is not None:
             say(f"{phase}: the stored phase {entry} is not used: {fault}")
             return None
-        with suppress(OSError):  # a store of root's: it is not for us to evict
+        with suppress(OSError):  # the store may belong to root, and only root evicts
             os.utime(entry)
         return entry
 
@@ -155,9 +155,9 @@ class PhaseStore:
     def clear(self) -> list[str]:
         """Remove the stored phases; return the keys that are in use or cannot be removed.
 
-        Runs keep what they took.
+        Runs that reused a phase keep its files.
         """
-        self._remove_leavings()
+        self._remove_orphans()
         return [
             key for key in {entry.key: None for entry in self.entries()} if not self._remove(key)
         ]
@@ -168,10 +168,10 @@ class PhaseStore:
             total += entry.bytes
             if total > self._max_bytes and entry.key != keep:
                 self._remove(entry.key)
-        self._remove_leavings()
+        self._remove_orphans()
 
     def _remove(self, key: str) -> bool:
-        """Remove an entry with its leavings, unless a run uses it; return True if it is gone."""
+        """Remove an entry and its temporary files unless a run locks it; return True if gone."""
         try:
             with self.lock(key).acquire(blocking=False):
                 for path in (self.folder / key, self.folder / f".{key}.building"):
@@ -182,8 +182,8 @@ class PhaseStore:
             pass
         return not (self.folder / key).exists()
 
-    def _remove_leavings(self) -> None:
-        """Remove what runs that were killed have left: entries in the making, and locks."""
+    def _remove_orphans(self) -> None:
+        """Remove the unfinished entries and the locks that killed runs have left."""
         for path in [*self.folder.glob(".*.building"), *self.folder.glob("*.lock")]:
             key = path.stem.removeprefix(".")
             if not (self.folder / key).exists():
@@ -205,7 +205,7 @@ def _fault_of(entry: Path, phase: Phase) -> str | None:
 
 
 def _describe(entry: Path, phase: Phase) -> StoredPhase:
-    """Return what the store's list shows of an entry."""
+    """Return an entry's key, phase, origin, size and last use, for the list of the store."""
     try:
         run = str(read_object(phase_result_path(entry, phase)).get("reused_from"))
     except CheckpointError:
@@ -222,8 +222,8 @@ def _describe(entry: Path, phase: Phase) -> StoredPhase:
 def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) -> None:
     """Put a finished phase of the folder ``source`` into ``target``, which has not run it.
 
-    The phase's result says which run trained it. The folder appears at once, with the result. The
-    caller has verified the phase, and copied its log lines.
+    The phase's result stores ``reused_from``, the run that trained it. The folder appears complete
+    or not at all. The caller must have verified the phase and copied its log lines.
     """
     result = phase_result(source, phase)
     assert result is not None, f"{source} has not finished {phase}"

@@ -42,7 +42,7 @@ def finished_phases(run_dir: Path) -> list[Phase]:
 
 
 def reused_phases(config: RunConfig) -> list[Phase]:
-    """Return the phases that a run takes from the run ``config.from_run``; it trains the last."""
+    """Return the phases that a run takes from ``config.from_run``; never the last of its phases."""
     if config.from_run is None:
         return []
     finished = finished_phases(Path(config.from_run))
@@ -52,7 +52,7 @@ def reused_phases(config: RunConfig) -> list[Phase]:
 def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
     """Return the result of a finished phase; None if the phase is not finished.
 
-    A measure that was not finite is NaN.
+    Measures that were not finite, which the file stores as null, are NaN.
 
     Raises:
         CheckpointError: if the file is damaged.
@@ -62,7 +62,7 @@ def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
 
 
 def objective_of(run_dir: Path) -> float | None:
-    """Return the objective of a run; None if the run has not ended, or it is not finite.
+    """Return the objective of a run; None if the run has not ended or the objective is not finite.
 
     Raises:
         CheckpointError: if result.json is damaged.
@@ -76,7 +76,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        CheckpointError: if the file is damaged, with the way out.
+        CheckpointError: if the file is damaged; the message gives the fix.
     """
     try:
         if not path.is_file():  # to open a FIFO would wait for its writer
@@ -95,7 +95,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
     """Return the content of plan.json; None if there is none, or a damaged one.
 
-    The plan only serves a comparison with what is measured: ``say`` prints that it is damaged.
+    A damaged plan is no error, because it is only compared with measurements: ``say`` prints it.
     """
     try:
         found: dict[str, Any] | None = read_json(run_dir / PLAN, STORED_PLAN)

@@ -14,11 +14,11 @@ from rlhf.base.atomic import retrying
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHARD_BYTES = 5 * 10**9  # largest file of weights, which rank 0 holds while it saves
+SHARD_BYTES = 5 * 10**9  # largest file of weights: rank 0 keeps it in memory while it saves
 
 
 def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters (tied ones once) and persistent buffers by name; they may be shards."""
+    """Return parameters (tied ones once) and persistent buffers by name, sharded as they are."""
     persistent = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
     return {**dict(module.named_parameters()), **buffers}
@@ -31,7 +31,7 @@ def save_streamed(
     *,
     shard_bytes: int,
 ) -> None:
-    """Write config and weights of ``model`` as transformers does; the weights are ``stream``."""
+    """Write config and weights of ``model`` as transformers does; read weights from ``stream``."""
     from transformers.core_model_loading import WeightConverter
 
     conversions = getattr(model, "_weight_conversions", None) or []
@@ -42,13 +42,13 @@ def save_streamed(
         return
     model.save_pretrained(folder, state_dict={})
     (folder / "model.safetensors").unlink(missing_ok=True)
-    write_shards(folder, _under_saved_names(model, stream), shard_bytes)
+    write_shards(folder, _rename_as_saved(model, stream), shard_bytes)
 
 
-def _under_saved_names(
+def _rename_as_saved(
     model: PreTrainedModel, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``stream`` under the names in the model's files, which transformers may rename."""
+    """Yield the tensors of ``stream`` with the names that transformers gives them in files."""
     from transformers.core_model_loading import revert_weight_conversion
 
     left_out = set(model._keys_to_ignore_on_save or ())

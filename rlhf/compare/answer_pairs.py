@@ -32,7 +32,7 @@ class AnswerPair(NamedTuple):
 
     @property
     def key(self) -> tuple[str, frozenset[Answer]]:
-        """Return what identifies the pair in either order."""
+        """Return the prompt and the set of answers: equal for both orders of the answers."""
         return self.prompt, frozenset((self.a, self.b))
 
 
@@ -59,13 +59,13 @@ def models_of_runs(run_dir: Path, against: Path | None) -> tuple[AnsweringModel,
 
 
 def models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
-    """Return the two models ``names`` of a file of answers; its only two if there are no names.
+    """Return the two models called ``names`` in a file of answers; without names, its only two.
 
     Each row has prompt, response and model. Of several answers to a prompt the first counts.
 
     Raises:
         DataError: if the file cannot be read, or a row lacks a text.
-        ConfigError: if the file has no such models.
+        ConfigError: if the file lacks a named model, or has not exactly two and none is named.
     """
     answers: dict[str, dict[str, str]] = {}
     for row in read_table_rows(path):
@@ -87,13 +87,13 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
     """Return pairs of different answers to the same prompts; ``seed`` decides who is on the left.
 
     Raises:
-        DataError: if there are none.
+        DataError: if no prompt has two different answers.
     """
     pairs = []
     for prompt in first.answers:
         if prompt in second.answers and first.answers[prompt] != second.answers[prompt]:
             shown = [Answer(model.name, model.answers[prompt]) for model in (first, second)]
-            # Keyed by the prompt: a page that is opened again shows the same order.
+            # Seeded by the prompt, so that a page that is opened again shows the same order.
             random.Random(f"{seed}/{prompt}").shuffle(shown)
             pairs.append(AnswerPair(prompt, *shown))
     if not pairs:

@@ -26,8 +26,8 @@ from rlhf.report.page import render_template
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
-NAMES = (HOST, "localhost")  # of this machine: a site's name that leads here is not among them
-LENGTH = "[0-9]{1,3}"  # of a body, in bytes; a choice has about 30
+NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
+LENGTH = "[0-9]{1,3}"  # of a request's body in bytes; a choice has about 30
 SECONDS = 10  # until a connection that sends nothing is closed
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
@@ -48,7 +48,7 @@ BUTTONS = {
 
 
 class Comparison:
-    """Pairs to judge one after the other, and where the choices are kept."""
+    """The pairs to judge one after the other, and the file that stores the choices."""
 
     def __init__(
         self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def place(self) -> int:
-        """Return how many pairs have been judged or skipped."""
+        """Return the number of pairs that have been judged or skipped."""
         return self._place
 
     @property
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def progress(self) -> str:
-        """Return which pair is shown."""
+        """Return the number of the shown pair as text, such as "3 of 20"."""
         return f"{self._place + 1} of {len(self._pairs)}"
 
     @property
@@ -81,7 +81,7 @@ class Comparison:
         return WinRate.of(self._models, list(self._file.read_choices()))
 
     def judge(self, verdict: Verdict | None, *, place: int) -> None:
-        """Keep the verdict on the pair at ``place``, unless that was judged already; None: skip.
+        """Store the verdict on the pair at ``place`` unless that pair is done; None: skip the pair.
 
         Raises:
             RlhfError: if the choice cannot be written.
@@ -94,14 +94,14 @@ class Comparison:
 
 
 def page_of(comparison: Comparison) -> str:
-    """Return the HTML of the next pair, or of the result after the last."""
+    """Return the HTML of the next pair, or of the result after the last pair."""
     if comparison.pair is None:
         return _page(result=str(comparison.result))
     return _page(pair=comparison.pair, progress=comparison.progress, place=comparison.place)
 
 
 class ComparisonServer(ThreadingTCPServer):
-    """A server of the page to this machine only, to those who know its ``address``.
+    """A server that shows the page on this machine only, to users who know its ``address``.
 
     Raises:
         ConfigError: if the port is taken or may not be used.
@@ -126,7 +126,7 @@ class ComparisonServer(ThreadingTCPServer):
         raise ConfigError(f"--port {ports[-1]}: {reason}; choose another") from reason
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the traceback of a bug; a connection that the browser closed is none."""
+        """Print the traceback of a bug; ignore a connection that the browser closed."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -138,15 +138,15 @@ class _Request(BaseHTTPRequestHandler):
     timeout = SECONDS
 
     def do_GET(self) -> None:
-        if self._is_ours():
+        if self._is_allowed():
             self._send(HTTPStatus.OK, page_of(self.server.comparison))
 
     def do_POST(self) -> None:
-        if self._is_ours():
+        if self._is_allowed():
             self._send(*self._store_choice())
 
     def _store_choice(self) -> tuple[HTTPStatus, str]:
-        """Keep the choice that the form sent; return the answer."""
+        """Store the choice that the form sent; return the status and the text of the answer."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(LENGTH, length):
             return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -160,8 +160,8 @@ class _Request(BaseHTTPRequestHandler):
             return HTTPStatus.INTERNAL_SERVER_ERROR, _page(message=str(error))
         return HTTPStatus.SEE_OTHER, ""  # to the page, so that reloading it sends no choice again
 
-    def _is_ours(self) -> bool:
-        """Return True if the page itself, or its user, made the request; otherwise refuse it."""
+    def _is_allowed(self) -> bool:
+        """Return True if the page or its user sent the request; otherwise send a refusal."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
             self._send(*_refusal(HTTPStatus.FORBIDDEN))
@@ -183,7 +183,7 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def version_string(self) -> str:
-        """Return what the header Server says: nothing about this machine."""
+        """Return the value of the header Server, which reveals nothing about this machine."""
         return "rlhf"
 
     def log_message(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""The files that keep choices, each at once.
+"""The files that store choices, each choice as soon as it is made.
 
 FILE.jsonl has one preference per line, which ``data=local`` reads. Ties and pairs of two bad
 answers are no preferences: they go to FILE.undecided.jsonl.
@@ -36,10 +36,10 @@ class Judged(NamedTuple):
 
 
 class PreferenceFile:
-    """The choices of one person, in a file of preferences and a file of the others.
+    """The choices of one person, in a file of preferences and a file of undecided choices.
 
     Raises:
-        ConfigError: if a file cannot be written, or ends within a line.
+        ConfigError: if a file ends within a line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +105,7 @@ def _read(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, An
 
 
 class WinRate(NamedTuple):
-    """How often the first of two models was preferred; ties and two bad answers count half."""
+    """Counts of choices between two models: wins of the first, wins of the second, undecided."""
 
     models: tuple[str, str]
     wins: int
@@ -114,7 +114,7 @@ class WinRate(NamedTuple):
 
     @classmethod
     def of(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
-        """Count the choices between these two models."""
+        """Return the counts of the choices in ``judged`` that are between these two models."""
         ours = [j.winner for j in judged if {answer.model for answer in j.answers} == set(models)]
         wins, losses = (ours.count(model) for model in models)
         return cls(models, wins, losses, len(ours) - wins - losses)

@@ -14,7 +14,7 @@ RANKS = "hardware.nodes*hardware.ranks_per_node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The division of one optimizer step, in sequences, or in pairs for reward and dpo."""
+    """The sizes into which one optimizer step is divided: sequences, or pairs in reward and dpo."""
 
     per_rank: int
     """Items that one rank contributes to a step."""
@@ -26,7 +26,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """The division of one rollout of PPO."""
+    """The sizes into which one rollout of PPO is divided."""
 
     per_rank: int
     """Responses that one rank samples."""
@@ -42,7 +42,7 @@ def num_ranks(config: RunConfig) -> int:
 
 
 def num_readers(config: RunConfig) -> int:
-    """Return the number of ranks that read different rows; ranks that share sequences are one."""
+    """Return the number of ranks that read different rows; ranks that share rows count once."""
     return num_ranks(config) // config.zero.sequence_parallel_size
 
 
@@ -50,7 +50,7 @@ def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
     """Return ``total / part``, which must be a whole number.
 
     Raises:
-        ConfigError: if it is not; the message gives the nearest values that work.
+        ConfigError: if ``part`` does not divide ``total``; the message gives the nearest values.
     """
     if total % part == 0:
         return total // part
@@ -159,9 +159,9 @@ def examples_per_step(config: RunConfig, phase: Phase) -> int:
 
 
 def sizes_for(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
-    """Return the largest batch sizes, as key=value, for which ``examples`` give a step.
+    """Return the largest batch sizes, as key=value, that ``examples`` fill at least once.
 
-    PPO keeps its number of mini-batches in a rollout if it can. None: no size is small enough.
+    PPO keeps its number of mini-batches per rollout if possible. None: no size is small enough.
     """
     ranks, ppo = num_readers(config), config.ppo
     if phase is not Phase.ppo:
@@ -176,7 +176,7 @@ def sizes_for(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
 
 
 def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
-    """Return the optimizer steps (PPO: rollouts) of a phase with this many training examples."""
+    """Return the number of optimizer steps (PPO: rollouts) for this many training examples."""
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
         return num_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
@@ -186,7 +186,7 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
 def num_steps(
     num_prompts: int, prompts_per_step: int, *, steps: int | None, epochs: float | None
 ) -> int:
-    """Return the PPO steps that both caps allow: ``steps``, and ``epochs`` over the prompts."""
+    """Return the number of PPO steps: the smaller of ``steps`` and ``epochs`` over the prompts."""
     passes = (
         math.inf if epochs is None else max(1, math.ceil(num_prompts * epochs / prompts_per_step))
     )

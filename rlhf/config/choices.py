@@ -27,12 +27,12 @@ class ModelInit(StrEnum):
 
     @property
     def is_of_sft(self) -> bool:
-        """Return True if the reward model (gold: only the critic) starts from the SFT model."""
+        """Return True if the reward model, or for gold the critic, starts from the SFT model."""
         return self in (ModelInit.sft, ModelInit.gold)
 
 
 class RewardKind(StrEnum):
-    """Kinds of parts of the score; the rules come last."""
+    """Kinds of parts of the score: reward model, judge, function, HTTP server, then fixed rules."""
 
     model = "model"
     gold = "gold"
@@ -133,7 +133,7 @@ class AdvantageEstimator(StrEnum):
 
 
 class ScaleReward(StrEnum):
-    """Divisors of scores: none, their running deviation, or a fixed reference deviation."""
+    """Divisors of scores: none, their running standard deviation, or a fixed reference value."""
 
     none = "none"
     running = "running"
@@ -189,7 +189,7 @@ class RolloutCorrection(StrEnum):
 
 
 class When(StrEnum):
-    """Use of an option; the text of each key explains its rule for ``auto``."""
+    """When an option is used; the text of each key explains its rule for ``auto``."""
 
     auto = "auto"
     always = "always"
@@ -212,7 +212,7 @@ class MomentsDtype(StrEnum):
 
 
 class Reuse(StrEnum):
-    """Runs that take finished phases with equal inputs from the store of phases."""
+    """Which runs reuse finished phases with equal inputs, from the store of phases."""
 
     sweep = "sweep"
     always = "always"

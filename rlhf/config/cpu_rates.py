@@ -63,7 +63,7 @@ def typical_rates() -> CpuRates:
 
 
 def keep_rates(rates: CpuRates) -> None:
-    """Write ``rates`` to the file that ``cpu_rates`` reads; do nothing if it cannot be written."""
+    """Write ``rates`` to the file that ``cpu_rates`` reads; ignore a drive that refuses."""
     path = rates_file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,14 +72,14 @@ def keep_rates(rates: CpuRates) -> None:
 
 
 def rates_file() -> Path:
-    """Return the path of the rates file of this CPU, number of cores and instruction set caps."""
+    """Return the path of the rates file for this CPU, its usable cores and instruction sets."""
     caps = [usable_isa().name, os.environ.get(ONEDNN_MAX_ISA, "")]
     words = [read_cpu().name, f"{cores()} cores", *filter(None, caps)]
     return cache_folder() / f"rates-{re.sub('[^a-zA-Z0-9]+', '-', ' '.join(words))}.json"
 
 
 def lacks_rates(hardware: HardwareConfig) -> bool:
-    """Return True if a plan for ``hardware`` needs CPU rates not yet measured on an idle CPU."""
+    """Return True if a plan for ``hardware`` needs CPU rates that no idle CPU has measured yet."""
     return (
         hardware.device is Device.cpu
         and None in (peak_of(hardware), hardware.memory_bandwidth_gb)

@@ -1,6 +1,7 @@
-"""The one source for what changes a result: facts that the schema declares of every key.
+"""Effects of the configuration keys on results, as the schema declares them for every key.
 
-The store of phases, resume, from_run and the refusal of keys that nothing reads follow from here.
+They decide which phases can be reused, which keys resume and from_run may change, and which keys
+on the command line are refused because nothing reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 class Effect(NamedTuple):
-    """What the schema declares of a key (``rlhf.config.schema.keys.key``)."""
+    """Effects of one key: the arguments that its field passes to ``schema.keys.key``."""
 
     affects: Affects
     at_resume: AtResume = AtResume.fixed
@@ -31,25 +32,25 @@ class Effect(NamedTuple):
 
 @cache
 def effects() -> dict[str, Effect]:
-    """Return the effect of every dotted key of the schema, groups left out."""
-    return dict(_effects(RunConfig, "", {}))
+    """Return the effect of every dotted key of the schema, without groups."""
+    return dict(_effects_in(RunConfig, "", {}))
 
 
-def _effects(schema: type, prefix: str, outer: dict[str, Any]) -> Iterator[tuple[str, Effect]]:
-    """Yield the effects of the keys in ``schema``; ``outer`` are facts of the group around it."""
+def _effects_in(schema: type, prefix: str, outer: dict[str, Any]) -> Iterator[tuple[str, Effect]]:
+    """Yield each dotted key in ``schema`` and its effect; ``outer`` has the enclosing defaults."""
     types = get_type_hints(schema)
     for field in fields(schema):
         name, facts = prefix + field.name, {**outer, **field.metadata}
         facts.pop("bound", None)
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)
-            yield from _effects(kind, f"{name}.", facts)
+            yield from _effects_in(kind, f"{name}.", facts)
         else:
             yield name, Effect(**facts)
 
 
 def effect_of(key: str) -> Effect:
-    """Return the effect of a key, which may lie below a key of the schema that holds a mapping.
+    """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x.
 
     Raises:
         KeyError: if there is no such key.
@@ -61,7 +62,7 @@ def effect_of(key: str) -> Effect:
 
 
 def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str, Any]:
-    """Return the keys that one of ``phases`` reads, and their values, as asdict returns them."""
+    """Return, by dotted key, the plain values of all keys that affect one of ``phases``."""
     return {
         key: value
         for key, value in _leaves(asdict(config), "")

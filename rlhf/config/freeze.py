@@ -46,7 +46,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
         config = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
         plain = OmegaConf.to_container(merged, structured_config_mode=SCMode.DICT)
-        key = min(name for name, value in _flat(plain, "").items() if value == "???")
+        key = min(name for name, value in _flatten(plain, "").items() if value == "???")
         raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
@@ -62,7 +62,7 @@ def freeze(config: RunConfig, run_dir: Path) -> None:
 
 
 def keep_command(overrides: Sequence[str], run_dir: Path) -> None:
-    """Write the command that started a run: its overrides are what differs from the presets."""
+    """Write the overrides of the command that started a run to ``run_dir``."""
     command = shlex.join(["python", "launch.py", *overrides])
     with replacing(run_dir / COMMAND) as building:
         building.write_text(command + "\n", encoding="utf-8")
@@ -89,7 +89,7 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    return FrozenKeys(run_dir / FROZEN, _leaves(_read_frozen(run_dir)))
+    return FrozenKeys(run_dir / FROZEN, _plain_values(_read_frozen(run_dir)))
 
 
 def command_words(run_dir: Path) -> list[str]:
@@ -136,36 +136,37 @@ def _unreadable(path: Path, reason: str) -> CheckpointError:
 
 
 def load_run(run_dir: str | Path) -> RunConfig:
-    """Return the configuration of a run, with ``run_dir`` set to where the run is now."""
+    """Return the configuration of a run, with ``run_dir`` set to the run's current folder."""
     path = user_path(run_dir, key="run_dir")
     return replace(load_frozen(path), run_dir=str(path))
 
 
 def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return ``frozen`` with ``overrides``, composed into ``cfg``, which resume must allow.
+    """Return ``frozen`` with the changes of ``overrides``, whose values are composed in ``cfg``.
 
-    On other ranks the planned micro-batches need not fit: those not named become null.
+    If an override sets a key of hardware or zero, micro-batch sizes without an override become
+    null, because the planned sizes may not fit.
 
     Raises:
-        ConfigError: if one changes what the run computes; the message gives the value that the run
-            was started with.
+        ConfigError: if an override changes what the run computes; the message gives the value that
+            the run was started with.
     """
     config = OmegaConf.structured(frozen)
-    kept, asked = _leaves(config), _leaves(merge_into_schema(cfg))
+    kept, asked = _plain_values(config), _plain_values(merge_into_schema(cfg))
     named: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
             leaf
-            for leaf in _below(override, kept | asked)
+            for leaf in _keys_set_by(override, kept | asked)
             if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).may_change
         ]
-        if changed and _node(override) != "resume":
+        if changed and _key_of(override) != "resume":
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
                 f"{changed[0]}={format_value(kept.get(changed[0]))}, which resume cannot "
                 "change; remove this override, or start a new run without resume"
             )
-        named += [leaf for leaf in _below(override, asked) if effect_of(leaf).may_change]
+        named += [leaf for leaf in _keys_set_by(override, asked) if effect_of(leaf).may_change]
     if any(key.startswith(("hardware.", "zero.")) for key in named):
         for key in MICRO_BATCHES:
             OmegaConf.update(config, key, None)
@@ -174,40 +175,40 @@ def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str])
     return to_run_config(config)
 
 
-def spread_changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """Return what a resumed run changes about the spread of its batches, as key=value."""
-    kept = _leaves(OmegaConf.structured(before))
+def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
+    """Return, as key=value, what a resumed run changes in how ranks divide its batches."""
+    kept = _plain_values(OmegaConf.structured(before))
     return [
         f"{key}={format_value(value)}"
-        for key, value in _leaves(OmegaConf.structured(after)).items()
+        for key, value in _plain_values(OmegaConf.structured(after)).items()
         if effect_of(key).at_resume is AtResume.rounding and kept[key] != value
     ]
 
 
-def _node(override: Override) -> str:
+def _key_of(override: Override) -> str:
     """Return the group or key that an override sets."""
     return override.package or override.key_or_group
 
 
-def _below(override: Override, leaves: Iterable[str]) -> list[str]:
+def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
     """Return the keys in ``leaves`` that an override sets."""
-    return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_node(override)}.")]
+    return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_key_of(override)}.")]
 
 
-def _leaves(cfg: DictConfig) -> dict[str, Any]:
-    """Return the plain value of every dotted key."""
+def _plain_values(cfg: DictConfig) -> dict[str, Any]:
+    """Return the plain value of every dotted key of ``cfg``."""
     try:
         plain = OmegaConf.to_container(
             cfg, resolve=True, enum_to_str=True, structured_config_mode=SCMode.DICT
         )
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
-    return _flat(plain, "")
+    return _flatten(plain, "")
 
 
-def _flat(node: Any, key: str) -> dict[str, Any]:
+def _flatten(node: Any, key: str) -> dict[str, Any]:
     """Return one entry per value in ``node``, with dotted keys that start with ``key``."""
     if not isinstance(node, dict) or not node:
         return {key: node}
     prefix = f"{key}." if key else ""
-    return {k: v for name in node for k, v in _flat(node[name], f"{prefix}{name}").items()}
+    return {k: v for name in node for k, v in _flatten(node[name], f"{prefix}{name}").items()}

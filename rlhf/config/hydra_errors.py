@@ -60,7 +60,7 @@ def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def type_of(key: str) -> Any:
-    """Return the type of a dotted key, which may lie in a mapping with names of the user's.
+    """Return the type of a dotted key, also of an entry of a mapping, such as rewards.NAME.x.
 
     Raises:
         KeyError: if there is no such key.
@@ -114,10 +114,10 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
 
 
 def refuse_flags(words: Sequence[str]) -> None:
-    """Check that every option with dashes is one of Hydra's, because keys are written key=value.
+    """Check that Hydra has every option with dashes in ``words``: keys are written key=value.
 
     Raises:
-        ConfigError: proposing the key for the first other option, with its value.
+        ConfigError: for the first unknown option; the message proposes the key to write instead.
     """
     _, unknown = get_args_parser().parse_known_args(list(words))
     typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
@@ -137,16 +137,16 @@ def refuse_flags(words: Sequence[str]) -> None:
 
 
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
-# Hydra allows no config file under the plugin's own name; ours takes the nodes from `hardware`.
+# Hydra reserves the plugin's name; our config file slurm.yaml takes the nodes from `hardware`.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
 def parse_override(word: str) -> str:
-    """Return the override ``word`` as Hydra reads it.
+    """Rewrite the override ``word`` as typed by a user to the form that Hydra needs.
 
-    A mapping gets ++ in front, because Hydra refuses new keys in it otherwise. The folder of a job
-    of a sweep has ``=`` in its name and is quoted; otherwise ``,`` separates values to sweep over.
-    A card named by its number is quoted too, because no option of a group is a number.
+    A mapping gets ++ in front, because Hydra otherwise refuses new keys in it. The folder of a job
+    of a sweep has ``=`` and ``,`` in its name and is quoted: an unquoted ``,`` starts a sweep.
+    A card named by its number is quoted too, because Hydra accepts no number as a group's option.
     """
     word = PRESETS.get(word, word)
     key, _, value = word.partition("=")
@@ -165,15 +165,15 @@ def explain(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
     if isinstance(error, MissingConfigException):
         return _unknown_option(error, overrides)
     if isinstance(error, OverrideParseException):
-        return _unreadable(error)
+        return _malformed_override(error)
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
-        return ConfigError(_not_an_option(overrides))
+        return ConfigError(_not_an_option_text(overrides))
     if isinstance(error, HydraException):
-        return _not_composed(error)
+        return _composition_error(error)
     return None
 
 
-def _unreadable(error: OverrideParseException) -> ConfigError:
+def _malformed_override(error: OverrideParseException) -> ConfigError:
     """Return the error for an override that does not match Hydra's grammar."""
     reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
     # The lexer only repeats the override; it gives no reason.
@@ -209,7 +209,7 @@ def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> 
     if group == "phase":
         hint += "; pipeline is all three: sft, reward and ppo"
     if group == "hardware":
-        hint = _machines(option, error.options) or hint
+        hint = _machine_hint(option, error.options) or hint
         hint += (
             "; for another machine, copy conf/hardware/template.yaml to "
             f"conf/hardware/{option}.yaml and fill in the machine's figures"
@@ -217,12 +217,12 @@ def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> 
     return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
 
 
-def _machines(typed: str, profiles: Sequence[str]) -> str:
+def _machine_hint(typed: str, profiles: Sequence[str]) -> str:
     """Return "; did you mean ...?" for a card or node typed as 4090, A100-80GB or 2xL4, or ""."""
-    number, card = re.findall(r"^(?:(\d+)x)?(.*)", _plain(typed))[0]
-    for words, ranks in ((_plain(typed), ""), (card, number)):
-        plain = {profile: _plain(profile) for profile in profiles}
-        cards = {profile: _plain(profile.rpartition("_")[0]) for profile in profiles}
+    number, card = re.findall(r"^(?:(\d+)x)?(.*)", _normalise(typed))[0]
+    for words, ranks in ((_normalise(typed), ""), (card, number)):
+        plain = {profile: _normalise(profile) for profile in profiles}
+        cards = {profile: _normalise(profile.rpartition("_")[0]) for profile in profiles}
         ways = (
             [profile for profile in profiles if cards[profile] == words],
             [profile for profile in profiles if plain[profile].startswith(words)],
@@ -235,13 +235,13 @@ def _machines(typed: str, profiles: Sequence[str]) -> str:
     return ""
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     """Return a machine's name without the maker, punctuation and case; GB becomes g."""
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower()).replace("gb", "g")
 
 
-def _not_an_option(overrides: Sequence[str]) -> str:
-    """Return the message for groups set to a number or null; Hydra's error does not name them."""
+def _not_an_option_text(overrides: Sequence[str]) -> str:
+    """Return the message for groups set to a number or null, whose names Hydra's error lacks."""
     groups = {key for key, kind in schema_types().items() if is_dataclass(kind)} | {"experiment"}
     given = [o for o in overrides if "=" in o and not o.startswith("-")]
     wrong = [
@@ -255,7 +255,7 @@ def _not_an_option(overrides: Sequence[str]) -> str:
     )
 
 
-def _not_composed(error: HydraException) -> ConfigError:
+def _composition_error(error: HydraException) -> ConfigError:
     """Return the error for any other error of Hydra, on one line."""
     cause = error.__cause__
     found = re.search(r"Could not override '([^']+)'", str(error))

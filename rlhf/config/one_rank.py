@@ -14,7 +14,7 @@ from rlhf.config.schema.zero import ZeroConfig
 def on_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
     """Return the configuration for one rank of ``device`` that needs neither server nor drive.
 
-    Micro-batches were planned for a GPU, so only a GPU keeps them. ``dtype`` is resolved.
+    Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
     """
     rollout = config.rollout
     if rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):

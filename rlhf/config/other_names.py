@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-# What to write here, alternatives separated by " or " -> the names in the other programs. VALUE, N
-# and NAME stand for a value, and * for each of the phases. A dotted name also matches the end
-# of a longer one: rollout.n is actor_rollout_ref.rollout.n too. Names whose last part is that of
-# one of our keys are found without this table.
+# Our overrides (alternatives separated by " or ") -> the names in the other programs. VALUE, N and
+# NAME stand for a value, and * for each of the phases. A dotted name also matches the end of a
+# longer name: rollout.n is actor_rollout_ref.rollout.n too. A name whose last part is the last part
+# of one of our keys needs no entry.
 NAMES = {
     # Models
     "model=pretrained model.path=VALUE": "model_name_or_path pretrain model_path actor.model.path "
@@ -195,8 +195,8 @@ NAMES = {
 PHASES = ("sft", "reward", "dpo", "ppo")
 
 
-def _by_name(names: dict[str, str]) -> dict[str, list[str]]:
-    """Return the alternatives for each name of another program."""
+def _alternatives_by_name(names: dict[str, str]) -> dict[str, list[str]]:
+    """Return our alternatives for each name of another program."""
     return {
         name: [
             word.replace("*", phase)
@@ -208,14 +208,14 @@ def _by_name(names: dict[str, str]) -> dict[str, list[str]]:
     }
 
 
-OTHER_NAMES = _by_name(NAMES)
+OTHER_NAMES = _alternatives_by_name(NAMES)
 
 
 def suggested_keys(name: str, keys: Iterable[str]) -> list[str]:
     """Return the keys that the user may have meant by ``name``.
 
-    It may be a key of another program, or a key without its group. ``keys`` are ours; if ``name``
-    begins with one of our groups, that group's keys are preferred.
+    ``name`` may be a key of another program, or one of our ``keys`` without its group. If ``name``
+    begins with one of our groups, only that group's keys are returned, if there are any.
     """
     parts = name.replace("-", "_").split(".")
     ends = [".".join(parts[start:]) for start in range(len(parts))]

@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 
 def stage_of(role: Role, zero: ZeroConfig) -> int:
-    """Return the ZeRO stage of a model; 3 or 0 if it is frozen: it has only weights to shard."""
+    """Return the ZeRO stage of a model; a frozen model, which only has weights, has 3 or 0."""
     stage = _stage_of_family(role, zero)
     if not role.is_frozen:
         return stage
@@ -72,7 +72,7 @@ def adapter_lr(lora: LoraConfig, role: LoraRole) -> float | None:
 
 
 def reward_columns(config: RunConfig) -> dict[str, str]:
-    """Return the columns of the data that the parts of the score read, and the key of each."""
+    """Return each data column that a part of the score reads, and the config key that names it."""
     return {
         column: f"rewards.{name}.columns"
         for name, part in config.rewards.items()
@@ -81,9 +81,10 @@ def reward_columns(config: RunConfig) -> dict[str, str]:
 
 
 def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
-    """Return key and value of the config group from which reward model and critic start.
+    """Return the key and value of the config group of the model that initialises the reward model.
 
-    It is ``model`` if they start from the SFT model, as the critic does without a reward model.
+    The critic starts from it too. It is ``model`` if both start from the SFT model, or if the run
+    has no reward model.
     """
     if config.reward_model.init.is_of_sft or not has_reward_model(config):
         return "model", config.model
@@ -93,7 +94,7 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
 def torch_obstacle(
     zero: ZeroConfig, *, ranks: int, dtype: Dtype | None = None, is_hybrid: bool = False
 ) -> str | None:
-    """Return the first setting that plain torch lacks, as key=value; None if it lacks none.
+    """Return the first setting that plain torch does not support, as key=value, or None.
 
     ``is_hybrid`` is True for a model that DeepSpeed's Hybrid Engine generates with. Without a
     ``dtype``, precision is not considered.

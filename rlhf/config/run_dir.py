@@ -32,10 +32,11 @@ UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 def make_run_dir(
     config: RunConfig, *, job_dir: Path | None, now: datetime, continues: bool = False
 ) -> Path:
-    """Create and return the directory of a new run: ``job_dir`` for a job of a sweep.
+    """Return the directory of a run, which is created unless a stopped run is resumed.
 
-    If a job was stopped and requeued, ``job_dir`` already holds its run, which is then resumed.
-    With ``continues`` (resume=auto) so is the latest unfinished run with this configuration.
+    It is config.run_dir, else ``job_dir`` (for a job of a sweep), else a new folder in runs/. If a
+    job was stopped and requeued, ``job_dir`` already holds its run, which is resumed. With
+    ``continues`` (resume=auto) the latest unfinished run with this configuration is resumed too.
     """
     if config.run_dir is not None:
         path = user_path(config.run_dir, key="run_dir")
@@ -59,7 +60,7 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
         try:
             if load_frozen(run) == config:
                 return run
-        except CheckpointError as error:  # of another version: not this command's to continue
+        except CheckpointError as error:  # a run of another version cannot be compared
             _print(f"resume=auto: {run} is not continued: {error}")
     return None
 
@@ -73,7 +74,7 @@ def claim(path: Path) -> Path:
     """Create ``path`` if it does not exist, and return it.
 
     Raises:
-        ConfigError: if it holds a run, cannot be created, or is not writable.
+        ConfigError: if ``path`` holds a run, cannot be created, or is not writable.
     """
     if (path / FROZEN).exists():
         raise ConfigError(
@@ -92,7 +93,7 @@ def claim(path: Path) -> Path:
 
 
 def refuse_links(run_dir: Path, names: Iterable[str]) -> None:
-    """Check that what a run is going to write in ``run_dir`` is not linked to another place.
+    """Check that none of ``names`` in ``run_dir`` is a link, since a run writes these files.
 
     Raises:
         CheckpointError: naming the link.
@@ -111,13 +112,13 @@ def _print(line: str) -> None:
 
 @contextmanager
 def only_process(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator[None]:
-    """Hold the lock of a run directory, which the system releases when this process ends.
+    """Acquire the lock of a run directory; the system releases it when this process ends.
 
-    The file stays, and holds the number of the last process. On a file system without locks
-    ``say`` prints so, and the run continues without one.
+    The lock file stays, and names the last process. On a file system without locks ``say`` prints
+    a notice, and the run continues without a lock.
 
     Raises:
-        CheckpointError: if another process holds the lock for longer than it takes to end.
+        CheckpointError: if another process still holds the lock after ``WAIT_SECONDS``.
     """
     refuse_links(run_dir, [LOCK])
     with (run_dir / LOCK).open("a+", encoding="utf-8") as file:

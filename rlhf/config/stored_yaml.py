@@ -17,12 +17,13 @@ LARGEST = 2**63 - 1
 
 
 def read_plain(text: str) -> DictConfig:
-    """Return the mapping in ``text``: nothing but plain values, as a run writes them.
+    """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 
-    Aliases can blow up a small file to any size, and interpolations can read the environment.
+    Aliases could expand a small file to any size, and interpolations could read the environment.
 
     Raises:
-        ValueError: if there is anything else; also a YAMLError and an OmegaConfBaseException.
+        ValueError: if ``text`` contains anything else.
+        YAMLError, OmegaConfBaseException: if ``text`` cannot be parsed.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
@@ -62,7 +63,7 @@ def _values(node: Any) -> Iterator[Any]:
 
 def has_kind(value: Any, kind: Any) -> bool:
     """Return True if ``value``, read from a file, may be a value of the schema's type ``kind``."""
-    if kind is Any:  # such as data.path, a file or several
+    if kind is Any:  # such as data.path: one file or a list
         return True
     if isinstance(kind, UnionType):
         return any(has_kind(value, each) for each in get_args(kind))

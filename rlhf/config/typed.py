@@ -1,4 +1,4 @@
-"""Give a composed configuration the types of the schema, or say what is wrong with it."""
+"""Convert a composed configuration to the types of the schema, or explain its first error."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` merged into the schema; values may still be missing.
 
     Raises:
-        ConfigError: if a value has the wrong type. OmegaConf takes any number for true or false.
+        ConfigError: if a value has the wrong type, also a number other than 0 or 1 instead of true
+            or false, which OmegaConf would accept.
     """
     try:
         for key in (key for key, kind in schema_types().items() if kind is bool):
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
-        # A group that is missing, refers to another or has a wrong value is not merged into one.
+        # A group that is missing, an interpolation or not a mapping must not be filled in here.
         nodes = [cfg._get_node(key, validate_access=False) for key in _groups()]
         is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
         schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
@@ -42,7 +43,7 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
 
 @cache
 def _groups() -> dict[str, Any]:
-    """Return the groups of keys, without those inside others, and their dataclasses."""
+    """Return the top-level groups of keys and their dataclasses."""
     types = schema_types()
     return {key: types[key] for key in types if is_dataclass(types[key]) and "." not in key}
 

@@ -22,22 +22,22 @@ LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
 def padded_width(tokens: int, *, most: int) -> int:
-    """Return the width to pad ``tokens`` to: one of eight widths per doubling, up to ``most``.
+    """Return ``tokens`` rounded up to one of eight widths per doubling, but not beyond ``most``.
 
-    Libraries compile code for every width and keep it, hundreds of megabytes for all lengths of a
-    data set. Below 64 tokens the width is exact.
+    Libraries compile and keep code for every width: hundreds of megabytes for all lengths of a data
+    set. Below 64 tokens the width is not rounded.
     """
     step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
     return min(-(-tokens // step) * step, max(tokens, most))
 
 
 def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
-    """Deal the rows of one global batch by length, and return the ordered rows of each rank.
+    """Divide the rows of one global batch by length; return the row numbers of each rank.
 
-    Every ``micro`` consecutive rows are a micro-batch. Its rows are neighbours in length, which
-    needs the least padding of all divisions, and all ranks run their longest micro-batches first
-    and at the same time. The rank with the longest rows changes from one micro-batch to the next,
-    so that the ranks' totals are close. ``len(lengths)`` must be a multiple of ``ranks * micro``.
+    Every ``micro`` consecutive rows are a micro-batch of rows of similar length, which needs the
+    least padding. All ranks run their longest micro-batches first and at the same time. The rank
+    with the longest rows changes from one micro-batch to the next, so that the ranks' totals are
+    close. ``len(lengths)`` must be a multiple of ``ranks * micro``.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     parts: list[list[int]] = [[] for _ in range(ranks)]
@@ -127,7 +127,7 @@ def pair_steps(
 
 
 def _pack(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
-    """Yield the groups of each step in ``order``; groups that do not fit start the next step."""
+    """Yield the groups of each step; groups that do not fit into a step are first in the next."""
     waiting: deque[int] = deque()
     while True:
         taken: list[int] = []

@@ -42,8 +42,8 @@ def conversation(prompt: str) -> tuple[list[dict[str, str]], str]:
 def plain_template(opening: str) -> str:
     """Return the Jinja template that renders messages as data.template=plain does.
 
-    ``opening`` is the text of the tokens that the tokenizer puts in front of a prompt. An answer at
-    the end gets the end token, as in training.
+    ``opening`` is the text of the tokens that the tokenizer puts in front of a prompt. If the last
+    message is an answer, the end token follows it, as in training.
     """
     names = "{" + ", ".join(f"{role!r}: {name!r}" for role, name in SPEAKERS.items()) + "}"
     return (
@@ -64,7 +64,7 @@ def are_turns(prompts: Iterable[str]) -> bool:
 
 
 class ChatTemplate:
-    """A renderer of prompts and responses with a tokenizer's template, which checks the result."""
+    """A tokenizer's chat template: renders prompts and responses, and checks the result."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Determine how the template ends a response.

@@ -19,8 +19,8 @@ REPEATED = "repeats an earlier example"
 def clean_text(text: str) -> str:
     """Return ``text`` in Unicode NFC, with newlines as line ends and without control characters.
 
-    Trailing whitespace of lines is removed too. Trailing whitespace of the text stays, since a
-    prompt or a response may need it.
+    Trailing whitespace of inner lines is removed too. Whitespace at the end of the text stays,
+    since a prompt or a response may need it.
     """
     return LINE_ENDS.sub("\n", UNPRINTABLE.sub("", unicodedata.normalize("NFC", text)))
 
@@ -39,7 +39,7 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
         texts = [None if part is None else clean_text(part) for part in record.texts]
         prompt, chosen, rejected, text = texts
         cleaned = Record(prompt, chosen, rejected, text, record.columns)
-        reason = _flaw(cleaned)
+        reason = _why_unusable(cleaned)
         if reason:
             left_out[f"{reason} after cleaning"] += 1
         else:
@@ -47,7 +47,7 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
     return kept
 
 
-def _flaw(record: Record) -> str | None:
+def _why_unusable(record: Record) -> str | None:
     for name, part in zip(Record._fields, record.texts, strict=False):
         if part is not None and not part.strip():
             return f"{name} is empty"
@@ -72,15 +72,15 @@ def leave_out_repeated(datasets: Sequence[RawDataset]) -> list[RawDataset]:
     seen_eval: set[bytes] = set()
     found = []
     for each in datasets:
-        train = _first_ones(each.train, seen_train)
-        held_out = None if each.eval is None else _first_ones(each.eval, seen_eval)
+        train = _without_repeats(each.train, seen_train)
+        held_out = None if each.eval is None else _without_repeats(each.eval, seen_eval)
         repeated = len(each.train) - len(train) + len(each.eval or ()) - len(held_out or ())
         left_out = each.left_out + Counter({REPEATED: repeated})
         found.append(each._replace(train=train, eval=held_out, left_out=left_out))
     return found
 
 
-def _first_ones(records: list[Record], seen: set[bytes]) -> list[Record]:
+def _without_repeats(records: list[Record], seen: set[bytes]) -> list[Record]:
     kept = []
     for record in records:
         mark = fingerprint(*record.texts)

@@ -1,4 +1,4 @@
-"""Collate rows of token ids into padded batches (B sequences, P prompt tokens, S all tokens)."""
+"""Collate rows of token ids into padded batches. B sequences, P prompt tokens, S = all tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build the columns of a known layout with JMESPath: ``data.sets.NAME.columns``.
+"""Convert rows to a known layout by JMESPath expressions in ``data.sets.NAME.columns``.
 
 Every value of ``columns`` is a JMESPath expression (https://jmespath.org) on one row, such as
 ``answers[0].text``. ``TextFunctions`` adds functions on texts to those of JMESPath.
@@ -34,7 +34,7 @@ ANY: Any = {"types": []}
 
 
 class TextFunctions(Functions):
-    """The functions of JMESPath, and those that data sets need; null gives null."""
+    """The functions of JMESPath, and more functions on texts; for null they return null."""
 
     @signature({"types": ["boolean", "null"]}, ANY, ANY)
     def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
@@ -75,7 +75,7 @@ class TextFunctions(Functions):
         messages = [Message("user", first.strip())] if first.strip() else []
         for mark, content in zip(rest[::2], rest[1::2], strict=True):
             messages.append(Message(roles[mark], content.strip()))
-        if messages[-1] == Message("assistant", ""):  # the mark that asks for the answer
+        if messages[-1] == Message("assistant", ""):  # the last mark only asks for the answer
             messages.pop()
         return prompt_of(messages)
 
@@ -174,8 +174,8 @@ def _columns(node: Mapping[str, Any]) -> Iterator[str]:
     if node["type"] == "field":
         yield node["value"]
     elif node["type"].endswith(("subexpression", "index_expression", "projection", "pipe")):
-        yield from _columns(node["children"][0])  # the others read what the first one returns
-    elif node["type"] != "expref":  # it reads the items of a list
+        yield from _columns(node["children"][0])  # the others read the result of the first
+    elif node["type"] != "expref":  # an expref reads the items of a list
         for child in node["children"]:
             yield from _columns(child)
 

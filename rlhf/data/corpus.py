@@ -126,7 +126,7 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
 
 
 def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
-    """Yield the token ids of the sequences that SFT is trained on."""
+    """Yield the token ids of ``records`` as SFT sequences."""
     for start in range(0, len(records), CHUNK):
         rows = list(enumerate(records[start : start + CHUNK]))
         columns, _ = sft_columns(rows, encoder, Limit("none", sys.maxsize))
@@ -159,7 +159,7 @@ def _read_text(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _texts(rows: Iterable[Row], *, column: str) -> Iterator[str]:
-    """Yield the texts of ``column``, or of the first text column if the first row lacks it."""
+    """Yield the texts in ``column``; if the first row lacks it, use its first column of text."""
     name = None
     for row in rows:
         if name is None:

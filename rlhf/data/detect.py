@@ -18,7 +18,7 @@ OWN_COLUMNS = (
 )
 
 
-Wanted = Mapping[str, str]  # columns that rewards read, and the key that names each
+Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
 
 
@@ -31,11 +31,11 @@ class Converted(NamedTuple):
 
 
 def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
-    """Return the layout of ``rows``, found by their columns and the kinds of the columns.
+    """Return the layout that matches the columns of ``rows`` and the kinds of these columns.
 
     The first layout whose columns all exist determines the columns; additional columns are ignored.
-    Among the layouts with these columns the kinds decide. A column has the kind of its first value
-    that is neither null nor an empty list.
+    Of the layouts with these columns, the first with matching kinds is returned. A column has the
+    kind of its first value that is neither null nor an empty list.
 
     Raises:
         DataError: if no layout has these columns with these kinds; the message names ``source``.
@@ -58,11 +58,12 @@ def to_records(
 ) -> Converted:
     """Convert ``rows`` to records; drop and count rows that cannot be used.
 
-    If ``layout`` is None, it is detected from the columns. The records keep the columns ``keep``.
+    If ``layout`` is None, it is detected from the columns. Each record also gets the row's columns
+    in ``keep``.
 
     Raises:
-        DataError: if no layout fits (names ``source``), or a value has the wrong type (names file,
-            row number and column).
+        DataError: if no layout fits (the message names ``source``), or a value has the wrong type
+            (the message names file, row number and column).
     """
     layout = layout or detect_layout(rows, source=source)
     records: list[Record] = []
@@ -84,7 +85,7 @@ def select_columns(row: Row, wanted: Wanted) -> dict[str, object]:
     """Return the ``wanted`` columns of a row.
 
     Raises:
-        DataError: if one is missing.
+        DataError: if a wanted column is missing.
     """
     for name, key in wanted.items():
         if name not in row.values:

@@ -44,12 +44,12 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
 
 @contextmanager
 def _json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
-    """Raise a DataError for a text, of one line or many, that is not JSON or cannot be used."""
+    """Convert JSON errors in the block to a DataError, which names the line if ``of_lines``."""
     try:
         yield
     except RecursionError as error:
         raise DataError(f"{place}: {TOO_DEEP}") from error
-    except ValueError as error:  # no JSON, a key twice, or a number of over 4,300 digits
+    except ValueError as error:  # not JSON, a repeated key, or a number of over 4,300 digits
         reason = str(error).partition("; use sys.")[0]
         if isinstance(error, json.JSONDecodeError):
             line = f"line {error.lineno}, " if of_lines else ""
@@ -58,10 +58,10 @@ def _json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object.
+    """Return the JSON object of these pairs of key and value.
 
     Raises:
-        ValueError: if a key occurs twice: only one of its values could be used.
+        ValueError: if a key occurs twice, because only one of its values could be used.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -128,7 +128,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _values(column: Any, *, place: str) -> list[object]:
-    # The library's reason leaves out the type, which has the zone of a time.
+    # The error of pyarrow lacks the column's type, which contains the time zone.
     kind = column.type
     with translate_errors(
         lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")

@@ -91,7 +91,7 @@ class Row(NamedTuple):
         return texts
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, or its one, without leading and trailing whitespace.
+        """Return the messages of ``column``, a list or one message, with stripped texts.
 
         Raises:
             UnusableRowError: if the value is null or an empty list.
@@ -232,8 +232,8 @@ def prompt_of(messages: Sequence[Message]) -> str:
     """Return the conversation as a prompt.
 
     Raises:
-        UnusableRowError: if the conversation or its last turn is empty, or the last turn is the
-            assistant's.
+        UnusableRowError: if the conversation or its last turn is empty, or the assistant has the
+            last turn.
     """
     if not messages or not messages[-1].content:
         raise UnusableRowError("prompt is empty")
@@ -269,7 +269,7 @@ class Layout(NamedTuple):
 
 T, M = ColumnKind.text, ColumnKind.messages
 PAIR_OF_MESSAGES = {"chosen": M, "rejected": M}
-# The most specific first: the first set of columns that a dataset has determines its layout.
+# Specific layouts come first: the first set of columns that a dataset has determines its layout.
 LAYOUTS = (
     Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _preference),
     Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _preference),

@@ -1,4 +1,4 @@
-"""Load the datasets that a configuration names, and describe them in a line each."""
+"""Load the datasets that a configuration names, and describe each dataset in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.data.tables import Table, Tables, find_tables, rows_of
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
 
-    The records of PPO's datasets keep the columns ``keep``, which rewards read.
+    Records of datasets that PPO uses also have the columns in ``keep``, which rewards read.
 
     Raises:
         DataError: if data is missing, unreadable, malformed or without a usable row.

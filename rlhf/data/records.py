@@ -1,4 +1,4 @@
-"""The internal form of an example, which is the same for all layouts, and of a dataset as read."""
+"""Types of an example, which is the same for all column layouts, and of a dataset as read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf.config.choices import Phase
 
 
 class Record(NamedTuple):
-    """One example; a part that its source does not have is None.
+    """One example; a field that its source does not have is None.
 
     ``chosen`` is the better of two responses, or the only response. Prompt and response are joined
     without a separator: both contain their own whitespace.
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
     @property
     def texts(self) -> tuple[str | None, ...]:
-        """Return the parts that are text."""
+        """Return prompt, chosen, rejected and text, each of which may be None."""
         return (self.prompt, self.chosen, self.rejected, self.text)
 
 

@@ -39,8 +39,8 @@ class PhaseData(NamedTuple):
 def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
     """Return integers that sum to ``total`` and follow ``proportions``.
 
-    Each is its quota rounded down; the remainder goes, one each, to the largest fractional parts
-    (the earlier index on a tie). The proportions must be finite, at least 0, and not all 0.
+    Each integer is its quota rounded down; the integers with the largest fractional parts get one
+    more (on a tie, the earlier index). The proportions must be finite, at least 0, and not all 0.
     """
     exact = [Fraction(proportion) for proportion in proportions]
     quotas = [total * proportion / sum(exact) for proportion in exact]
@@ -66,7 +66,7 @@ def divide(
     """
     places: dict[Key, Bin] = {}
     shares = [_shares(dataset, split) for dataset in datasets]
-    # Datasets with few phases first: a prompt in several datasets then goes where all can use it.
+    # Datasets for few phases come first: a prompt in several datasets then gets a common phase.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
     found = {i: _divide_one(datasets[i], shares[i], eval_share, seed, places) for i in order}
     held_out = {_key(r) for parts in found.values() for part in parts for r in part.eval}
@@ -84,7 +84,7 @@ def divide(
 
 
 def blend(parts: list[PhaseData], *, seed: int) -> PhaseData:
-    """Merge one phase's parts of several datasets, with train and eval each in random order."""
+    """Merge one phase's parts of several datasets; shuffle the training and held-out records."""
     train = [record for part in parts for record in part.train]
     held_out = [record for part in parts for record in part.eval]
     random.Random(f"blend-train-{seed}").shuffle(train)
@@ -134,7 +134,7 @@ def _divide_one(
     seed: int,
     places: dict[Key, Bin],
 ) -> list[PhaseData]:
-    """Return the parts of ``dataset``, one per phase; add the bins of its groups to ``places``."""
+    """Divide ``dataset`` into one part per phase; store the bin of each group in ``places``."""
     rng = random.Random(f"split-{seed}")
     sizes = largest_remainder(len(dataset.train), shares)
     if dataset.eval is None:
@@ -191,12 +191,12 @@ def _fill(
     shares: list[float],
     rng: random.Random,
 ) -> tuple[dict[Bin, list[Record]], int]:
-    """Put whole groups of records into bins of about the wanted ``sizes``; count removed records.
+    """Put whole groups into bins of about the wanted ``sizes``; return bins and removed records.
 
-    A group that already has a place goes there; if its phase has no share here, its records are
-    removed and counted. Training records must not decide what is held out: if all bins are
-    held-out, places on the training side are ignored. If all bins are for training, held-out groups
-    go to the training bin of their phase and are removed as leaks later.
+    A group in ``places`` goes to its bin there; if the phase of that bin has no share of this
+    dataset, the records are removed and counted. If ``sizes`` has held-out bins only, groups whose
+    place is a training bin are placed anew. If it has training bins only, groups whose place is a
+    held-out bin go to the training bin of their phase, and are removed as leaks later.
 
     The sizes are exact if every group is a single record and has no place. No bin with a positive
     size stays empty if there are at least as many groups as such bins.
@@ -224,7 +224,7 @@ def _fill(
 def _bin_for(
     group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
-    """Return the least filled bin that the group fits in, or of all bins if it fits in none."""
+    """Return the emptiest bin with room for the group; if no bin has room, the emptiest bin."""
     wanted = [bin_ for bin_, size in sizes.items() if size]
     empty = [bin_ for bin_ in wanted if not bins[bin_]]
     if groups_left <= len(empty):

@@ -31,11 +31,11 @@ from rlhf.data.synthetic import (
 TEMPERATURE = 0.07
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
-OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # probabilities in a candidate
+OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # probability of each kind of opening in a response
 RAMBLES = 0.4  # probability that words follow the answer
-# Probabilities of pairs, by the part in which their responses differ.
+# Probabilities of the part in which the two responses of a pair differ.
 PAIRS = {"answer": 0.78, "manners": 0.1, "both": 0.12}
-RIGHT = 0.82  # probability that one of the two answers is right; the other has a flaw
+RIGHT = 0.82  # probability that the better answer is right; the other answer has a flaw
 
 ATTEMPTS = 2000  # attempts to find a new prompt before a skill counts as used up
 
@@ -96,7 +96,7 @@ def _repeat_end(items: list[str], rng: random.Random) -> list[str]:
     return items + items[-rng.randint(1, len(items)) :]
 
 
-def _missing(items: list[str], rng: random.Random) -> list[str]:
+def _one_missing(items: list[str], rng: random.Random) -> list[str]:
     place = rng.randrange(len(items))
     return items[:place] + items[place + 1 :]
 
@@ -115,7 +115,7 @@ FLAWS: dict[str, Flaw] = {
     "several_wrong": _several_wrong,
     "one_too_many": _one_too_many,
     "repeated": _repeat_end,
-    "missing": _missing,
+    "missing": _one_missing,
     "wrong_order": _wrong_order,
 }
 WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; small differences are the hardest
@@ -127,25 +127,25 @@ MINIMAL = {
 MISTAKEN = 0.5  # probability that a wrong item is another item of the answer, or a close number
 NEIGHBOUR = 0.05  # probability that a flawed answer is the right answer to another request
 
-# In *next*, people often forget to add one, but notice it when others forget it: preferences can
-# teach what demonstrations teach badly.
-FORGOTTEN = 0.5  # probability that a wrong answer repeats the prompt's number, not adding one
-NEITHER_RIGHT = 0.55  # probability that the better of two answers is also the given number
+# In the skill "next", the simulated people often forget to add one, but notice when others forget
+# it: preferences can then teach what demonstrations teach badly.
+FORGOTTEN = 0.5  # probability that a wrong answer repeats the prompt's number without adding one
+NEITHER_RIGHT = 0.55  # probability that the better of two answers repeats the prompt's number too
 
 
-def _forgets(prompt: str, probability: float, rng: random.Random) -> bool:
+def _forgets_to_add_one(prompt: str, probability: float, rng: random.Random) -> bool:
     return skill_of(prompt) == "next" and rng.random() < probability
 
 
-def _number_given(prompt: str) -> list[str]:
+def _number_in_prompt(prompt: str) -> list[str]:
     (one_more,) = right_answer(prompt)
     return [str(int(one_more) - 1)]
 
 
 def _add_flaw(prompt: str, rng: random.Random) -> list[str]:
     """Return a wrong answer to ``prompt``."""
-    if _forgets(prompt, FORGOTTEN, rng):
-        return _number_given(prompt)
+    if _forgets_to_add_one(prompt, FORGOTTEN, rng):
+        return _number_in_prompt(prompt)
     right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
@@ -166,8 +166,8 @@ def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
         better = right_answer(prompt) if rng.random() < RIGHT else _add_flaw(prompt, rng)
-        if _forgets(prompt, NEITHER_RIGHT, rng):
-            better = _number_given(prompt)
+        if _forgets_to_add_one(prompt, NEITHER_RIGHT, rng):
+            better = _number_in_prompt(prompt)
         answers = [better, better if kind == "manners" else _add_flaw(prompt, rng)]
         manners = [_manners(rng), _manners(rng)]
         if kind == "answer":
@@ -187,7 +187,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def with_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
-    """Return the records with the ``columns`` wanted: none, or the right answer's ``answer``."""
+    """Return the records; unless ``columns`` is empty, add the right answer as ``answer``."""
     if not columns:
         return list(records)
     return [
@@ -225,15 +225,15 @@ def preference_probability(gap: float) -> float:
 
 
 class GoldJudge:
-    """The true quality of responses, to evaluate a run or to replace a reward model."""
+    """A judge that knows the gold score of responses, for evaluation or as a reward model."""
 
     def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
-        """Return "gold", the score in [0, 1], its parts, and "exact", 1 for a right answer."""
+        """Return "gold" (score in [0, 1]), its components, and "exact" (1: right answer)."""
         parts = rate(prompt, response, ended=ended)
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
-        """Return, by flaw, a right answer and an answer with that single flaw, in equal manners.
+        """Return, for each flaw, a right answer and an answer with that flaw, in equal manners.
 
         An answer of one item has no pair with a missing item.
         """
@@ -247,7 +247,7 @@ class GoldJudge:
         }
 
     def best_accuracy(self, records: list[Record]) -> float:
-        """Return the expected accuracy on ``records`` of a reward model with true gold scores."""
+        """Return the expected accuracy on ``records`` of a reward model with exact gold scores."""
         total = 0.0
         for record in records:
             assert record.prompt is not None

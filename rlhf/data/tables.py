@@ -41,22 +41,25 @@ class Table(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The tables of one dataset to train on, and those held out."""
+    """The tables of one dataset to train on, and its held-out tables."""
 
     train: list[Table]
     eval: list[Table]
 
 
 def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
-    """Return the tables of ``dataset``; its keys choose hub splits, file names local tables.
+    """Return the tables of ``dataset``.
+
+    The keys train_split and eval_split choose from a hub dataset; the names of local files decide
+    which of them are held out.
 
     Raises:
-        DataError: if there is no such place, file type, split or sample, or it cannot be loaded.
-        ConfigError: if its path, the value of ``key``, cannot be a path.
+        DataError: if the path, file type, split or sample does not exist or cannot be loaded.
+        ConfigError: if ``dataset.path``, the value of ``key``, cannot be a path.
     """
     place = _sample(dataset.path) or user_path(dataset.path, key=key)
     if source is Source.hub:
-        splits = _copy(place, dataset) if place.exists() else _hub_splits(dataset)
+        splits = _splits_on_disk(place, dataset) if place.exists() else _hub_splits(dataset)
         wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
         for split in wanted:
             if split not in splits:
@@ -74,7 +77,7 @@ def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str,
     """Return the tables of a file, of all files in a folder, or of a save_to_disk folder, by name.
 
     Raises:
-        DataError: if there is no such place, or it has nothing that can be read.
+        DataError: if ``place`` does not exist, or contains no file that can be read.
     """
     return _read_saved_folder(place) if is_saved(place) else _files(place, readers)
 
@@ -85,7 +88,7 @@ def is_saved(place: Path) -> bool:
 
 
 def read_table_rows(place: Path) -> list[Row]:
-    """Return the rows of a file, or of all files in a folder, as they are.
+    """Return the rows of a file, or of all files in a folder, without conversion.
 
     Raises:
         DataError: if a file cannot be read, or a row is no object.
@@ -158,8 +161,8 @@ def _require_regular(files: Iterable[Path]) -> None:
             raise DataError(f"{file}: must be a regular file.")
 
 
-def _copy(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
-    """Return the splits of a hub dataset on disk: saved, or in files such as test-00000.parquet."""
+def _splits_on_disk(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
+    """Return a hub dataset's splits from a local copy: saved, or files like test-00000.parquet."""
     if is_saved(place):
         return {name: [table] for name, table in _read_saved_folder(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
@@ -192,7 +195,7 @@ def download(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
     """Return all splits of a data set of the hub.
 
     Raises:
-        DataError: if it cannot be loaded; ``fix`` is what to do without a network.
+        DataError: if the data set cannot be loaded; ``fix`` is the advice if there is no network.
     """
     import datasets
 

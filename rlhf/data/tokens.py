@@ -34,7 +34,7 @@ FORMAT_VERSION = 2  # increase it when the columns below change their meaning
 
 
 class TokenData(NamedTuple):
-    """A phase's examples as token ids; column ``row`` is the index of the record in its part."""
+    """A phase's examples as token ids; column ``row`` is the record's index in train or eval."""
 
     train: Dataset
     eval: Dataset
@@ -58,13 +58,13 @@ class Encoder:
 
     def opening(self) -> list[int]:
         """Return the ids that the tokenizer puts before every text: none, or its opening token."""
-        return self._open([""])[0]
+        return self._encode_with_opening([""])[0]
 
     def prompts(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of texts that begin a sequence, with the opening token if there is one."""
         if self._chat is None:
-            return self._open(texts)
-        return self._ids([self._chat.prompt(text) for text in texts])
+            return self._encode_with_opening(texts)
+        return self._encode([self._chat.prompt(text) for text in texts])
 
     def responses(self, prompts: list[str], texts: list[str]) -> list[list[int]]:
         """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
@@ -73,25 +73,25 @@ class Encoder:
         pairs = list(zip(prompts, texts, strict=True))
         openings = [self._chat.prompt(prompt) for prompt in prompts]
         endings = [self._chat.response(prompt, text) for prompt, text in pairs]
-        wholes = self._ids([a + b for a, b in zip(openings, endings, strict=True)])
-        # A sequence begins with the ids that a rollout starts from. If the tokenizer merges letters
-        # of prompt and response into one token, the response is encoded separately.
+        wholes = self._encode([a + b for a, b in zip(openings, endings, strict=True)])
+        # A sequence must begin with the ids of the prompt in a rollout. If the tokenizer merges
+        # letters of prompt and response into one token, the response is encoded separately.
         return [
             whole[len(opening) :] if whole[: len(opening)] == opening else apart
             for whole, opening, apart in zip(
-                wholes, self._ids(openings), self._ids(endings), strict=True
+                wholes, self._encode(openings), self._encode(endings), strict=True
             )
         ]
 
     def endings(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of plain texts without an opening token, the end token included."""
-        return [[*ids, self.end_id] for ids in self._ids(texts)]
+        """Return the ids of plain texts, without an opening token and with the end token."""
+        return [[*ids, self.end_id] for ids in self._encode(texts)]
 
-    def _open(self, texts: list[str]) -> list[list[int]]:
+    def _encode_with_opening(self, texts: list[str]) -> list[list[int]]:
         encoded: list[list[int]] = self._tokenizer(texts).input_ids if texts else []
         return [ids[:-1] if len(ids) > 1 and ids[-1] == self.end_id else ids for ids in encoded]
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
         encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=False).input_ids
@@ -117,7 +117,7 @@ def limit_of(phase: Phase, config: RunConfig) -> Limit:
 
 
 def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of SFT sequences, and dropped examples by reason.
+    """Return the columns of SFT sequences, and counts of dropped examples by reason.
 
     The first ``prompt_tokens`` ids of a sequence precede the response. Plain text has no prompt and
     is encoded unchanged with any template.
@@ -145,7 +145,7 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
 
 
 def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of pairs of sequences with a common prompt, and dropped rows by reason."""
+    """Return the columns of pairs with a common prompt, and counts of dropped pairs by reason."""
     left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
     left_out["no pair of responses"] = len(rows) - len(usable)
@@ -171,7 +171,7 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
 
 
 def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of prompts to answer, and dropped examples by reason."""
+    """Return the columns of prompts to answer, and counts of dropped examples by reason."""
     left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out["no prompt"] = len(rows) - len(usable)

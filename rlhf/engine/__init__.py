@@ -1,1 +1,1 @@
-"""Training engines, which run one model with plain torch or with DeepSpeed and its config."""
+"""Training engines, each of which runs one model with plain torch or with DeepSpeed."""

@@ -29,18 +29,18 @@ class BaseEngine:
 
     def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
-        return self._whole(list(of.parameters()))
+        return self._gathered(list(of.parameters()))
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter or buffer in ``state`` whole, one at a time; clone it to keep it.
+        """Yield each name and whole tensor of ``state``, one at a time; clone a tensor to keep it.
 
         Every rank must iterate over all of them.
         """
         for name, tensor in state.items():
-            with self._whole([tensor]):
+            with self._gathered([tensor]):
                 yield name, tensor.detach()
 
-    def _whole(self, tensors: list[Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
+    def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
         """Gather ``tensors``, which may be sharded, on every rank."""
         return nullcontext()
 

@@ -66,7 +66,7 @@ class DeepSpeedEngine(BaseEngine):
             hybrid_engine=settings.hybrid_engine,
         )
         if self._casts_to_bf16:
-            # Inside of DeepSpeed's forward pass, which turns off an autocast of CUDA around it.
+            # Autocast inside DeepSpeed's forward pass, because it disables an outer CUDA autocast.
             module.forward = self._autocast()(module.forward)
         self._deepspeed = self._initialize(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
@@ -105,7 +105,7 @@ class DeepSpeedEngine(BaseEngine):
         self._scale_learning_rates()
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
-        grad_norm = 0.0 if self._measures_norm else self._whole_norm()
+        grad_norm = 0.0 if self._measures_norm else self._unsharded_grad_norm()
         with self._discarding() if discard else self._skipping(grad_norm):
             self._deepspeed.step()
         if self._measures_norm:
@@ -152,23 +152,23 @@ class DeepSpeedEngine(BaseEngine):
 
     @property
     def training_state(self) -> TrainingState:
-        """Return the tensors that training changes; refused with NVMe."""
+        """Return the tensors that training changes; not available with NVMe."""
         average = None if self._average is None else self._average.shards
         return self._state.tensors(average)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what else training changes, for a checkpoint."""
+        """Return the other state that training changes, such as step counters, for a checkpoint."""
         return {"lr_scale": self.lr_scale} | self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore a ``state`` that ``state_dict`` returned."""
         self.lr_scale = state["lr_scale"]
         self._state.load_state_dict(state)
 
     def _train(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)
 
-    def _whole(self, tensors: list[Tensor]) -> AbstractContextManager[None]:
+    def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager[None]:
         import deepspeed
 
         sharded = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
@@ -179,7 +179,7 @@ class DeepSpeedEngine(BaseEngine):
         """Remove DeepSpeed's hooks from the module and free its buffers."""
         self._deepspeed.destroy()
 
-    def _whole_norm(self) -> float:
+    def _unsharded_grad_norm(self) -> float:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
@@ -191,7 +191,7 @@ class DeepSpeedEngine(BaseEngine):
         leave_uncompiled_kernels_alone()
         section = config["zero_optimization"]
         _require_drives(section)
-        for buffer in module.buffers():  # DeepSpeed does not move them if weights are sharded
+        for buffer in module.buffers():  # DeepSpeed does not move buffers at stage 3
             buffer.data = buffer.data.to(self._device)
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
@@ -208,7 +208,7 @@ class DeepSpeedEngine(BaseEngine):
         quantizes = section.get("zero_quantized_nontrainable_weights", False)
         frozen = [p for p in module.parameters() if quantizes and not p.requires_grad]
         # DeepSpeed 0.19.8 prints its memory use at every start; its log messages stay visible.
-        with redirect_stdout(StringIO()), _passing_for_trained(frozen):
+        with redirect_stdout(StringIO()), _marked_as_trained(frozen):
             engine = deepspeed.initialize(
                 model=module, optimizer=adamw, lr_scheduler=scheduler, config=config
             )[0]
@@ -221,11 +221,11 @@ class DeepSpeedEngine(BaseEngine):
 
 
 @contextmanager
-def _passing_for_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
+def _marked_as_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
     """Mark frozen weights as trained so that DeepSpeed shards them in their own precision.
 
-    DeepSpeed 0.19.8 casts frozen weights to int8 shards without a scale, which leaves zeros. When
-    they are quantized later, they get their scales.
+    DeepSpeed 0.19.8 casts frozen weights to int8 shards without a scale, which leaves zeros. The
+    later call of quantize_nontrainable_params quantizes them with scales.
     """
     for parameter in frozen:
         parameter.requires_grad = True
@@ -237,7 +237,7 @@ def _passing_for_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _require_drives(section: dict[str, Any]) -> None:
-    """Check that weights and moments can be kept on NVMe drives, if ``section`` wants that.
+    """Check that this machine can offload to NVMe drives, if ``section`` configures that.
 
     Raises:
         CapabilityError: DeepSpeed's async_io cannot be built (the message names what to install),
@@ -262,7 +262,7 @@ def _require_drives(section: dict[str, Any]) -> None:
 
 
 def _has_async_io() -> bool:
-    """Return whether DeepSpeed finds the compiler and the library that its async_io needs."""
+    """Return True if DeepSpeed finds the compiler and the library that its async_io needs."""
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
     from deepspeed.ops.op_builder.builder import probe_is_compatible
 
@@ -272,8 +272,8 @@ def _has_async_io() -> bool:
 def require_aligned(optimizer: Any) -> None:
     """Check that DeepSpeed 0.19.8 would not silently mix up gradients on NVMe.
 
-    It reads each gradient directly to its place in a flat fp32 buffer, but drives transfer only
-    whole blocks.
+    It reads each gradient from the drive into a slice of a flat fp32 buffer, but drives transfer
+    only whole blocks, so each slice must start at a block.
 
     Raises:
         CapabilityError: a gradient starts inside a block.

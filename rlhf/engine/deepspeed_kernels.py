@@ -21,7 +21,7 @@ def require_quantizer(zero: ZeroConfig) -> None:
 
 
 def compile_obstacle(builder: str) -> str | None:
-    """Return why the kernels of this op builder of DeepSpeed are not available here, or None."""
+    """Return why the kernels of DeepSpeed's op ``builder`` are not available; None if they are."""
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import (

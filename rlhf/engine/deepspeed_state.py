@@ -22,7 +22,7 @@ from rlhf.engine.training_state import (
 
 
 class DeepSpeedState:
-    """What training changes in a DeepSpeed engine."""
+    """The state of a DeepSpeed engine that training changes: tensors and counters."""
 
     def __init__(self, engine: Any, ranks: Ranks, *, stage: int) -> None:
         self._engine = engine
@@ -30,11 +30,11 @@ class DeepSpeedState:
         self._ranks = ranks
 
     def tensors(self, average: Sequence[Tensor] | None) -> TrainingState:
-        """Return the tensors; ``average`` is this rank's moving average, shard by shard."""
-        places = _places(self._engine, self._ranks, stage=self._stage)
+        """Return the training state; ``average`` has this rank's shards of the moving average."""
+        places = _parameter_places(self._engine, self._ranks, stage=self._stage)
         masters, shards = self._masters(), self._shards()
         moments = [adamw_moments(self._adamw, shard) for shard in shards]
-        ranks = self._ranks if self._stage else Ranks()  # at stage 0 every rank has all of it
+        ranks = self._ranks if self._stage else Ranks()  # at stage 0 every rank has whole tensors
         return TrainingState(places, masters, moments, average, ranks)
 
     def state_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class DeepSpeedState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state``."""
+        """Restore a ``state`` that ``state_dict`` returned."""
         scheduler = self._engine.lr_scheduler
         scheduler.last_epoch = state["steps"]
         scheduler._step_count = state["steps"] + 1
@@ -74,10 +74,10 @@ class DeepSpeedState:
         return [shard for shard in self._masters().shards if isinstance(shard, Tensor)]
 
 
-def _places(engine: Any, ranks: Ranks, *, stage: int) -> list[ParameterPlace]:
-    """Return the trained parameters of a DeepSpeed engine, and where their state is.
+def _parameter_places(engine: Any, ranks: Ranks, *, stage: int) -> list[ParameterPlace]:
+    """Return each trained parameter of a DeepSpeed engine with its place in the masters' shards.
 
-    The shards are those of ``masters_of``. DeepSpeed 0.19.8 keeps the places in attributes of
+    ``masters_of`` returns these shards. DeepSpeed 0.19.8 keeps the places in attributes of
     parameters (stages 1 and 2) or of its optimizer (stage 3).
     """
     trained = [(n, p) for n, p in engine.module.named_parameters() if p.requires_grad]
@@ -85,7 +85,7 @@ def _places(engine: Any, ranks: Ranks, *, stage: int) -> list[ParameterPlace]:
         sizes = [(name, parameter.numel()) for name, parameter in trained]
         return [ParameterPlace(n, size, Piece(i, 0, 0, size)) for i, (n, size) in enumerate(sizes)]
     if stage == SHARDED_WEIGHTS:
-        return [ParameterPlace(n, p.ds_numel, _shard_of(engine, p, ranks)) for n, p in trained]
+        return [ParameterPlace(n, p.ds_numel, _sharded_piece(engine, p, ranks)) for n, p in trained]
     return [ParameterPlace(name, p.numel(), _flat_piece(p)) for name, p in trained]
 
 
@@ -97,7 +97,7 @@ def _flat_piece(parameter: Any) -> Piece:
     return Piece(mapping.param_group_index, in_shard.start, inside.start, inside.numel)
 
 
-def _shard_of(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
+def _sharded_piece(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
     optimizer = engine.optimizer
     shard, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = min(length * ranks.rank, parameter.ds_numel)

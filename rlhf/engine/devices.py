@@ -21,7 +21,7 @@ from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
 
 DRIVER = Path("/proc/driver/nvidia/version")
-DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA -> its oldest driver; NVIDIA's release notes
+DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA -> oldest driver, by NVIDIA's release notes
 TORCH_DTYPES = {
     Dtype.fp32: torch.float32,
     Dtype.bf16: torch.bfloat16,
@@ -102,7 +102,7 @@ def best_device() -> Device:
 def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
     """Return the precision in which ``device`` computes with the weights of a run in ``dtype``.
 
-    It is fp32, which holds them exactly, if the device does not support the run's precision.
+    If the device does not support the run's precision, return fp32, which holds them exactly.
     """
     try:
         return resolve_dtype(dtype, device)
@@ -111,7 +111,7 @@ def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
 
 
 def _remedy() -> str:
-    """Return what lets torch find the GPU of a machine that has one."""
+    """Return the advice for a user whose GPU torch does not find."""
     if torch.version.cuda is None:
         return "install a CUDA build of torch and check nvidia-smi"
     driver = read_driver()
@@ -136,8 +136,8 @@ def read_driver(file: Path = DRIVER) -> str | None:
 def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
     """Return True if one of ``kernels``, such as sm_80, runs on GPUs of this capability.
 
-    Kernels run on GPUs of the same generation and a later revision, PTX (compute_80) on all later,
-    and sm_90a on its own GPUs alone.
+    Kernels run on GPUs of the same generation and revision or a later revision, PTX (compute_80)
+    on all later GPUs, and kernels like sm_90a only on GPUs of exactly that capability.
     """
     for kernel in kernels:
         found = re.fullmatch(r"(\w+)_(\d+)(\d)(\D?)", kernel)
@@ -160,7 +160,7 @@ def current_ranks(device: Device) -> Ranks:
     if not torch.distributed.is_initialized():
         start_group(device, store=_own_store(device), rank=0, world_size=1)
         if device is Device.cuda:
-            atexit.register(torch.distributed.destroy_process_group)  # else NCCL complains
+            atexit.register(torch.distributed.destroy_process_group)  # or NCCL prints a warning
     return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), place)
 
 
@@ -175,7 +175,7 @@ def use_device(device: Device) -> torch.device:
     local_rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
     if device is not Device.cuda:
         return torch.device("cpu")
-    # Micro-batches of many widths leave gaps between fixed segments.
+    # Micro-batches of many widths would leave gaps between segments of fixed size.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     check_gpus(local_rank + 1)
     torch.cuda.set_device(local_rank)
@@ -185,8 +185,8 @@ def use_device(device: Device) -> torch.device:
 def start_group(device: Device, **how: Any) -> None:
     """Start the process group of all ranks, with gloo or, on GPUs, with NCCL.
 
-    NCCL is told the GPU, which ``use_device`` has chosen, and so connects at once: what keeps it
-    from that ends the run here, and not in the first step.
+    NCCL gets the GPU that ``use_device`` has chosen, and therefore connects at once: a failure ends
+    the run here and not in the first step.
     """
     if device is Device.cuda:
         how["device_id"] = torch.device("cuda", torch.cuda.current_device())
@@ -195,7 +195,7 @@ def start_group(device: Device, **how: Any) -> None:
 
 
 def _own_store(device: Device) -> Store:
-    """Return the store of a group of one rank; NCCL's threads use it too, so it is a common one."""
+    """Return a store for a group of one rank: on a GPU a file, because NCCL's threads share it."""
     if device is Device.cpu:
         return HashStore()
     folder = tempfile.mkdtemp(prefix="rlhf-")
@@ -204,14 +204,14 @@ def _own_store(device: Device) -> Store:
 
 
 def forget_peak_memory(ranks: Ranks) -> None:
-    """Count a GPU's peak memory from now on; the peak of a process on a CPU is never forgotten."""
+    """Reset a GPU's peak memory; on a CPU do nothing: a process's peak cannot be reset."""
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(ranks.device)
 
 
 def peak_memory_gib(ranks: Ranks) -> float:
-    """Return the peak memory of any rank in GiB: what torch took of the GPU, or of the process."""
+    """Return the peak GiB of any rank: GPU memory reserved by torch, or the process's memory."""
     if ranks.device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
     else:

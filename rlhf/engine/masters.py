@@ -1,4 +1,4 @@
-"""Masters: the fp32 weights that an optimizer updates, in any storage, and their average."""
+"""Masters: the fp32 weights that an optimizer updates, whole or sharded, and their average."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Split(NamedTuple):
     """fp32 weights stored as bf16 weights, which the model uses, and the 16 bits that these lack.
 
     As integers, weights = 65536 * high + low, with low from -32768 to 32767: ``high`` is the
-    nearest bf16 number and nothing is lost. Ties are rounded away from zero, because the usual
-    rounding to even would also need a low of +32768.
+    nearest bf16 number, and high and low together are exact. Ties are rounded away from zero,
+    because the usual rounding to even would also need a low of +32768.
     """
 
     high: Tensor  # bf16
@@ -34,7 +34,7 @@ class Split(NamedTuple):
         return out
 
     def split(self, weights: Tensor) -> None:
-        """Store ``weights`` (fp32). Overwrites their lowest bit."""
+        """Store fp32 ``weights`` in high and low; the lowest bit of ``weights`` is overwritten."""
         bits = weights.view(torch.int32)
         self.low.copy_(bits)  # conversion to int16 keeps the low bits
         bits.bitwise_or_(1)  # breaks ties: low bits 0x8000 must never round down
@@ -44,7 +44,8 @@ class Split(NamedTuple):
 def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
     """Write ``weights`` to ``out``, rounded to bf16 as ``Split`` does, and return ``out``.
 
-    So frozen and trained copies are equal. The device holds only a chunk of them in fp32.
+    With this rounding, frozen and trained copies of a model are equal. Only one chunk at a time is
+    in fp32 on the device of ``out``.
     """
     parts = (torch.split(each, CHUNK) for each in (out.view(-1), weights.detach().reshape(-1)))
     for part, source in zip(*parts, strict=True):
@@ -63,7 +64,7 @@ def store_weights(shard: Tensor | Split, weights: Tensor) -> None:
 
 
 def fp32_weights(shard: Tensor | Split) -> Tensor:
-    """Return the fp32 weights of ``shard``: its own memory, or a copy for ``store_weights``."""
+    """Return the fp32 weights of ``shard``: a view if it is fp32, otherwise a copy."""
     if isinstance(shard, Split):
         weights = torch.empty_like(shard.high, dtype=torch.float32)
         return shard.join(weights, torch.empty_like(weights))
@@ -95,7 +96,8 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
 def _publish_flat(optimizer: Any) -> None:
     """Copy the masters to the model as DeepSpeed 0.19.8 does after a step of stages 1 and 2.
 
-    Its Hybrid Engine moves some of the model's weights out of the flat buffer; put them back.
+    DeepSpeed's Hybrid Engine moves some weights of the model out of the flat buffer; the second
+    call puts them back.
     """
     optimizer.update_lp_params()
     for group in range(len(optimizer.bit16_groups)):
@@ -124,7 +126,7 @@ class MovingAverage:
         self._masters = masters
         self._beta = beta
         self._average = [_copy(fp32_weights(shard), on_host=on_host) for shard in masters.shards]
-        self._table = None if on_host else _table(masters.shards)
+        self._table = None if on_host else _average_table(masters.shards)
 
     @property
     def shards(self) -> Sequence[Tensor]:
@@ -155,7 +157,7 @@ class MovingAverage:
             self._exchange()
 
     def _finish_copies(self) -> None:
-        """Wait for the copies to the host that ``update`` started and did not wait for."""
+        """Wait for the asynchronous copies to the host that ``update`` has started."""
         for average in self._average:
             if average.is_pinned():
                 torch.cuda.synchronize()
@@ -171,8 +173,8 @@ class MovingAverage:
         self._masters.publish()
 
 
-def _table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
-    """Return a table of split weights on a GPU that runs Triton, else None."""
+def _average_table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
+    """Return the table with which Triton averages split weights on a GPU; None elsewhere."""
     splits = [shard for shard in shards if isinstance(shard, Split)]
     if not splits or splits[0].high.device.type == "cpu":
         return None

@@ -21,10 +21,10 @@ from rlhf.config.schema.zero import ZeroConfig
 class EngineSettings:
     """Settings common to all engines of a run; ``dtype`` is resolved, never auto.
 
-    ``hybrid_engine`` is DeepSpeed's section of that name, for the actor; None: not used.
+    ``hybrid_engine`` is the section of that name in the actor's DeepSpeed config; None: not used.
 
     Raises:
-        CapabilityError: fp16 at stage 0, where no optimizer keeps the fp32 masters that it needs.
+        CapabilityError: fp16 at stage 0, where no optimizer keeps the fp32 masters that fp16 needs.
     """
 
     zero: ZeroConfig
@@ -32,7 +32,7 @@ class EngineSettings:
     hybrid_engine: dict[str, Any] | None = None
 
     def torch_obstacle(self, role: Role, *, ranks: int) -> str | None:
-        """Return the first setting of a model that plain torch lacks, as key=value, or None."""
+        """Return the first setting that plain torch does not support, as key=value, or None."""
         return torch_obstacle(
             self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
         )
@@ -106,7 +106,7 @@ def parameter_groups(module: nn.Module, optimizer: OptimizerSettings) -> list[di
     groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            is_adapter = "lora_" in name  # peft's naming
+            is_adapter = "lora_" in name  # names given by peft
             lr = optimizer.adapter_lr if is_adapter and optimizer.adapter_lr else optimizer.lr
             shape = getattr(parameter, "ds_shape", parameter.shape)  # full shape if sharded
             decay = optimizer.weight_decay if len(shape) > 1 else 0.0

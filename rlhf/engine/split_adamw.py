@@ -14,8 +14,8 @@ from rlhf.engine.training_state import AdamMoments
 from rlhf.kernels.adamw import AdamwKernel, AdamwScalars, SplitState, adamw_kernel
 from rlhf.kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
 
-# Weights per torch update. On a CPU they fit into a cache, with gradients and moments. On a GPU an
-# update takes some 20 launches, whatever its size, and 0.1 GiB.
+# Weights updated at once by torch operations. On a CPU this many weights, gradients and moments fit
+# into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
 
@@ -40,7 +40,7 @@ class SplitAdamW:
     The model computes with the upper 16 bits of each fp32 weight, rounded; the optimizer keeps the
     lower bits. With ``moments`` in bf16 both moments are rounded after each step; this is meant for
     beta2 up to about 0.99, above which a step changes the second moment by less than the rounding.
-    Parameters become bf16: each the tensor of ``places``, or else a new one.
+    Each parameter becomes a bf16 tensor: its tensor in ``places``, or a new tensor without places.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class SplitAdamW:
         halves = places or {
             p: torch.empty(p.shape, dtype=torch.bfloat16, device=p.device) for p in trained
         }
-        self._states = [_state(p, halves[p], moments) for p in trained]
-        self._way = _way([state.parameter for state in self._states])
+        self._states = [_new_state(p, halves[p], moments) for p in trained]
+        self._way = _adamw_for([state.parameter for state in self._states])
 
     @property
     def masters(self) -> Masters:
-        """Return the fp32 weights."""
+        """Return the fp32 weights, split into bf16 weights and the lower bits."""
         splits = (state.split for state in self._states)
         return Masters([Split(each.high, each.low) for each in splits], lambda: None)
 
@@ -75,11 +75,11 @@ class SplitAdamW:
         return [{"first": each.first, "second": each.second} for each in self._states]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters of the state, for a checkpoint."""
+        """Return the step counter, for a checkpoint."""
         return {"adamw_steps": [self._steps]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore a ``state`` that ``state_dict`` returned."""
         self._steps = int(max(state["adamw_steps"]))
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class SplitAdamW:
 
     @torch.no_grad()
     def step(self, *, scale: float = 1.0) -> None:
-        """Step on the gradients times ``scale``; parameters without a gradient do not change."""
+        """Take a step with gradients times ``scale``; skip parameters without a gradient."""
         self._steps += 1
         beta1, beta2 = self._betas
         numbers = [
@@ -118,8 +118,8 @@ class SplitAdamW:
                 parameter.grad = None
 
 
-class TorchWay:
-    """AdamW and gradient norms by operations of torch, on any device."""
+class TorchAdamw:
+    """AdamW and gradient norms computed by operations of torch, on any device."""
 
     def squares(self, gradients: Sequence[Tensor | None]) -> Tensor | float:
         """Return the sum of the squares of bf16 gradients; None counts as zeros."""
@@ -135,14 +135,14 @@ class TorchWay:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Take one AdamW step on bf16 gradients, in place; nothing changes without a gradient."""
+        """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
         for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
             if gradient is not None:
                 _step_in_chunks(split, gradient.reshape(-1), scalars)
 
 
 def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
-    """Take the kernels' step some weights at a time."""
+    """Take the same AdamW step as the kernels in C and Triton, one chunk of weights at a time."""
     chunk = CHUNK if gradient.device.type == "cpu" else GPU_CHUNK
     for start in range(0, gradient.numel(), chunk):
         part = slice(start, start + chunk)
@@ -161,19 +161,21 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
         split.split(weights)
 
 
-def _way(parameters: Sequence[nn.Parameter]) -> AdamwKernel | ParameterTable | TorchWay:
-    """Return how AdamW is computed here: in C, in Triton, or in operations of torch."""
+def _adamw_for(
+    parameters: Sequence[nn.Parameter],
+) -> AdamwKernel | ParameterTable | TorchAdamw:
+    """Return the implementation of AdamW for this device: C, Triton, or operations of torch."""
     device = parameters[0].device
     if device.type == "cpu":
         kernel = adamw_kernel()
-        return TorchWay() if kernel is None else kernel
+        return TorchAdamw() if kernel is None else kernel
     kernels = adamw_gpu_kernels(device)
     sizes = [parameter.numel() for parameter in parameters]
-    return TorchWay() if kernels is None else ParameterTable(kernels, sizes, device)
+    return TorchAdamw() if kernels is None else ParameterTable(kernels, sizes, device)
 
 
-def _state(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> _State:
-    """Return the state of ``parameter``, whose upper halves move to ``half``."""
+def _new_state(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> _State:
+    """Return a new state of ``parameter``; its upper 16 bits are stored in ``half`` from now on."""
     # A copy, since split() overwrites bits.
     weights = parameter.detach().to(half.device, torch.float32, copy=True).flatten()
     parameter.data = half

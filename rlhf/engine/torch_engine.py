@@ -1,4 +1,4 @@
-"""An engine that runs one model on one rank in plain torch, where ZeRO has nothing to shard."""
+"""An engine that runs one model on one rank in plain torch: one rank needs no sharding."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from rlhf.engine.training_state import (
     set_adamw_steps,
 )
 
-ALIGNMENT = 16  # bytes that GPUs load at a time
+ALIGNMENT = 16  # bytes per load of a GPU, to which tensors are aligned
 
 
 class WholeAdamW:
-    """torch's own AdamW, for weights that are stored in fp32."""
+    """The AdamW of torch, for weights that are stored in fp32."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float
@@ -53,7 +53,7 @@ class WholeAdamW:
         return {"adamw_steps": adamw_steps(self._adamw, self._parameters())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore a ``state`` that ``state_dict`` returned."""
         set_adamw_steps(self._adamw, self._parameters(), state["adamw_steps"])
 
     def grad_norm(self) -> float:
@@ -104,7 +104,7 @@ class TorchEngine(BaseEngine):
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
         dtype = torch.bfloat16 if has_half else torch.float32
-        places = homes(list(module.parameters()), dtype, ranks.device)
+        places = weight_storage(list(module.parameters()), dtype, ranks.device)
         for parameter, home in places.items():
             if not has_half:
                 parameter.data = home.copy_(parameter.data)
@@ -139,7 +139,7 @@ class TorchEngine(BaseEngine):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def has_overflow(self) -> bool:
-        """Return False: neither bf16 nor fp32 overflows where fp16 would."""
+        """Return False: this engine trains in bf16 or fp32, which do not overflow like fp16."""
         return False
 
     def step(self, *, discard: bool = False) -> StepReport:
@@ -178,12 +178,12 @@ class TorchEngine(BaseEngine):
         return TrainingState(places, optimizer.masters, optimizer.moments, average, Ranks())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what else training changes, for a checkpoint."""
+        """Return the other state that training changes, such as step counters, for a checkpoint."""
         assert self._optimizer is not None, "this model does not learn"
         return {"steps": self._steps, "lr_scale": self.lr_scale} | self._optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the ``state`` of a checkpoint."""
+        """Restore a ``state`` that ``state_dict`` returned."""
         assert self._optimizer is not None, "this model does not learn"
         self._steps, self.lr_scale = state["steps"], state["lr_scale"]
         self._optimizer.load_state_dict(state)
@@ -194,7 +194,7 @@ class TorchEngine(BaseEngine):
         self._optimizer = self._average = None
 
 
-def homes(
+def weight_storage(
     parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device
 ) -> dict[nn.Parameter, Tensor]:
     """Return the tensor in which each fp32 parameter will be stored on ``device``, as ``dtype``.
@@ -214,5 +214,5 @@ def homes(
 
 
 def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:
-    """Return the factor that clips the gradients; torch and DeepSpeed add the same 1e-6."""
+    """Return the factor by which gradients are clipped, with the same 1e-6 as in torch."""
     return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if max_grad_norm else 1.0

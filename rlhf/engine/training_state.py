@@ -25,16 +25,16 @@ AdamMoments = Mapping[str, Tensor]  # "first" and "second" of one shard
 
 
 class Piece(NamedTuple):
-    """The part of a parameter that this rank's optimizer holds; ``length`` may be 0."""
+    """The slice of a parameter that this rank's optimizer holds; ``length`` may be 0."""
 
-    shard: int  # number of the shard of the masters
-    offset: int  # first element in the shard
-    start: int  # first element in the flattened parameter
+    shard: int  # index of the shard in ``Masters.shards``
+    offset: int  # index of the slice's first element in the shard
+    start: int  # index of the slice's first element in the flat parameter
     length: int
 
 
 class ParameterPlace(NamedTuple):
-    """A trained parameter and where its state is."""
+    """A trained parameter, and the place of its state in this rank's shards."""
 
     name: str
     size: int  # elements of the whole parameter
@@ -63,7 +63,7 @@ class TrainingState:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the total size of all tensors in bytes."""
         weights = 4 * sum(place.size for place in self._places)
         sizes = {kind: tensors[0].element_size() for kind, tensors in self._kinds.items()}
         return weights + weights // 4 * sum(sizes.values())
@@ -73,19 +73,19 @@ class TrainingState:
         """Yield each tensor whole and flat, one at a time, with its name."""
         for place in self._places:
             shard = self._masters.shards[place.piece.shard]
-            yield f"weights/{place.name}", self._whole(place, fp32_weights(shard))
+            yield f"weights/{place.name}", self._gather_whole(place, fp32_weights(shard))
             for kind, tensors in self._kinds.items():
-                yield f"{kind}/{place.name}", self._whole(place, tensors[place.piece.shard])
+                yield f"{kind}/{place.name}", self._gather_whole(place, tensors[place.piece.shard])
 
     @torch.no_grad()
     def load(self, read_part: ReadPart) -> None:
-        """Replace this rank's part of every tensor by ``read_part``, and update the model."""
+        """Replace this rank's slice of each tensor by ``read_part``'s result; update the model."""
         for place in self._places:
             _, offset, start, length = place.piece
             part = slice(start, start + length)
             weights = read_part(f"weights/{place.name}", part)
             shard = self._masters.shards[place.piece.shard]
-            if isinstance(shard, Split):  # of one whole parameter
+            if isinstance(shard, Split):  # a Split holds one whole parameter
                 shard.split(weights)
             else:
                 shard.detach().view(-1)[offset : offset + length].copy_(weights)
@@ -94,8 +94,8 @@ class TrainingState:
                 flat[offset : offset + length].copy_(read_part(f"{kind}/{place.name}", part))
         self._masters.publish()
 
-    def _whole(self, place: ParameterPlace, shard: Tensor) -> Tensor:
-        """Return the flat tensor of which each rank holds a part; bit for bit, so as integers."""
+    def _gather_whole(self, place: ParameterPlace, shard: Tensor) -> Tensor:
+        """Return the whole flat tensor of a parameter; sum the parts as integers, bit for bit."""
         _, offset, start, length = place.piece
         own = shard.detach().reshape(-1)[offset : offset + length]
         if self._ranks.size == 1:
@@ -109,7 +109,7 @@ def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> AdamMoments:
     """Return the moments of a shard in ``adamw``; before its first step they are zeros."""
     state = adamw.state[shard]
     if not state:
-        # As AdamW itself would, with fused=True.
+        # The same initial state as torch's AdamW creates with fused=True.
         state["step"] = torch.zeros((), dtype=torch.float32, device=shard.device)
         state["exp_avg"] = torch.zeros_like(shard, memory_format=torch.preserve_format)
         state["exp_avg_sq"] = torch.zeros_like(shard, memory_format=torch.preserve_format)
@@ -124,7 +124,7 @@ def adamw_steps(adamw: torch.optim.AdamW, shards: Sequence[Tensor]) -> list[floa
 def set_adamw_steps(
     adamw: torch.optim.AdamW, shards: Sequence[Tensor], steps: Sequence[float]
 ) -> None:
-    """Set the number of steps on each shard; other shards than the stored ones get the largest."""
+    """Set the number of steps of each shard; if the number of shards differs, use the largest."""
     if len(steps) != len(shards):
         steps = [max(steps, default=0.0)] * len(shards)
     for shard, number in zip(shards, steps, strict=True):

@@ -1,4 +1,4 @@
-"""Attention over sequences that several ranks share: DeepSpeed's Ulysses.
+"""Attention over sequences that are split over several ranks: DeepSpeed's Ulysses.
 
 Each rank of a group holds one part of every sequence. Before attention, an all-to-all exchange
 gives every rank the whole sequence for a part of the heads; after attention, another exchange
@@ -55,7 +55,7 @@ def shared_attention(
         attn_head_count=heads.queries,
         attn_head_size=heads.width,
         kv_head_count=heads.keys,
-        num_hidden_layers=1,  # read by a debugging mode only
+        num_hidden_layers=1,  # only read in a debugging mode
         process_group=_group_of(ranks, size),
         seq_length_is_variable=True,
     )
@@ -63,7 +63,7 @@ def shared_attention(
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        # DeepSpeed gathers positions for kernels that find packed sequences by them; ours do not.
+        # A dummy: DeepSpeed gathers position_ids, which only kernels for packed sequences read.
         options["position_ids"] = torch.zeros(1, 1, dtype=torch.long, device=query.device)
         found: tuple[Tensor, Tensor | None] = exchanged(module, query, key, value, None, **options)
         return found

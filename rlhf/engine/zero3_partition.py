@@ -1,4 +1,4 @@
-"""Put parameters where DeepSpeed keeps them, one at a time, before it gets the whole model."""
+"""Move parameters to their device or shard one at a time, before DeepSpeed gets the model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def placer(
 ) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
 
-    None for the torch engine, whose masters are made from fp32 weights.
+    The function returns the part that this rank stores, or None if the parameter was placed before.
+    Return None for the torch engine, which makes its masters from fp32 weights.
     """
     if settings.runs_on_torch(role, ranks=ranks.size):
         return None
@@ -81,7 +82,7 @@ class Partitioner:
         return own
 
     def _own_shard(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a tensor like ``whole`` with only this rank's part written, and that part.
+        """Return a tensor shaped like ``whole`` with only this rank's part filled, and that part.
 
         DeepSpeed 0.19.8 assigns rank r the elements from r * ceil(size / ranks) on. With a
         secondary partition (ZeRO++ hpZ) a rank keeps other elements too, so all are written.

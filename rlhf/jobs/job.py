@@ -16,10 +16,10 @@ from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
+    batch_division_changes,
     freeze,
     keep_command,
     load_frozen,
-    spread_changes,
     to_run_config,
     with_free_keys,
 )
@@ -88,7 +88,7 @@ def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConf
     """Freeze the configuration of a run that starts or resumes; return it and its directory."""
     if stopped is None:
         return _start(config, job)
-    if changes := spread_changes(stopped.frozen, config):
+    if changes := batch_division_changes(stopped.frozen, config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
     with only_process(stopped.run_dir):  # the configuration of a run in progress must not change

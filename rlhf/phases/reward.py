@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.algorithms.reward import (
     RewardLoss,
-    combine,
+    combine_pairs,
     divergence_loss,
     end_loss,
     end_scores,
@@ -206,7 +206,7 @@ class RewardTrainer:
         def loss_of(batch: tuple[PreferenceBatch, Tensor]) -> tuple[Tensor, Metrics]:
             pairs, weights_B = batch  # pairs that are repeated as padding have weight 0
             chosen_B, rejected_B, losses_B = self._scores(pairs)
-            result = combine(losses_B, chosen_B, rejected_B, weights_B)
+            result = combine_pairs(losses_B, chosen_B, rejected_B, weights_B)
             return result.loss / num_prompts, _metrics(result)
 
         max_tokens = self._context.config.reward.max_tokens

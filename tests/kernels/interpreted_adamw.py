@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.engine.split_adamw import TorchWay
+from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.kernels import adamw_triton
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
@@ -65,8 +65,10 @@ def way(monkeypatch: pytest.MonkeyPatch) -> None:
     def table(tensors: list[Tensor]) -> ParameterTable:
         return table_of([tensor.numel() for tensor in tensors])
 
-    monkeypatch.setattr(lean_adamw, "_way", table)
-    monkeypatch.setattr(masters, "_table", lambda shards: table([each.high for each in shards]))
+    monkeypatch.setattr(lean_adamw, "_adamw_for", table)
+    monkeypatch.setattr(
+        masters, "_average_table", lambda shards: table([each.high for each in shards])
+    )
 
 
 def test_a_trial_runs_them_all() -> None:
@@ -85,7 +87,7 @@ def test_they_do_what_operations_of_torch_do(moments: torch.dtype, shift: int) -
     for seed in range(3):
         gradients = [numbers(size, seed).bfloat16() for size in sizes]
         table.step(ours, gradients, [SCALARS] * len(sizes))
-        TorchWay().step(theirs, gradients, [SCALARS] * len(sizes))
+        TorchAdamw().step(theirs, gradients, [SCALARS] * len(sizes))
     for one, other in zip(ours, theirs, strict=True):
         assert_near(weights_of(one), weights_of(other), terms=30)  # 3 steps of 10 operations
         assert_near(one[2:], other[2:], terms=30, dtype=moments)

@@ -13,7 +13,7 @@ from rlhf.base.types import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.engine.split_adamw import TorchWay
+from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.adamw_gpu import PART, ParameterTable, adamw_gpu_kernels, chunk_table
 from tests.engine.test_torch_engine import engine_of
@@ -89,7 +89,7 @@ def test_a_gpu_does_what_operations_of_torch_do() -> None:
     assert kernels is not None
     table = ParameterTable(kernels, sizes, device)
     table.step(theirs, there, [SCALARS] * 3)
-    TorchWay().step(ours, gradients, [SCALARS] * 3)
+    TorchAdamw().step(ours, gradients, [SCALARS] * 3)
     for one, other in zip(theirs, ours, strict=True):
         assert_near(weights_of(one).cpu(), weights_of(other), terms=10)
     expected = sum(float(gradient.double().square().sum()) for gradient in gradients)

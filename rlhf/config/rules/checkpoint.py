@@ -8,9 +8,9 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check_readable(config: RunConfig) -> None:
-    """Check that no checkpoint inside a phase is asked for if the optimizer is on NVMe.
+    """Check that ``checkpoint`` requests no checkpoint inside a phase if zero.nvme_path is set.
 
-    The default, every_minutes, is no such wish: the run says that it writes none.
+    every_minutes is set by default and is accepted: the run then prints that it writes none.
     """
     if config.zero.nvme_path is None:
         return
@@ -24,7 +24,7 @@ def check_readable(config: RunConfig) -> None:
 
 
 def check_checkpoint(config: RunConfig) -> None:
-    """Check that all states can be read, and that the metric of the best is measured in time."""
+    """Check that checkpoints can be written, and that the run measures checkpoint.best in time."""
     checkpoint = config.checkpoint
     check_readable(config)
     if checkpoint.best is None:

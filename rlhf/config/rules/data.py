@@ -47,7 +47,7 @@ def _check_sets(data: DataConfig) -> None:
     for name, dataset in data.sets.items():
         key = f"data.sets.{name}"
         for column, text in (dataset.columns or {}).items():
-            if not isinstance(text, str):  # OmegaConf does not check it
+            if not isinstance(text, str):  # OmegaConf does not check its type
                 raise ConfigError(f"{key}.columns.{column}={text}: must be a JMESPath expression")
         if not (math.isfinite(dataset.weight) and dataset.weight > 0):
             raise ConfigError(f"{key}.weight={dataset.weight}: must be above 0")

@@ -24,7 +24,8 @@ def check_hostfile(config: RunConfig) -> None:
     """Check that the hostfile names hardware.nodes nodes, each with ranks_per_node slots.
 
     Raises:
-        ConfigError: if it cannot be read, has a malformed line, or has other nodes or slots.
+        ConfigError: if the hostfile cannot be read, has a malformed line, or has another number of
+            nodes or slots.
     """
     name, hardware = config.launcher.hostfile, config.hardware
     assert name is not None
@@ -41,7 +42,7 @@ def check_hostfile(config: RunConfig) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        host, slots = _entry(line, place=f"{name}:{number}")
+        host, slots = _parse_line(line, place=f"{name}:{number}")
         if host in hosts:
             raise ConfigError(f"{name}:{number}: {host} is listed twice; keep one line per host")
         if slots != hardware.ranks_per_node:
@@ -57,7 +58,7 @@ def check_hostfile(config: RunConfig) -> None:
         )
 
 
-def _entry(line: str, *, place: str) -> tuple[str, int]:
+def _parse_line(line: str, *, place: str) -> tuple[str, int]:
     """Return the host name and the number of slots from one line of the host file."""
     found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
     if found is None:

@@ -13,7 +13,7 @@ from rlhf.config.schema.run import RunConfig
 RESPONSE_TOKENS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
 
 
-# How the names of sizes begin in transformers' configurations.
+# Beginnings of the names of sizes in transformers' configurations.
 COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
 
 
@@ -51,7 +51,7 @@ def check_models(config: RunConfig) -> None:
 
 
 def check_compile(config: RunConfig, key: str) -> None:
-    """Check that nothing else takes the layers of a compiled model apart."""
+    """Check that no option that changes layers is combined with ``key``.compile=true."""
     zero, ppo = config.zero, config.ppo
     stages = (zero.stage, zero.critic_stage, zero.reference_stage, zero.reward_stage)
     taken_apart = {
@@ -67,7 +67,7 @@ def check_compile(config: RunConfig, key: str) -> None:
 
 
 def check_gold(config: RunConfig) -> None:
-    """Check that the judge can replace the reward model in this run."""
+    """Check that the synthetic task's judge (init=gold) can replace the reward model here."""
     if config.data.source is not Source.synthetic:
         raise ConfigError(
             f"reward_model.init=gold with data.source={config.data.source}: the judge scores "
@@ -136,7 +136,7 @@ def check_lengths(config: RunConfig) -> None:
 
 
 def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
-    """Return key and value of the models whose weights ``phase`` starts from."""
+    """Return the config keys and values of the models whose weights ``phase`` starts from."""
     model = ("model", config.model)
     reward_model = reward_model_base(config)
     return {

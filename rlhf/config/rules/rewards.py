@@ -66,7 +66,7 @@ def check_term(key: str, part: RewardTerm) -> None:
 
 
 def _check_keys(key: str, part: RewardTerm) -> None:
-    """Check that all keys that the kind needs are set, and none that it does not read."""
+    """Check that the part sets all keys that its kind needs, and no key that it does not read."""
     read = READ[part.kind]
     for each in fields(part):
         default = each.default if each.default is not MISSING else []
@@ -117,7 +117,7 @@ def _check_url(key: str, url: str) -> None:
     """Check that a request can be sent to ``url``."""
     try:
         place = urlsplit(url)
-        port = place.port  # of the scheme if None
+        port = place.port  # None: the default port of the scheme
     except ValueError as error:  # brackets without an IPv6 address, or a port that is no number
         raise ConfigError(f"{key}={url}: not an address ({error})") from error
     if place.scheme not in ("http", "https") or not place.hostname:

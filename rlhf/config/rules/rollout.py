@@ -1,4 +1,4 @@
-"""Rules for the config group ``rollout``, and what DeepSpeed's Hybrid Engine cannot work with."""
+"""Rules for the config group ``rollout``, and for keys that DeepSpeed's Hybrid Engine excludes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check_rollout(config: RunConfig) -> None:
 
 
 def _check_correction(config: RunConfig) -> None:
-    """Check that ppo.rollout_correction has sampling probabilities to compare with, if it is set.
+    """Check that rollouts have comparable sampling probabilities if ppo.rollout_correction is set.
 
-    Under top-k or top-p a server's probabilities are those of the tokens that are left, and
-    training's are those of all tokens: their ratio would mean something else.
+    With top-k or top-p a server returns probabilities over the remaining tokens only, but training
+    computes them over all tokens: their ratio would not be an importance weight.
     """
     rollout, correction = config.rollout, config.ppo.rollout_correction
     if correction is RolloutCorrection.none:

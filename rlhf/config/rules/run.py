@@ -53,9 +53,9 @@ def validate(config: RunConfig) -> None:
 
 
 def check_texts(texts: Iterable[tuple[str, str]]) -> None:
-    """Check for control characters, which could command a terminal or break a line of a file.
+    """Check that no text has control characters: they could command a terminal or split a line.
 
-    Texts that are searched in responses may have line breaks and tabs.
+    Texts to search for in responses (rollout.stop, patterns) may have line breaks and tabs.
     """
     for key, text in texts:
         allowed = "\n\t" if key == "rollout.stop" or key.endswith(".pattern") else ""
@@ -87,7 +87,7 @@ def check_order(order: list[Phase]) -> None:
 
 
 def check_hardware(hardware: HardwareConfig) -> None:
-    """Check that all rates of a GPU are given: only rates of this machine's CPU can be measured."""
+    """Check that the config has all rates of a GPU: only rates of this CPU can be measured."""
     for key in ("peak_tflops", "fp32_tflops", "memory_bandwidth_gb"):
         if hardware.device is Device.cuda and getattr(hardware, key) is None:
             raise ConfigError(

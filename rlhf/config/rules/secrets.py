@@ -11,7 +11,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import FORMS, redact
 from rlhf.config.schema.run import RunConfig
 
-# How to pass a secret of each form without a configuration.
+# For each kind of secret, how to pass it without writing it into the configuration.
 WAYS_OUT = {
     "a Hugging Face token": "set HF_TOKEN, or type: hf auth login",
     "a W&B key": "set WANDB_API_KEY",
@@ -24,7 +24,10 @@ READ_VARIABLE = r"""\$\{\s*oc\.env\s*:\s*["'\\]*(\w+)"""
 
 
 def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
-    """Check that no text of a key looks like a secret; the error does not repeat it."""
+    """Check that no text looks like a secret; the error names the key but not the secret.
+
+    ``texts`` are pairs of a key and its text.
+    """
     forms = {name: re.compile(form) for name, form in FORMS.items()}
     for key, text in texts:
         if key.endswith(".revision"):  # a commit has the form of a W&B key
@@ -39,7 +42,7 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> None:
-    """Check that no composed value is a secret: it may be read from ``environment``.
+    """Check that no value is a secret, also if an interpolation read it from ``environment``.
 
     Raises:
         ConfigError: naming the key without the secret.
@@ -48,7 +51,7 @@ def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> N
 
 
 def refuse_secrets(words: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Check that no word of a command is or reads a secret: Hydra stores words before composing.
+    """Check that no word of a command contains or reads a secret, because Hydra stores the words.
 
     Raises:
         ConfigError: naming the key without the secret.

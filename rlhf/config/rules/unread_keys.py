@@ -16,7 +16,7 @@ from rlhf.config.schema.run import RunConfig
 def refuse_unread(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise an error if an override sets a key that ``config`` does not read.
 
-    Only keys on the command line count: options and experiments may set keys for other choices.
+    Only keys on the command line are checked: presets may set keys that other options read.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, value = override.key_or_group, override.value()

@@ -33,7 +33,7 @@ DECIDED = {
 
 
 def check_extra(zero: ZeroConfig) -> None:
-    """Raise ConfigError if zero.extra sets an entry that has a key of its own."""
+    """Raise ConfigError if zero.extra sets an entry of DeepSpeed that one of our keys sets."""
     for name, key in DECIDED.items():
         node: Any = zero.extra
         for part in name.split("."):
@@ -45,7 +45,7 @@ def check_extra(zero: ZeroConfig) -> None:
 
 
 def check_sharded_keys(zero: ZeroConfig) -> None:
-    """Check that each key for sharded weights has a model with sharded weights."""
+    """Check that each key for sharded weights (stage 3) applies to a model with sharded weights."""
     trained = {"zero.stage": zero.stage}
     anywhere = trained | {
         f"zero.{key}": getattr(zero, key)
@@ -82,7 +82,7 @@ def check_sharded_keys(zero: ZeroConfig) -> None:
 
 
 def check_nvme(config: RunConfig) -> None:
-    """Check that data on NVMe is sharded, and that nothing else reads it."""
+    """Check that states on NVMe are offloaded and sharded, and that no other feature reads them."""
     zero = config.zero
     if zero.nvme_path is None:
         return
@@ -107,7 +107,7 @@ def check_nvme(config: RunConfig) -> None:
 
 
 def check_quantized(config: RunConfig) -> None:
-    """Check that ZeRO++ quantization has several GPUs, and MixZ++ has LoRA and fp16 on GPUs."""
+    """Check that ZeRO++ quantization runs on several GPUs, and MixZ++ on GPUs in fp16 with LoRA."""
     zero, hardware = config.zero, config.hardware
     ranks = hardware.nodes * hardware.ranks_per_node
     for key in ("quantize_weights", "quantize_gradients"):
@@ -131,12 +131,12 @@ def check_quantized(config: RunConfig) -> None:
         )
 
 
-ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask, which no rank has for all tokens
+ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask: no rank has the mask of all tokens
 ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
 
 
 def check_zero(config: RunConfig) -> None:
-    """Check that the stages and the machine support the options of the group."""
+    """Check that the stages and the machine support the options of the group ``zero``."""
     zero = config.zero
     if zero.offload_optimizer and zero.stage == 0:
         raise ConfigError("zero.offload_optimizer=true: requires zero.stage=1, 2 or 3")
@@ -157,7 +157,7 @@ def check_zero(config: RunConfig) -> None:
 
 
 def check_engine(config: RunConfig) -> None:
-    """Check that the engine supports the options; precision is checked when it is built."""
+    """Check that zero.engine supports the options; the engine checks the precision when built."""
     zero = config.zero
     ranks = config.hardware.nodes * config.hardware.ranks_per_node
     obstacle = torch_obstacle(zero, ranks=ranks)
@@ -204,7 +204,7 @@ def _check_half_moments(config: RunConfig, obstacle: str | None) -> None:
 
 
 def check_sequence_parallel(config: RunConfig) -> None:
-    """Check that only SFT runs, that groups of ranks are within nodes, and the attention."""
+    """Check phases, ranks per node and attention if several ranks share the same sequences."""
     size, per_node = config.zero.sequence_parallel_size, config.hardware.ranks_per_node
     if size == 1:
         return

@@ -1,7 +1,7 @@
-"""What the program knows of a key besides its type, declared in the field of the schema.
+"""Declare the bound and the effects of a configuration key in its field of the schema.
 
-A field without ``affects``, ``at_resume`` or ``is_inherited`` has those of the group that holds it.
-``rlhf/config/effects.py`` reads them: the store of phases, resume and from_run follow from there.
+A field without ``affects``, ``at_resume`` or ``is_inherited`` has the values of its group.
+``rlhf/config/effects.py`` reads them for the store of phases, resume and from_run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ZERO_STAGE = Bound("0, 1, 2 or 3", lambda x: x in range(4))
 FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
 
 
-LARGEST = 2**63 - 1  # what torch's integers hold
+LARGEST = 2**63 - 1  # largest integer of torch
 
 
 # Phases whose own work reads a key, as a function of the whole configuration.
@@ -49,7 +49,7 @@ Affects = Callable[[Any], frozenset[Phase]]
 
 
 def phases(*names: Phase) -> Affects:
-    """Return ``affects`` of a key that always changes the results of the same phases."""
+    """Return a value of ``affects`` for a key that always changes the results of ``names``."""
     return lambda _: frozenset(names)
 
 
@@ -62,15 +62,15 @@ class AtResume(StrEnum):
     """What a resumed run may do to a key."""
 
     fixed = "fixed"
-    rounding = "rounding"  # change it: how batches are spread changes only the rounding of sums
-    free = "free"  # change it: how a run is started, watched and kept
+    rounding = "rounding"  # may change: how ranks divide batches changes only rounding
+    free = "free"  # may change: how a run is started, watched and stored
 
 
 class Unread(NamedTuple):
-    """A rule for a key that has no effect beside another key.
+    """A rule for a key that has no effect because of the value of another key.
 
-    ``holds`` gets the group that holds the key. The texts may contain ``{group}``, ``{option}``
-    (which chooses an option of the group) and ``{value}``.
+    ``holds`` is called with the key's group, and returns True if the key has no effect. The texts
+    may contain ``{group}``, ``{option}`` (which chooses an option of the group) and ``{value}``.
     """
 
     holds: Callable[[Any], bool]
@@ -90,9 +90,9 @@ def key(
     """Return a dataclass field for a key or a group of keys.
 
     Args:
-        bound: rule for the number, which may also be null.
-        affects: phases whose own work reads the key; what follows them changes with them.
-        at_resume: whether a resumed run may change the key; by default what affects no phase.
+        bound: rule for the number; null is accepted too.
+        affects: phases whose own work reads the key; later phases change through their inputs.
+        at_resume: whether a resumed run may change the key; by default, if it affects no phase.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect.
     """

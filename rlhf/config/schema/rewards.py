@@ -10,7 +10,7 @@ from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
 
 @dataclass(kw_only=True)
 class RewardTerm:
-    """One part of the score; which keys a kind reads stands in docs/rewards.md."""
+    """One part of the score; docs/rewards.md lists the keys that each kind reads."""
 
     kind: RewardKind
     """model, gold, function, http, or a rule: length, stop, pattern, exact, number, json."""

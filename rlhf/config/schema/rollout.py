@@ -60,11 +60,11 @@ class RolloutConfig:
     """Maximum length of a prompt in tokens; longer prompts are skipped and counted."""
     max_response_tokens: int = key(ABOVE_0)
     """Maximum length of a response in tokens; longer responses are cut off."""
-    temperature: float = key(ABOVE_0, affects=EVERY_PHASE)  # it is saved with each model
+    temperature: float = key(ABOVE_0, affects=EVERY_PHASE)  # saved with each model
     """Logits are divided by this number before sampling."""
-    top_k: int = key(AT_LEAST_0, affects=EVERY_PHASE)  # so is this,
+    top_k: int = key(AT_LEAST_0, affects=EVERY_PHASE)  # saved with each model
     """Sample only from the k likeliest tokens; 0: from all."""
-    top_p: float = key(ABOVE_0_TO_1, affects=EVERY_PHASE)  # and this
+    top_p: float = key(ABOVE_0_TO_1, affects=EVERY_PHASE)  # saved with each model
     """Sample only from the likeliest tokens that hold this share of probability; 1: from all."""
     eval_temperature: float | None = key(ABOVE_0)
     """Temperature of responses in evaluations; null: temperature."""

@@ -39,7 +39,7 @@ from rlhf.config.schema.zero import ZeroConfig
 
 
 def phase_of_best(config: RunConfig) -> frozenset[Phase]:
-    """Return the phase whose metric checkpoint.best is; empty if there is none."""
+    """Return the set of the phase that measures checkpoint.best; empty if that is null."""
     name = (config.checkpoint.best or "").partition("/")[0]
     return frozenset(phase for phase in Phase if phase == name)
 
