@@ -41,7 +41,7 @@ from rlhf.phases.shared.policy_evaluation import (
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
 from rlhf.runtime.worker import load_phase_data, quieten_libraries
 
-# The policies of a run, from the first to the last, and where they lie.
+# The policies that a run can have, in training order, and their folders in the run directory.
 POLICIES = {
     "sft": "sft/model",
     "dpo": "dpo/actor",
@@ -63,13 +63,13 @@ class Decoding(NamedTuple):
 
 
 class Evaluator:
-    """The context, reference and scorers of a run on one rank, which all its policies share.
+    """The reference model, reward model and rules of a run, loaded once to score all its policies.
 
     The rank has a GPU if torch finds one.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Load them.
+        """Load the run's configuration, tokenizer, reference model, reward model and rules.
 
         Raises:
             CheckpointError: if the run has not finished, or its models are gone or damaged.
@@ -95,7 +95,7 @@ class Evaluator:
 
     @property
     def decoders(self) -> list[Decoding]:
-        """Return sampling as the run's own evaluation does, and greedy decoding."""
+        """Return two decodings: sampling with the run's temperature, and greedy."""
         rollout = self.config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
         return [Decoding("sampled", temperature), Decoding("greedy", rollout.temperature, True)]
@@ -106,11 +106,11 @@ class Evaluator:
         return HeldOutPrompts.of(self.context, Phase.ppo)
 
     def policy(self, folder: Path) -> AnyEngine:
-        """Load the policy of a folder.
+        """Load the policy that is stored in ``folder``.
 
         Raises:
-            CheckpointError: if it is damaged.
-            ConfigError: if its tokenizer is not the run's, or it is an adapter.
+            CheckpointError: if the folder is damaged.
+            ConfigError: if its tokenizer is not the run's, or it holds an adapter.
         """
         if (folder / "adapter_config.json").exists():
             raise ConfigError(f"{folder} is an adapter: python -m rlhf.export merges it first")
@@ -126,7 +126,7 @@ class Evaluator:
     def answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
     ) -> Iterator[AnswerRow]:
-        """Yield a row for each answer of a policy to the held-out prompts."""
+        """Generate and score answers to ``num_prompts`` held-out prompts; yield one row each."""
         context, scorer = self.context, self.reward_model
         is_judged = context.judge is not None and not self.config.rewards
         scores = JudgeScores(GoldJudge(), context.tokenizer) if is_judged else no_scores
@@ -166,12 +166,12 @@ class Evaluator:
                 }
 
     def close(self) -> None:
-        """End the processes of rewards."""
+        """End the processes that compute rewards."""
         if self._rewards is not None:
             self._rewards.close()
 
     def _is_right(self, measured: Mapping[str, float]) -> bool | None:
-        """Return whether an answer is right by the judge or by the rules; None: nobody knows."""
+        """Return True if the judge or all rules accept the answer; None if the run has neither."""
         if "gold/exact" in measured:
             return bool(measured["gold/exact"])
         kinds = {name: part.kind for name, part in self.config.rewards.items()}
@@ -203,10 +203,10 @@ class Evaluator:
 
 
 def policies_of(run_dir: Path) -> dict[str, Path]:
-    """Return the folders of a run's policies, from the first to the last.
+    """Return the folder of each of a run's policies, by name, in training order.
 
     Raises:
-        CheckpointError: if it has none.
+        CheckpointError: if the run has no policy.
     """
     found = {name: run_dir / place for name, place in POLICIES.items()}
     found = {name: folder for name, folder in found.items() if folder.is_dir()}

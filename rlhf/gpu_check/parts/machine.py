@@ -1,4 +1,4 @@
-"""The card, its driver, and the versions: what all other figures depend on."""
+"""Report the card, its driver and the package versions, on which all other figures depend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = "cpu"
 
 
 def tasks(_: CheckSetting) -> Iterator[Task]:
-    """Yield what describes this machine, and the check that torch computes on its GPU."""
+    """Yield tasks that describe this machine and check that torch computes on its GPU."""
     yield Task(CARD, _card)
     yield Task("free memory", _memory)
     yield Task("driver", lambda: _measure(read_driver() or "unknown"))
@@ -65,7 +65,7 @@ def _kernels() -> Finding:
 
 
 def _product() -> Finding:
-    """Multiply whole numbers, whose sums bf16 and fp16 round like fp32 does: not at all."""
+    """Multiply matrices of ones; the sums, 64, are exact in fp32, fp16 and bf16."""
     dtypes = [torch.float32, torch.float16]
     if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:
         dtypes.append(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""A run that is killed in a PPO step and resumed, beside the run that nobody killed."""
+"""Compare a run that is killed in a PPO step and resumed with a run that nobody killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
     whole = _whole(folder / "whole", words)
     if not (found := differences(killed.run_dir, whole)):
         return Finding(figure="equal", expected=EXPECTED, verdict=RowVerdict.passed)
-    # Kernels that add in any order would make every two runs differ, and say nothing of resuming.
+    # If two runs without a kill differ too, nondeterministic kernels are the reason, not resuming.
     if differences(_whole(folder / "again", words), whole):
         return Finding(
             figure="two runs that nobody killed differ too: this GPU's kernels add in any order",
