@@ -89,7 +89,7 @@ class Evaluator:
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
-        self._reference = self._policy(policy_source(self.config))
+        self._reference = self._build_policy(policy_source(self.config))
         self.reward_model = self._reward_model()
         self._rewards = build_mix(self.config.rewards, context.tokenizer)
 
@@ -121,7 +121,7 @@ class Evaluator:
                 f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
                 "by itself, or start the other with from_run"
             )
-        return self._policy(ModelSource.folder(folder, base=self.config.model))
+        return self._build_policy(ModelSource.folder(folder, base=self.config.model))
 
     def answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
@@ -178,9 +178,11 @@ class Evaluator:
         rules = [measured[f"parts/{name}"] for name, kind in kinds.items() if kind in RIGHT]
         return all(score == 1 for score in rules) if rules else None
 
-    def _policy(self, source: ModelSource) -> AnyEngine:
+    def _build_policy(self, source: ModelSource) -> AnyEngine:
         tokenizer = self.context.tokenizer
-        return self._freeze(LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference)
+        return self._freeze_model(
+            LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference
+        )
 
     def _reward_model(self) -> AnyEngine | None:
         config, folder = self.config, self.context.run_dir / "reward" / "model"
@@ -193,9 +195,9 @@ class Evaluator:
             source = ModelSource.of(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
-        return self._freeze(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
+        return self._freeze_model(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
 
-    def _freeze(self, module: Any, role: Role) -> AnyEngine:
+    def _freeze_model(self, module: Any, role: Role) -> AnyEngine:
         context = self.context
         return build_engine(
             module, role=role, settings=context.settings, plan=self.plan, ranks=context.ranks

@@ -118,13 +118,13 @@ def pass_at(right: Sequence[bool], k: int) -> float:
 
 def distinct(rows: Iterable[StoredRow], n: int) -> float:
     """Return the ratio of distinct to all word n-grams (https://arxiv.org/abs/1510.03055)."""
-    grams = Counter(gram for row in rows for gram in _grams(row["response"], n))
+    grams = Counter(gram for row in rows for gram in _ngrams(row["response"], n))
     return len(grams) / grams.total() if grams else 0.0
 
 
 def repeated_share(text: str) -> float:
     """Return the share of a text's n-grams of ``REPEATED`` words that occur earlier in the text."""
-    grams = _grams(text, REPEATED)
+    grams = _ngrams(text, REPEATED)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -167,6 +167,6 @@ def _mean(rows: Sequence[StoredRow], key: str) -> float:
     return float(np.mean([float(row[key]) for row in rows]))
 
 
-def _grams(text: str, n: int) -> list[tuple[str, ...]]:
+def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     words = text.split()
     return [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]

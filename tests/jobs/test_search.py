@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
 from rlhf.base.errors import ConfigError
-from rlhf.jobs.search import JOURNAL, Running, Searcher, _measure
+from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
@@ -126,6 +126,6 @@ def test_trial_that_is_worse_than_the_median_is_hopeless(
 
 def test_a_trial_with_a_measure_that_is_not_finite_has_failed(tmp_path: Path) -> None:
     phases = {"sft": {"perplexity_after": None}}
-    assert math.isnan(_measure(phases, "sft.perplexity_after"))
+    assert math.isnan(_read_result(phases, "sft.perplexity_after"))
     with pytest.raises(ConfigError, match=r"no result sft\.other; they have the phases sft"):
-        _measure(phases, "sft.other")
+        _read_result(phases, "sft.other")

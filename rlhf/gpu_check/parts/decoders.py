@@ -92,14 +92,16 @@ def distance(model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool) -> Di
     """Generate with the decoder on the GPU; return the distance from the model's forward pass."""
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [
-        _of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
+        _distance_of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
         for request in _generate(model, dtype, draws_NT, has_graphs)
     ]
     tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
-    return Distance(sum(tokens), sum(equal), _most(logprobs), _most(draws), min(allowed))
+    return Distance(
+        sum(tokens), sum(equal), _max_or_nan(logprobs), _max_or_nan(draws), min(allowed)
+    )
 
 
-def _most(values: tuple[float, ...]) -> float:
+def _max_or_nan(values: tuple[float, ...]) -> float:
     """Return the largest value, or NaN if any value is NaN."""
     return float(torch.tensor(values, dtype=torch.float64).max())
 
@@ -132,7 +134,7 @@ def _generate(
     return requests
 
 
-def _of_response(
+def _distance_of_response(
     model: PreTrainedModel, request: Request, draws_T: Tensor, allowed: float
 ) -> Distance:
     ids_S = torch.tensor([*request.prompt, *request.ids], device=model.device)

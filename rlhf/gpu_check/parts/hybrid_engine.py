@@ -9,7 +9,7 @@ from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
 from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, start_run
 
 EXPECTED = "yes with parity, or no with the reason"
-# The kernels require a head size of 64; a run compares them with the model before its first rollout.
+# The kernels require a head size of 64. A run compares them with the model before it uses them.
 LLAMA = (
     *("model=llama3.2_1b", "model.init=random", "model.path=null", "model.vocab_size=400"),
     *("model.architecture.vocab_size=400", "model.architecture.hidden_size=256"),
