@@ -1,4 +1,4 @@
-"""Compose one configuration, freeze it and start the ranks: the only Hydra app of this project."""
+"""Compose one configuration with Hydra, write it to the run directory, and start the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float | None:
-    """Run one job and return its objective to Hydra's sweeper."""
+    """Run the job of the composed ``cfg``; return its objective to Hydra's sweeper."""
     job = read_job(cfg)
     try:
         return run(job)
@@ -39,7 +39,7 @@ def main(cfg: DictConfig) -> float | None:
 
 
 def run(job: Job) -> float | None:
-    """Start the job's run, or resume the run that it names; or print its plan or its commands."""
+    """Start or resume the job's run, or print its plan or its commands; return its objective."""
     script, run_dir = script_name(Path(__file__)), None
     if job.at_a_time is not None:
         end_with_launcher()
@@ -78,7 +78,7 @@ def complain(error: RlhfError) -> int:
 
 
 def start(command: Command) -> None:
-    """Start the jobs or trials of a command, and compare what those of a sweep have reached."""
+    """Start the jobs or trials of a command; after a sweep, write a comparison of its jobs."""
     try:
         if command.search is None:
             main()

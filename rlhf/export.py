@@ -51,7 +51,7 @@ from rlhf.rewards.isolated import HERE
 from rlhf.tracking.console import build_console
 from rlhf.tracking.tracker import Tracker
 
-# The engine of each phase's main model, and its folder; the final policy is the first that exists.
+# Engine name and folder of each phase's main model; export picks the first policy that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 
@@ -61,7 +61,7 @@ def export_final(
 ) -> None:
     """Write the final model of ``phase`` to ``folder``; None: the policy of the last phase.
 
-    Its model card is the run's, with the results of all phases.
+    The model card is copied from the run; it has the results of all phases.
 
     Raises:
         CheckpointError: if the run has no such model, or it is damaged.
@@ -95,7 +95,7 @@ def export_final(
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) -> None:
-    """Write the model of a checkpoint to ``folder``; with ``average`` PPO's moving average.
+    """Write the model of a checkpoint, or with ``average`` PPO's weight average, to ``folder``.
 
     Raises:
         ConfigError: if ``folder`` exists, or the run keeps no average.
@@ -116,10 +116,10 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
 
 
 def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
-    """Return the checkpoint after ``step`` of ``phase``; None: of the only phase that has one.
+    """Return the checkpoint after ``step`` of ``phase``; None: any phase, if only one has it.
 
     Raises:
-        CheckpointError: if there is none, or several phases have one.
+        CheckpointError: if no phase has that checkpoint, or several phases have it.
     """
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
@@ -137,7 +137,7 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
 def push(folder: Path, hub_id: str, *, public: bool) -> str:
     """Upload a folder to the Hugging Face hub; return its address.
 
-    The token is the environment's, or that of ``hf auth login``.
+    The access token comes from the environment, or from ``hf auth login``.
 
     Raises:
         CapabilityError: if the hub is out of reach or refuses.
@@ -162,7 +162,7 @@ def push(folder: Path, hub_id: str, *, public: bool) -> str:
 
 
 def _write_merged(source: Path, folder: Path, *, base: ModelConfig) -> None:
-    """Write the model of an adapter's folder, merged and in the dtype of its base's weights."""
+    """Merge the adapter in ``source`` into its base; write the model in the dtype of the base."""
     tokenizer = load_tokenizer(source, key=RUN_FOLDER)
     place = ModelSource.folder(source, base=base)
     adapters, bottom = adapters_of(place)
@@ -180,7 +180,7 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
-    """Return the context of the run on one rank of ``device``, without data and trackers."""
+    """Return the context of a finished run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
     config = on_one_rank(config, device, precision_of_weights(config.hardware.dtype, device))
     return RunContext(
@@ -197,7 +197,7 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
 
 
 def _without_processes(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
-    """Return parts that start no process, since no answer is scored here."""
+    """Replace rewards that would start a process; an export scores no answers."""
     return {
         name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
         for name, part in rewards.items()
@@ -205,7 +205,7 @@ def _without_processes(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTer
 
 
 def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
-    """Return the engine of the phase's main model, and what the model started from."""
+    """Return the engine of the phase's main model, and the source of its initial weights."""
     match phase:
         case Phase.sft:
             sft = SftTrainer(context, total_steps=1)

@@ -2,8 +2,9 @@
 
     python -m rlhf.evaluate RUN_DIR [--against OTHER_RUN ...]
 
-Every answer and every pair is written to RUN_DIR/evaluation. The figures on answers and pairs are
-computed from these files: evaluation.json, a table, and a section of RUN_DIR/report.html.
+Each answer, and the margin of each held-out pair, is written to a file in RUN_DIR/evaluation. The
+figures are computed from these files, and go to evaluation.json, to a table on the terminal, and to
+a section of RUN_DIR/report.html.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def evaluate(
     temperatures: Sequence[float] = (),
     tasks: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Answer, measure and write everything; return the content of evaluation.json.
+    """Evaluate a run's policies and reward model; write and return evaluation.json.
 
     Raises:
         CheckpointError: if a run has not finished or has no policy.
@@ -90,7 +91,7 @@ def evaluate(
 
 
 def _write_margins(evaluator: Evaluator, path: Path) -> None:
-    """Write the margin of each held-out pair, if the run has trained a reward model."""
+    """Write chosen minus rejected score of each held-out pair, if a reward model was trained."""
     pairs, scorer = _open_empty(path), evaluator.reward_model
     if scorer is not None and Phase.reward in evaluator.config.phase.order:
         examples = phase_tokens(evaluator.context, Phase.reward).eval
@@ -101,7 +102,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 
 
 def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
-    """Return all figures: those on answers and pairs from the files, and the perplexities given."""
+    """Compute all figures from the stored answers, pairs and metrics; add ``perplexities``."""
     folder = (run_dir / EVALUATION).parent
     rows: list[AnswerRow] = list(read_lines(folder / "answers.jsonl", ANSWER))
     models: dict[str, Any] = {}

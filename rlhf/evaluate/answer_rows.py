@@ -41,7 +41,7 @@ from rlhf.phases.shared.policy_evaluation import (
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
 from rlhf.runtime.worker import load_phase_data, quieten_libraries
 
-# The policies of a run, from the first to the last, and where they lie.
+# The policies that a run can have, in training order, and their folders in the run directory.
 POLICIES = {
     "sft": "sft/model",
     "dpo": "dpo/actor",
@@ -63,13 +63,13 @@ class Decoding(NamedTuple):
 
 
 class Evaluator:
-    """The context, reference and scorers of a run on one rank, which all its policies share.
+    """The reference model, reward model and rules of a run, loaded once to score all its policies.
 
     The rank has a GPU if torch finds one.
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """Load them.
+        """Load the run's configuration, tokenizer, reference model, reward model and rules.
 
         Raises:
             CheckpointError: if the run has not finished, or its models are gone or damaged.
@@ -89,13 +89,13 @@ class Evaluator:
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
-        self._reference = self._policy(policy_source(self.config))
+        self._reference = self._build_policy(policy_source(self.config))
         self.reward_model = self._reward_model()
         self._rewards = build_mix(self.config.rewards, context.tokenizer)
 
     @property
     def decoders(self) -> list[Decoding]:
-        """Return sampling as the run's own evaluation does, and greedy decoding."""
+        """Return two decodings: sampling with the run's temperature, and greedy."""
         rollout = self.config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
         return [Decoding("sampled", temperature), Decoding("greedy", rollout.temperature, True)]
@@ -106,11 +106,11 @@ class Evaluator:
         return HeldOutPrompts.of(self.context, Phase.ppo)
 
     def policy(self, folder: Path) -> AnyEngine:
-        """Load the policy of a folder.
+        """Load the policy that is stored in ``folder``.
 
         Raises:
-            CheckpointError: if it is damaged.
-            ConfigError: if its tokenizer is not the run's, or it is an adapter.
+            CheckpointError: if the folder is damaged.
+            ConfigError: if its tokenizer is not the run's, or it holds an adapter.
         """
         if (folder / "adapter_config.json").exists():
             raise ConfigError(f"{folder} is an adapter: python -m rlhf.export merges it first")
@@ -121,12 +121,12 @@ class Evaluator:
                 f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
                 "by itself, or start the other with from_run"
             )
-        return self._policy(ModelSource.folder(folder, base=self.config.model))
+        return self._build_policy(ModelSource.folder(folder, base=self.config.model))
 
     def answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
     ) -> Iterator[AnswerRow]:
-        """Yield a row for each answer of a policy to the held-out prompts."""
+        """Generate and score answers to ``num_prompts`` held-out prompts; yield one row each."""
         context, scorer = self.context, self.reward_model
         is_judged = context.judge is not None and not self.config.rewards
         scores = JudgeScores(GoldJudge(), context.tokenizer) if is_judged else no_scores
@@ -166,21 +166,23 @@ class Evaluator:
                 }
 
     def close(self) -> None:
-        """End the processes of rewards."""
+        """End the processes that compute rewards."""
         if self._rewards is not None:
             self._rewards.close()
 
     def _is_right(self, measured: Mapping[str, float]) -> bool | None:
-        """Return whether an answer is right by the judge or by the rules; None: nobody knows."""
+        """Return True if the judge or all rules accept the answer; None if the run has neither."""
         if "gold/exact" in measured:
             return bool(measured["gold/exact"])
         kinds = {name: part.kind for name, part in self.config.rewards.items()}
         rules = [measured[f"parts/{name}"] for name, kind in kinds.items() if kind in RIGHT]
         return all(score == 1 for score in rules) if rules else None
 
-    def _policy(self, source: ModelSource) -> AnyEngine:
+    def _build_policy(self, source: ModelSource) -> AnyEngine:
         tokenizer = self.context.tokenizer
-        return self._freeze(LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference)
+        return self._freeze_model(
+            LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference
+        )
 
     def _reward_model(self) -> AnyEngine | None:
         config, folder = self.config, self.context.run_dir / "reward" / "model"
@@ -193,9 +195,9 @@ class Evaluator:
             source = ModelSource.of(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
-        return self._freeze(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
+        return self._freeze_model(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
 
-    def _freeze(self, module: Any, role: Role) -> AnyEngine:
+    def _freeze_model(self, module: Any, role: Role) -> AnyEngine:
         context = self.context
         return build_engine(
             module, role=role, settings=context.settings, plan=self.plan, ranks=context.ranks
@@ -203,10 +205,10 @@ class Evaluator:
 
 
 def policies_of(run_dir: Path) -> dict[str, Path]:
-    """Return the folders of a run's policies, from the first to the last.
+    """Return the folder of each of a run's policies, by name, in training order.
 
     Raises:
-        CheckpointError: if it has none.
+        CheckpointError: if the run has no policy.
     """
     found = {name: run_dir / place for name, place in POLICIES.items()}
     found = {name: folder for name, folder in found.items() if folder.is_dir()}

@@ -10,10 +10,10 @@ from rlhf.base.errors import CapabilityError, ConfigError
 
 
 def require_lm_eval() -> Any:
-    """Return the package.
+    """Return the imported package lm_eval.
 
     Raises:
-        CapabilityError: if it is not installed.
+        CapabilityError: if lm_eval is not installed.
     """
     try:
         import lm_eval
@@ -25,7 +25,7 @@ def require_lm_eval() -> Any:
 
 
 def task_scores(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the metrics of each task for each model folder.
+    """Return a dict: name in ``folders`` -> task -> metric -> value.
 
     Raises:
         ConfigError: if lm-eval does not know a task, or cannot download it.

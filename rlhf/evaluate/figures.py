@@ -1,4 +1,4 @@
-"""Figures of an evaluation, computed from its rows of answers alone.
+"""Compute the figures of an evaluation from its stored rows, without any model.
 
 Intervals are percentiles of a bootstrap over prompts (https://doi.org/10.1214/aos/1176344552).
 """
@@ -16,13 +16,13 @@ import numpy as np
 DRAWS = 2000
 PERCENTILES = (2.5, 97.5)
 NEWTON_STEPS = 25
-REPEATED = 4  # words of an n-gram that counts as a repetition
+REPEATED = 4  # words per n-gram for ``repeated_share``
 
 StoredRow = Mapping[str, Any]
 
 
 def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
-    """Return the figures of one model's answers by one decoder."""
+    """Return means, 95 % intervals, diversity and pass@k of one model's answers by one decoder."""
     by_prompt = _by_prompt(rows)
     scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
     figures: dict[str, Any] = {
@@ -56,8 +56,8 @@ def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
 def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, Any]:
     """Return how often ``model`` scores above ``against`` on the same prompt; ties count half.
 
-    ``controlled`` is the rate at equal length: a logistic regression of the outcome on the
-    difference of tokens, read at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).
+    ``controlled`` is the win rate at equal length: a logistic regression of the outcome on the
+    length difference, evaluated at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).
     """
     mine, theirs = (
         {(row["prompt"], row["sample"]): row for row in rows if row["model"] == name}
@@ -111,29 +111,29 @@ def rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> fl
 
 
 def pass_at(right: Sequence[bool], k: int) -> float:
-    """Return the probability that one of k samples is right (https://arxiv.org/abs/2107.03374)."""
+    """Estimate pass@k from the samples of a prompt (https://arxiv.org/abs/2107.03374)."""
     wrong = len(right) - sum(right)
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
 def distinct(rows: Iterable[StoredRow], n: int) -> float:
-    """Return distinct over all n-grams of words in all answers (https://arxiv.org/abs/1510.03055)."""
-    grams = Counter(gram for row in rows for gram in _grams(row["response"], n))
+    """Return the ratio of distinct to all word n-grams (https://arxiv.org/abs/1510.03055)."""
+    grams = Counter(gram for row in rows for gram in _ngrams(row["response"], n))
     return len(grams) / grams.total() if grams else 0.0
 
 
 def repeated_share(text: str) -> float:
-    """Return the share of a text's n-grams of ``REPEATED`` words that occurred before in it."""
-    grams = _grams(text, REPEATED)
+    """Return the share of a text's n-grams of ``REPEATED`` words that occur earlier in the text."""
+    grams = _ngrams(text, REPEATED)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[str, Any]:
-    """Return the accuracy of a reward model on pairs, and how well its certainty is calibrated.
+    """Return the accuracy and the calibration of a reward model on preference pairs.
 
-    ``margins`` are chosen minus rejected scores. A pair is predicted with the certainty
-    sigmoid(|margin|); ``calibration`` has its mean beside the share that was right, for bins of
-    equal numbers of pairs, and ``calibration_error`` their mean distance.
+    ``margins`` are chosen minus rejected scores. The model's certainty about a pair is
+    sigmoid(|margin|). ``calibration`` lists mean certainty and accuracy for bins of equally many
+    pairs; ``calibration_error`` is their mean absolute difference.
     """
     array = np.asarray(margins, dtype=float)
     right, certainty = (array > 0).astype(float), 1 / (1 + np.exp(-np.abs(array)))
@@ -167,6 +167,6 @@ def _mean(rows: Sequence[StoredRow], key: str) -> float:
     return float(np.mean([float(row[key]) for row in rows]))
 
 
-def _grams(text: str, n: int) -> list[tuple[str, ...]]:
+def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     words = text.split()
     return [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]

@@ -40,7 +40,7 @@ FAILED = 1
 def check(
     folder: Path, parts: Sequence[CheckModule], *, seconds: float, size: Size, command: str
 ) -> int:
-    """Run ``parts``, print their rows, and write the results after each; return the exit code.
+    """Run ``parts``, print their rows, write all results after each part; return the exit code.
 
     Raises:
         ConfigError: if ``folder`` is not empty.
@@ -79,10 +79,10 @@ def check(
 
 
 def require_gpu() -> None:
-    """Check that torch finds a GPU and has kernels for it, and let all processes use one only.
+    """Check that torch has kernels for the first GPU, and hide all other GPUs.
 
     Raises:
-        CapabilityError: with the way out.
+        CapabilityError: if torch finds no GPU or has no kernels for it; the message has the fix.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = visible

@@ -12,7 +12,7 @@ from rlhf.base.atomic import replacing
 from rlhf.checkpoint.results import write_json
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
 
-CARD = "card"  # the row of the machine that names the GPU
+CARD = "card"  # the row of the part "machine" that names the GPU
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 MARKS = {
     RowVerdict.passed: "✓ passed",
@@ -36,7 +36,7 @@ class PartResult:
 
     @property
     def verdict(self) -> RowVerdict:
-        """Return ``failed`` if one row has failed, ``skipped`` if nothing could be checked."""
+        """Return ``failed`` if a row failed, else the first in passed, measured, skipped."""
         verdicts = {row.verdict for row in self.rows}
         if RowVerdict.failed in verdicts:
             return RowVerdict.failed
@@ -46,7 +46,7 @@ class PartResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What a page is about: the time and command of a check, and the parts that have ended."""
+    """The content of a page: start time and command of a check, and the results of its parts."""
 
     started: str
     command: str
@@ -61,7 +61,7 @@ class Check:
 
 
 def write_results(folder: Path, check: Check) -> None:
-    """Write the JSON file and the page; each replaces the one before completely or not at all."""
+    """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
     write_json(folder / JSON, check_as_json(check))
     with replacing(folder / PAGE) as building:
         building.write_text(as_page(check), encoding="utf-8")
@@ -114,7 +114,7 @@ def _head(check: Check) -> Iterator[str]:
 
 
 def summary_sentence(check: Check) -> str:
-    """Return the verdict in one sentence."""
+    """Return how many parts passed, in how many minutes, and which have not run yet."""
     ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
     passed = ended - len(check.failed)
     waiting = f"; not run yet: {', '.join(check.waiting)}" if check.waiting else ""
@@ -134,7 +134,7 @@ def _section(part: PartResult) -> Iterator[str]:
 
 
 def _end(each: CheckRow | PartResult) -> tuple[str, str]:
-    """Return the last two cells of a line."""
+    """Return the last two cells of a table row: verdict and seconds."""
     return MARKS[each.verdict], f"{each.seconds:.1f}"
 
 
@@ -144,12 +144,12 @@ def _counts(part: PartResult) -> str:
 
 
 def instead_of(row: CheckRow) -> str:
-    """Return what was expected, to be shown after the figure."""
+    """Return " (expected: ...)", to print after the row's figure; "" if nothing was expected."""
     return f" (expected: {row.expected})" if row.expected else ""
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table; seconds, the last column, are right-aligned."""
+    """Yield the lines of a Markdown table whose last column, seconds, is right-aligned."""
     rules = ["---"] * (len(header) - 1) + ["---:"]
     for line in (header, rules, *rows):
         cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
@@ -157,6 +157,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def _anchor(title: str) -> str:
-    """Return the name that GitHub and MkDocs give a heading."""
+    """Return the link target that GitHub and MkDocs generate for a heading."""
     words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
     return words.replace(" ", "-")

@@ -11,7 +11,7 @@ COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return what differs besides times: metrics, results, and files of any kind, by name."""
+    """Return the names of files that differ; ignore times and memory in metrics and results."""
     found = sorted(_files(one) ^ _files(other))
     if metrics_without_times(one) != metrics_without_times(other):
         found.append("metrics.jsonl")
@@ -25,13 +25,13 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without what differs between two equal runs."""
+    """Return the lines of metrics.jsonl without the metrics of time, speed and memory."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
 
 
 def is_timing(name: str) -> bool:
-    """Return True for metrics that differ between two runs that are otherwise equal."""
+    """Return True for metrics of time, speed or memory, which differ even between equal runs."""
     return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")
 
 

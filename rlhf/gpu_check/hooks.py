@@ -1,4 +1,4 @@
-"""Trackers that disturb a run of a check: one takes its memory, the other kills it once."""
+"""Trackers that disturb a run on purpose: one limits its GPU memory, the other kills it once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlhf.tracking.tracker import Tracker
 
 LESS_MEMORY = "rlhf.gpu_check.hooks:LessMemory"
 KILL_ONCE = "rlhf.gpu_check.hooks:KillOnce"
-SHARE = 0.6  # of the memory that is planned for SFT
+SHARE = 0.6  # share of the memory planned for SFT that torch may use
 KILLED_PHASE, KILLED_STEP = "ppo", 2
 
 
 class LessMemory(Tracker):
-    """Lets torch take only a share of what SFT was planned to need: a GPU that is too small.
+    """Imitates a GPU that is too small: torch may use only a share of the memory planned for SFT.
 
-    The plan is that of the first attempt, so a second one with smaller micro-batches may fit.
+    The limit stays the same when the run is retried, so smaller micro-batches may fit.
     """
 
     def __init__(self, _: Any, run_dir: Path) -> None:
@@ -35,14 +35,14 @@ class LessMemory(Tracker):
 class KillOnce(Tracker):
     """Kills its process in a PPO step, before the step's metrics are on the drive.
 
-    A file beside the run directory says that it has been killed; the resumed run goes on.
+    A file beside the run directory marks the run as killed, so that it is not killed again.
     """
 
     def __init__(self, _: Any, run_dir: Path) -> None:
         self._killed = killed_marker_file(run_dir)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Kill this process at the step."""
+        """Kill this process at step ``KILLED_STEP`` of PPO, unless the marker file exists."""
         if (phase, step) == (KILLED_PHASE, KILLED_STEP) and not self._killed.exists():
             self._killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -54,7 +54,7 @@ def killed_marker_file(run_dir: Path) -> Path:
 
 
 def planned_gib(run_dir: Path, phase: str) -> float:
-    """Return the memory of torch, in GiB, that a phase was planned to need.
+    """Return the torch memory in GiB that the plan expects for ``phase``, without CUDA's own.
 
     Raises:
         CheckpointError: if the run has no plan.
@@ -62,6 +62,5 @@ def planned_gib(run_dir: Path, phase: str) -> float:
     plan = read_plan(run_dir)
     if plan is None:
         raise CheckpointError(f"{run_dir} has no plan.json")
-    # What CUDA itself takes in a process is no memory of torch.
     memory = plan["phases"][phase]["memory"]
     return float(sum(gib for part, gib in memory.items() if part != "process"))

@@ -39,10 +39,10 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def fused_models() -> list[str]:
-    """Return the names of the models, of every family that has a fused decoder.
+    """Return the names of the tiny models; they cover every family that has a fused decoder.
 
     Raises:
-        CapabilityError: if a family of the table has no model here.
+        CapabilityError: if a family with a fused decoder has no tiny model.
     """
     fused = {name for name, family in FAMILIES.items() if family.block is not None}
     if missing := fused - {name.partition("-")[0] for name in MODELS}:
@@ -51,7 +51,7 @@ def fused_models() -> list[str]:
 
 
 def tiny_model(name: str) -> PreTrainedModel:
-    """Return a model in fp32 on the CPU; its biases and norms are random too."""
+    """Build a model in fp32 on the CPU; all weights, also biases and norms, are random."""
     architecture = MODELS[name] | {"model_type": name.partition("-")[0]}
     source = ModelSource(key=name, path=None, architecture=architecture)
     model = build_actor(source, train_tokenizer(["a model"], vocab_size=VOCABULARY), seed=0).eval()

@@ -1,4 +1,4 @@
-"""One part of a check in a process of its own: NAME FOLDER SIZE."""
+"""Entry point of the process that runs one part of a check; arguments: NAME FOLDER SIZE."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlhf.gpu_check.rows import CheckSetting, Size, write_rows
 from rlhf.jobs.sweep_jobs import end_with_parent
 
 ROWS = "rows.jsonl"
-LEAST_FREE = 8 << 30  # bytes of the GPU that models of full size need
+LEAST_FREE = 8 << 30  # bytes of free GPU memory that models of full size need
 
 
 def main(name: str, folder: Path, size: Size) -> None:
-    """Measure all tasks of the part ``name``; write their rows to ``folder``."""
+    """Measure all tasks of the part ``name``, with tiny models on a full GPU; write their rows."""
     end_with_parent()
     if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
         size = Size.tiny

@@ -1,4 +1,4 @@
-"""Run the parts of a check: a crash, a hang or a lack of memory of one does not end the check."""
+"""Run each part of a check in its own process, so that a crash or hang does not end the check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.jobs.sweep_jobs import PARENT
 
 LOG = "log.txt"
 MODULE = "rlhf.gpu_check.part_process"
-PAUSE = 0.1  # seconds between two looks at the rows
+PAUSE = 0.1  # seconds between two reads of the rows
 
 
 def run_part(
@@ -29,9 +29,9 @@ def run_part(
     show: Callable[[CheckRow], None],
     module: str = MODULE,
 ) -> Sequence[CheckRow]:
-    """Run ``part`` in a new ``folder``, and ``show`` its rows as they come; return them.
+    """Run ``part`` in a new ``folder``; pass each row to ``show`` when it appears; return all rows.
 
-    If its process ends in another way than at its end, or not in time, the last row says so.
+    If the process crashes, or still runs after ``seconds``, a failed row with the reason follows.
     """
     if seconds <= 0:
         figure = "no time was left for it; `--only` runs it alone"
@@ -49,11 +49,11 @@ def run_part(
         began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", module, part.name, str(folder), size],
-            # libgomp's threads would spin for milliseconds, as in launch.py.
+            # Otherwise idle threads of libgomp would spin for milliseconds, as in launch.py.
             env=os.environ | {PARENT: str(os.getpid()), "GOMP_SPINCOUNT": "10000"},
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # to end all that it has started too
+            start_new_session=True,  # so that killpg also ends its child processes
         )
         try:
             while process.poll() is None and time.monotonic() < began + seconds:

@@ -1,4 +1,4 @@
-"""What every part of a check gets, and the rows that it measures; one line of JSON each."""
+"""The input of a part of a check, and the rows that it measures, stored as lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf.base.finite_numbers import finite
 
 
 class Size(StrEnum):
-    """The size of the models that are measured: memory and speed of tiny ones say little."""
+    """The size of the models to measure; memory and speed of tiny models mean little."""
 
     full = "full"
     tiny = "tiny"
@@ -31,7 +31,7 @@ class CheckSetting:
 
 
 class RowVerdict(StrEnum):
-    """What a row says about this machine."""
+    """The verdict of a row about this machine."""
 
     passed = "passed"
     failed = "failed"
@@ -52,7 +52,7 @@ class Finding:
 
 
 class Task(NamedTuple):
-    """One thing to measure; ``measure`` may raise, which is a failed row."""
+    """One thing to measure; an exception in ``measure`` becomes a failed row."""
 
     what: str
     measure: Callable[[], Finding]
@@ -60,7 +60,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
-    """A finding, with the task that it answers and the seconds that this took."""
+    """A finding, with the name of its task and the seconds that the task took."""
 
     what: str
     figure: str
@@ -76,7 +76,7 @@ def judge(is_right: bool) -> RowVerdict:
 
 
 def write_rows(path: Path, tasks: Iterable[Task]) -> None:
-    """Measure every task, and append its row to ``path`` at once, so that a crash loses no row."""
+    """Measure every task; append each row to ``path`` at once, so that a crash loses no row."""
     for task in tasks:
         row = measure_row(task)
         with path.open("a", encoding="utf-8") as file:
@@ -84,7 +84,7 @@ def write_rows(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def measure_row(task: Task) -> CheckRow:
-    """Measure ``task``; an exception becomes a failed row, and its traceback is printed."""
+    """Measure ``task``; return its row, which is a failed row if ``task.measure`` raises."""
     began = time.monotonic()
     try:
         finding = task.measure()
@@ -100,7 +100,7 @@ def read_check_rows(path: Path) -> list[CheckRow]:
     """Return the rows that ``write_rows`` has written so far."""
     if not path.exists():
         return []
-    # A line without its end is still being written, or was when its process was killed.
+    # The last line has no newline while it is being written, or if its process was killed then.
     lines = [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
     return [_row(**json.loads(line)) for line in lines]
 

@@ -18,15 +18,15 @@ from rlhf.checkpoint.results import read_object
 from rlhf.jobs.sweep_jobs import PARENT
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
-USER_ERROR = 2  # exit code of a run that was refused
-LIMIT = 240  # seconds of one run: kernels of DeepSpeed may be compiled in the first
-# Few steps and evaluations of any model, on the GPU. (experiment=smoke sets the model's sizes.)
+USER_ERROR = 2  # exit code of launch.py for wrong options
+LIMIT = 240  # seconds per run, because the first run may compile kernels of DeepSpeed
+# Few steps and evaluations on the GPU, with any model, whose sizes experiment=smoke would set.
 SHORT_RUN = (
     *("tracking=local", "reuse.phases=never", "hardware=auto", "data.size=2000"),
     *("sft.warmup_steps=1", "reward.warmup_steps=1", "ppo.warmup_steps=1"),
     *("sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8"),
 )
-# All three phases in a few steps, on the built-in data, by a model of some ten thousand weights.
+# All three phases in a few steps, on the built-in data, with a model of about 10,000 weights.
 TINY_RUN = (
     *("experiment=smoke", "tracking=local", "reuse.phases=never", "model.vocab_size=400"),
     *("data.size=600", "sft.batch_size=16", "sft.epochs=0.4", "sft.eval_examples=8"),
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def complaint(self) -> str:
-        """Return the last line that it printed, which names the error of a run that failed."""
+        """Return the last line that the run printed: the error, if the run failed."""
         lines = self.output.strip().splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         return (errors or lines or ["nothing was printed"])[-1].removeprefix("error: ")
@@ -98,7 +98,7 @@ def resume_run(run_dir: Path) -> Run:
 
 def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
     began, log = time.monotonic(), run_dir.with_suffix(".log")
-    # launch.py ends with this process, even if that is killed.
+    # PARENT makes launch.py end when this process ends, even if this process is killed.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", PARENT: str(os.getpid())}
     start = log.stat().st_size if log.exists() else 0
     with log.open("ab") as file:
@@ -117,5 +117,5 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
 
 
 def pool() -> ThreadPoolExecutor:
-    """Return a pool that starts a run for every four cores: libraries load on one core."""
+    """Return a thread pool for one run per four cores; a run often uses one core only."""
     return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CheckModule:
-    """A part: its module in ``parts``, how long it may take, and what the page says about it."""
+    """A part: the name of its module in ``parts``, its title, time limit and description."""
 
     name: str
     title: str

@@ -1,1 +1,1 @@
-"""Before ranks start: the command is read, and each job checked, planned and frozen."""
+"""The work before ranks start: read the command; check, plan and freeze each job."""

@@ -1,6 +1,6 @@
 """Tab completion of values: Hydra completes keys and the options of groups, but not values.
 
-Hydra allows one completion plugin for each shell and brings its own, so values come before it.
+Hydra allows one completion plugin per shell and has its own. This code therefore runs before Hydra.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rlhf.config.hydra_errors import type_of
 
 
 def complete_value(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
-    """Print the choices of the value at the end of the shell's line, and exit, if there are any.
+    """Print the possible values of the last word of the shell's line and exit, if there are any.
 
-    ``words`` are the command's. Other lines are left to Hydra.
+    ``words`` are the arguments of this command. Otherwise return, so that Hydra completes the line.
     """
     if not any(word.startswith("query=") for word in words) or "COMP_LINE" not in environment:
         return
@@ -28,7 +28,7 @@ def complete_value(words: Sequence[str], environment: Mapping[str, str], sweeps:
 
 
 def value_choices(line: str, sweeps: Path) -> list[str]:
-    """Return what the last word of ``line`` can become if it is KEY=START; [] if that is open."""
+    """Return the completions of the last word, KEY=START, of ``line``; [] if it is free text."""
     key, equals, start = line.rpartition(" ")[2].partition("=")
     name = key.lstrip("+")
     if not equals:
@@ -37,14 +37,14 @@ def value_choices(line: str, sweeps: Path) -> list[str]:
         values = sorted(file.stem for file in sweeps.glob("*.yaml"))
     else:
         try:
-            values = _values(type_of(name))
+            values = _values_of_type(type_of(name))
         except KeyError:
             return []
     return [f"{key}={value}" for value in values if value.startswith(start)]
 
 
-def _values(kind: Any) -> list[str]:
-    """Return all values of an enumeration, a bool, or null beside them; [] for other types."""
+def _values_of_type(kind: Any) -> list[str]:
+    """Return all values of a type made of enumerations, bool and None; [] for other types."""
     kinds = get_args(kind) or (kind,)
     if not all(each in (bool, NoneType) or _is_enum(each) for each in kinds):
         return []

@@ -18,16 +18,16 @@ from rlhf.config.schema.keys import AtResume
 def take_over(
     cfg: DictConfig, source: Path, finished: Container[Phase], overrides: Sequence[str]
 ) -> None:
-    """Set in ``cfg`` what the run in ``source`` determines, and add the phases to take from it.
+    """Copy to ``cfg`` the keys that the run in ``source`` determines; add the phases to reuse.
 
-    These are the ``finished`` phases before the last one that the command asks for, so
-    ``phase=ppo`` and the whole pipeline mean the same. Micro-batches, which change no result, are
-    those of this command, or those that the command of the finished run set.
+    Phases to reuse are the ``finished`` phases before the last requested phase, so ``phase=ppo``
+    and the whole pipeline mean the same. Micro-batch sizes, which change no result, come from
+    this command, or from the command of the finished run.
 
     Raises:
         CheckpointError: if ``source`` is not the directory of a run.
-        ConfigError: if it has finished no phase that can be used, or ``overrides`` change what it
-            determines.
+        ConfigError: if the run has finished no phase that can be used, or ``overrides`` change a
+            key that the run determines.
     """
     frozen = load_frozen(source)
     inherited = {key: effect for key, effect in effects().items() if effect.is_inherited}
@@ -54,7 +54,7 @@ def take_over(
     typed = _keys_of_command(source)
     with open_dict(cfg):
         for key in inherited:
-            # The plan chose micro-batches for the ranks of the finished run: it chooses them again.
+            # Drop micro-batches that the finished run's plan chose: the new plan chooses its own.
             is_own = OmegaConf.select(cfg, key) is not None or key not in typed
             if key in fixed or not is_own:
                 OmegaConf.update(cfg, key, OmegaConf.select(composed, key), merge=False)
@@ -64,7 +64,7 @@ def take_over(
 
 
 def _keys_of_command(run_dir: Path) -> set[str]:
-    """Return the keys that the command of a run set."""
+    """Return the keys that the command of the run in ``run_dir`` set."""
     path = run_dir / COMMAND
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return {word.partition("=")[0] for word in text.split()}

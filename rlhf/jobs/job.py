@@ -1,4 +1,4 @@
-"""One job: check its configuration, plan it, and freeze it for the ranks; or print its plan."""
+"""Check and plan one job, and write its configuration for the ranks; or print its plan."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from rlhf.tracking.console import build_console, config_tree
 
 
 class Stopped(NamedTuple):
-    """A run to resume."""
+    """A stopped run that the job resumes."""
 
     run_dir: Path
     frozen: RunConfig
-    """The configuration that it was stopped with."""
+    """The configuration with which the run was last started."""
 
 
 def config_of(job: Job) -> tuple[RunConfig, Stopped | None]:
-    """Return the configuration of the job's run, checked, and the run to resume if it names one."""
+    """Return the checked configuration of the job's run, and the run to resume, or None."""
     return (_new_config(job), None) if job.resume is None else _read_stopped_config(job)
 
 
 def _new_config(job: Job) -> RunConfig:
-    """Return the configuration of a new run; refuse overrides that have no effect."""
+    """Return the configuration of a new run; raise ConfigError for overrides without an effect."""
     cfg = job.cfg
     if cfg.get("from_run") is not None:
         source = user_path(str(cfg.from_run), key="from_run").resolve()
@@ -67,8 +67,8 @@ def _new_config(job: Job) -> RunConfig:
 
 
 def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
-    """Read the run to resume: overrides may change how it is started, not what it computes."""
-    # Resolved, because runs/latest may point to another run before this one ends.
+    """Read the run to resume; overrides may change how it is started, not what it computes."""
+    # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen(run_dir)
     config = with_free_keys(frozen, job.cfg, job.overrides)
@@ -85,9 +85,9 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
 
 
 def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
-    """Freeze the configuration of a run that starts or resumes; return it and its directory."""
+    """Write the configuration of a new or resumed run; return it and the run directory."""
     if stopped is None:
-        return _start(config, job)
+        return _begin_new_run(config, job)
     if changes := batch_division_changes(stopped.frozen, config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
@@ -96,10 +96,10 @@ def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConf
     return config, stopped.run_dir
 
 
-def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
+def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     """Check and plan a new run, and write its planned configuration to a new run directory.
 
-    If the job continues an unfinished run that has this configuration, that run is resumed instead.
+    If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
     config, loads = with_started_ranks(config), None
     if config.plan is PlanMode.check:
@@ -128,7 +128,7 @@ def _start(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
 
 
 def show_plan(config: RunConfig, job: Job) -> float | None:
-    """Print the plan's memory, time and cost, in a sweep as one line; return the hours.
+    """Print the plan's memory, time and cost, as one line in a sweep; return the planned hours.
 
     plan.json is written only if the command sets run_dir.
     """
@@ -152,7 +152,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
 
 
 def show_commands(config: RunConfig, job: Job, script: str) -> None:
-    """Print the command that would start the ranks; one per node if users start them by hand."""
+    """Print the command that would start the ranks; one per node if a user starts each node."""
     if env_rank() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [word for word in job.overrides if "launcher.dry_run" not in word]

@@ -1,4 +1,4 @@
-"""A command of launch.py: what its words start, and the jobs that Hydra composes from them."""
+"""Read the command line of launch.py, and the jobs that Hydra composes from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlhf.jobs.sweep_command import (
     folder_of,
     jobs_at_a_time,
     with_sweep_folders,
-    without_leavings,
+    with_temporary_plan_folder,
 )
 
 # The DeepSpeed launcher appends its rank, which Hydra cannot read.
@@ -30,25 +30,25 @@ LOCAL_RANK = ("--local_rank=", "--local-rank=")
 
 
 class Command(NamedTuple):
-    """A command, read from its words."""
+    """A command line of launch.py."""
 
     words: list[str]
-    """The words that Hydra composes."""
+    """The arguments for Hydra."""
     folder: Path | None = None
     """Folder of a sweep or search, whose runs are compared at the end."""
     search: Search | None = None
-    """The search that the command starts; None: Hydra starts its jobs."""
+    """The search that the command starts; None: Hydra starts the job or the jobs."""
 
 
 @contextmanager
 def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
-    """Yield the command with these ``words``, or print what a shell can complete, and exit.
+    """Parse the arguments ``words`` and yield the command; for a shell's tab completion, exit.
 
-    ``definitions`` is the folder of sweeps and searches. A process that does not lead joins the run
-    of rank 0, and composes nothing.
+    ``definitions`` is the folder of sweep and search files. ``leads`` is False on all ranks but
+    rank 0: they join the run of rank 0, so Hydra composes nothing there.
 
     Raises:
-        ConfigError: if a word is a secret or an unknown option, or its sweep or search is wrong.
+        ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
     """
     typed = [parse_override(word) for word in words if not word.startswith(LOCAL_RANK)]
     refuse_secrets(typed, os.environ)
@@ -59,7 +59,7 @@ def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> 
     elif not leads:
         yield Command(typed)
     else:
-        with without_leavings(expand_sweep(typed, definitions)) as composed:
+        with with_temporary_plan_folder(expand_sweep(typed, definitions)) as composed:
             words = with_sweep_folders(composed, typed)
             yield Command(words, folder_of(words))
 
@@ -80,13 +80,13 @@ class Job(NamedTuple):
     continues: bool = False
     """True: resume an unfinished run with this configuration, if there is one."""
     folder: Path | None = None
-    """Folder of a job of a sweep."""
+    """Folder of this job of a sweep; None: the command is no sweep."""
     at_a_time: int | None = None
     """How many jobs of the sweep run at a time, each in its own process; None: in this process."""
 
 
 def read_job(cfg: DictConfig) -> Job:
-    """Return the job that Hydra composed ``cfg`` for."""
+    """Return the job of the configuration ``cfg`` that Hydra composed."""
     job = HydraConfig.get()
     resume = cfg.get("resume")
     if continues := resume == "auto":

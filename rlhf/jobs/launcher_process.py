@@ -13,17 +13,17 @@ from rlhf.runtime.rendezvous import drop_pod_variables
 
 
 def set_up_process() -> None:
-    """Let this process, and those that it starts, print and end as a launcher's should.
+    """Set this process's environment, traceback printing, and end together with its parent.
 
     Raises:
         CapabilityError: if the system is not Linux.
-        ConfigError: if an environment variable names no instruction set.
+        ConfigError: if an environment variable that caps the instruction set names an unknown one.
     """
     outlast_output()
     sys.excepthook = print_traceback
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, which launch.py explains
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, so launch.py explains them
     os.environ["PYTHONSAFEPATH"] = "1"  # no child imports a json.py of the current directory
-    # libgomp's threads would spin for milliseconds, which is much slower beside other programs.
+    # Otherwise idle threads of libgomp spin for milliseconds, which slows down other programs.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     end_with_parent()
     if (advice := drop_pod_variables()) is not None:

@@ -1,4 +1,4 @@
-"""Measure the rates of this machine's CPU, which plans need; takes about a second."""
+"""Measure the rates of this machine's CPU, which plans need. This takes about a second."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlhf.config.cpu_rates import CpuRates, keep_rates
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
 CALLS = 2000
-# Seconds of CPU time per second, of which a process on one core gets at most 1. Below this, other
-# programs used the cores.
+# CPU seconds per wall-clock second of a process on one core, at most 1. A smaller value than this
+# means that other programs used the cores.
 IDLE = 0.9
 
 
@@ -25,10 +25,10 @@ def measure_cpu() -> CpuRates:
     torch.set_num_threads(cores())
     wall, cpu = time.perf_counter(), time.process_time()
     rates = CpuRates(
-        bf16_tflops=_products(torch.bfloat16) if multiplies_bf16() else 0.0,
-        fp32_tflops=_products(torch.float32),
-        bandwidth_gb=_bandwidth(),
-        call_microseconds=_call(),
+        bf16_tflops=_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
+        fp32_tflops=_matmul_tflops(torch.float32),
+        bandwidth_gb=_read_gb_per_second(),
+        call_microseconds=_call_microseconds(),
     )
     torch.set_num_threads(threads)
     own_share = (time.process_time() - cpu) / (time.perf_counter() - wall)
@@ -37,20 +37,20 @@ def measure_cpu() -> CpuRates:
     return rates
 
 
-def _products(dtype: torch.dtype) -> float:
+def _matmul_tflops(dtype: torch.dtype) -> float:
     """Return the TFLOP/s of large matrix products."""
     a = torch.ones(SIZE, SIZE, dtype=dtype)
-    return 2 * SIZE**3 / _best(lambda: a @ a) / 1e12
+    return 2 * SIZE**3 / _fastest_seconds(lambda: a @ a) / 1e12
 
 
-def _bandwidth() -> float:
+def _read_gb_per_second() -> float:
     """Return the GB/s of reading a large buffer from memory."""
     buffer = torch.ones(BUFFER)
-    return buffer.nbytes / _best(buffer.sum) / 1e9
+    return buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9
 
 
-def _call() -> float:
-    """Return the microseconds of an operation on so few numbers that only the call takes time."""
+def _call_microseconds() -> float:
+    """Return the microseconds per torch operation on 8 numbers, that is, the call overhead."""
     x = torch.ones(8, requires_grad=True)
 
     def calls() -> None:
@@ -58,11 +58,11 @@ def _call() -> float:
         for _ in range(CALLS):
             y = y + x
 
-    return _best(calls) / CALLS * 1e6
+    return _fastest_seconds(calls) / CALLS * 1e6
 
 
-def _best(work: Callable[[], object], *, tries: int = 4) -> float:
-    """Return the seconds of the fastest of ``tries`` runs, after a warm-up run."""
+def _fastest_seconds(work: Callable[[], object], *, tries: int = 4) -> float:
+    """Call ``work`` to warm up, then ``tries`` times; return the seconds of the fastest call."""
     work()
     seconds = []
     for _ in range(tries):

@@ -1,7 +1,7 @@
-"""Read a run's data as its phases will, before the run starts, so that the plan counts real data.
+"""Count a run's examples and tokens before it starts, so that its plan uses real lengths.
 
-Nothing here imports torch. Generated data is counted from a sample, and data that cannot be read
-quickly (a data set of the hub, large files) is not read at all.
+Nothing here imports torch. Generated data is counted from a sample. Data that cannot be read
+quickly (a data set of the hub, large files) is not read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlhf.planning.steps import Load, Loads, total_examples
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LARGEST = 2**26  # bytes of all data files together, above which they are not read
+LARGEST = 2**26  # bytes; larger data files, all together, are not read
 GENERATED = 2000  # examples that are generated as a sample of synthetic data
 ENCODED = 1000  # examples per phase that are encoded
 LETTERS_PER_TOKEN = 4  # assumed for a tokenizer that is not on this machine
 
 
 def read_loads(config: RunConfig) -> Loads | None:
-    """Return the load of every phase, or None if the data cannot be read quickly.
+    """Return the steps and lengths of every phase, or None if the data cannot be read quickly.
 
     Raises:
         DataError: if the data is malformed or too small; with plan=only, None is returned instead.
@@ -54,21 +54,21 @@ def read_loads(config: RunConfig) -> Loads | None:
         divided = divide(sets, split=data.split, eval_share=data.eval_share, seed=config.seed)
     except DataError:
         if config.plan is PlanMode.only:
-            return None  # the data may be on the machine that the plan is for
+            return None  # the data may be on another machine, for which this plan is made
         raise
     parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
-    encoder = Encoder(_Lengths(_tokenizer(config, parts.values())))
+    encoder = Encoder(_Lengths(_load_or_train_tokenizer(config, parts.values())))
     records = total_examples(config.data) or 0
     return {
-        phase: replace(_load(config, phase, parts, encoder, scale), records=records)
+        phase: replace(_load_of_phase(config, phase, parts, encoder, scale), records=records)
         for phase in config.phase.order
     }
 
 
-def _load(
+def _load_of_phase(
     config: RunConfig, phase: Phase, parts: dict[Phase, PhaseData], encoder: Encoder, scale: float
 ) -> Load:
-    """Return the load of one phase; every example in ``parts`` stands for ``scale`` examples."""
+    """Return the load of ``phase``; each example in ``parts`` represents ``scale`` examples."""
     part = parts[Phase.reward if phase is Phase.dpo else phase]
     rows = list(islice(enumerate(part.train), ENCODED))
     columns, _ = COLUMNS_OF[phase](rows, encoder, limit_of(phase, config))
@@ -87,14 +87,14 @@ def _load(
 
 
 def _answer_tokens(part: PhaseData, encoder: Encoder, most: int) -> float | None:
-    """Return the mean length of the answers that SFT learns from, cut at ``most`` tokens."""
+    """Return the mean length in tokens of SFT's answers, each truncated to ``most``; None: none."""
     texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
     lengths = [min(most, len(ids)) for ids in encoder.endings(texts)]
     return sum(lengths) / len(lengths) if lengths else None
 
 
 def _is_small(data: DataConfig) -> bool:
-    """Return True if all data files are on this machine, with ``LARGEST`` bytes at most."""
+    """Return True if all data files are on this machine and have at most ``LARGEST`` bytes."""
     paths = data.path if isinstance(data.path, list) else [data.path]
     paths += [dataset.path for dataset in data.sets.values()]
     files = [user_path(str(path), key="data.path") for path in paths if path is not None]
@@ -120,8 +120,8 @@ class _Lengths:
         return SimpleNamespace(input_ids=ids)
 
 
-def _tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> Tokenizer | None:
-    """Return the run's tokenizer, or train it on a sample; None if it is not on this machine."""
+def _load_or_train_tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> Tokenizer | None:
+    """Load the run's tokenizer or train a new one; return None if it is not on this machine."""
     from tokenizers import Tokenizer
 
     is_alone = config.phase.order == [Phase.reward]

@@ -1,8 +1,8 @@
 """Search hyper-parameters with Optuna: every trial is a run of its own, in a process of its own.
 
-The study asks for values, trials run in slots, and their results are told to the study, which is
-stored in the folder of the sweep. The same command again continues the study: trials that were
-running when it was killed are resumed, and no finished trial is repeated.
+An Optuna study chooses the values of each trial. Its file, in the folder of the search, stores the
+results of the trials. The same command again continues the study: it resumes trials that were
+running when the search was killed, and repeats no finished trial.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PrintLine = Callable[[str], None]
 
 
 class Running(NamedTuple):
-    """A trial that runs: its slot, its process, and its run directory."""
+    """A running trial: its slot (its share of the machine), its process and its run directory."""
 
     trial: Trial
     slot: int
@@ -58,10 +58,10 @@ class Searcher:
     def __init__(
         self, search: Search, hardware: HardwareConfig, script: str, say: PrintLine
     ) -> None:
-        """Open the study, or continue the one in the folder of the search.
+        """Lock the folder of the search, and open or create the study in it.
 
         Raises:
-            CapabilityError: if Optuna is not installed, or the machine has too few devices.
+            CapabilityError: if Optuna is not installed.
             ConfigError: if another process runs this search.
         """
         self._search, self._hardware, self._script, self._say = search, hardware, script, say
@@ -75,7 +75,11 @@ class Searcher:
         self._running: list[Running] = []
 
     def run(self) -> None:
-        """Run trials until the study has as many as asked for."""
+        """Resume unfinished trials, then run new trials up to ``study.trials``; write the best.
+
+        Raises:
+            CapabilityError: if the machine has too few devices for the slots.
+        """
         from optuna.trial import Trial, TrialState
 
         try:
@@ -86,13 +90,13 @@ class Searcher:
                 self._wait_for_slot()
                 trial = self._study.ask()
                 for dimension in self._search.space:
-                    _suggest(trial, dimension)
+                    _suggest_value(trial, dimension)
                 self._start(trial)
             while self._running:
                 self._poll()
         finally:
             for each in self._running:
-                _end(each.process)
+                _end_process(each.process)
             self._lock.release()
         self._write_best()
 
@@ -102,12 +106,12 @@ class Searcher:
 
     def _start(self, trial: Trial) -> None:
         """Start the process of a trial, or resume its run."""
-        values = [f"{key}={value}" for key, value in _values(trial, self._search.space).items()]
+        values = [f"{key}={value}" for key, value in _as_words(trial, self._search.space).items()]
         run_dir = self._search.folder / ",".join([f"{trial.number:03d}", *values])
         if (run_dir / FROZEN).exists():
             words = [f"resume={run_dir}"]
         else:
-            shutil.rmtree(run_dir, ignore_errors=True)  # killed before its run began
+            shutil.rmtree(run_dir, ignore_errors=True)  # the trial was killed before its run began
             stop_on = ",".join(self._search.study.stop_on)
             words = [*self._search.fixed, *values, f"run_dir={run_dir}"]
             words += [f"alarms.stop=[{stop_on}]"] if stop_on else []
@@ -128,23 +132,23 @@ class Searcher:
         self._running.append(Running(trial, slot, process, run_dir))
 
     def _poll(self) -> None:
-        """Tell the study of trials that ended, and end those that it gives up."""
+        """Wait ``POLL_SECONDS``; report ended trials to the study, and end pruned trials."""
         time.sleep(POLL_SECONDS)
         for each in list(self._running):
             if each.process.poll() is None:
-                if self._search.study.prune is not None and self._is_hopeless(each):
-                    _end(each.process)
-                    self._tell(each, "pruned")
+                if self._search.study.prune is not None and self._report_and_should_prune(each):
+                    _end_process(each.process)
+                    self._report_outcome(each, "pruned")
                 continue
             if each.process.returncode == 0:
-                self._tell(each, "complete")
+                self._report_outcome(each, "complete")
             elif any(a.name in self._search.study.stop_on for a in read_alarms(each.run_dir)):
-                self._tell(each, "pruned")
+                self._report_outcome(each, "pruned")
             else:
-                self._tell(each, "failed")
+                self._report_outcome(each, "failed")
 
-    def _is_hopeless(self, each: Running) -> bool:
-        """Report the trial's new values of the watched metric; return True if it should end."""
+    def _report_and_should_prune(self, each: Running) -> bool:
+        """Report new values of the pruning metric to the study; return True to end the trial."""
         prune = self._search.study.prune
         assert prune is not None
         reported = self._study.trials[each.trial.number].intermediate_values
@@ -154,15 +158,15 @@ class Searcher:
                 each.trial.report(value, step)
         return bool(each.trial.should_prune())
 
-    def _tell(self, each: Running, outcome: str) -> None:
+    def _report_outcome(self, each: Running, outcome: str) -> None:
         from optuna.trial import TrialState
 
         self._running.remove(each)
         number = each.trial.number
         if outcome == "complete":
             phases = read_object(each.run_dir / "result.json")["phases"]
-            values = [_measure(phases, name) for name in self._search.objectives]
-            limited = {name: _measure(phases, name) for name in self._search.study.at_most}
+            values = [_read_result(phases, name) for name in self._search.objectives]
+            limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
             outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"
         if outcome == "complete":
             for name, limit in self._search.study.at_most.items():
@@ -197,11 +201,11 @@ class Searcher:
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:
-    """Check one point of the space with the configuration in ``conf``, then run all trials.
+    """Compose and check one point of the search space from the folder ``conf``; run all trials.
 
     Raises:
         CapabilityError: if Optuna is not installed, or the machine has too few devices.
-        ConfigError: if that point breaks a rule, or another process runs this search.
+        ConfigError: if that point is no valid configuration, or another process runs this search.
     """
     config = example_config(search, conf)
     console = build_console(is_main=True, log_every=1)
@@ -210,7 +214,7 @@ def run_search(search: Search, conf: Path, script: str) -> None:
 
 
 def open_study(search: Search) -> Study:
-    """Return the study that is stored in the folder of the search, created if there is none.
+    """Load the study in the folder of the search, or create it, and return it.
 
     Raises:
         CapabilityError: if Optuna is not installed.
@@ -237,7 +241,7 @@ def open_study(search: Search) -> Study:
         ],
         load_if_exists=True,
     )
-    # A continued study must not draw again what it has drawn.
+    # With the same seed, a continued study would draw the values of its first trials again.
     study.sampler = kinds[config.sampler](seed=config.seed + len(study.trials))
     if config.prune is not None:
         study.pruner = optuna.pruners.MedianPruner(
@@ -246,7 +250,7 @@ def open_study(search: Search) -> Study:
     return study
 
 
-def _suggest(trial: Trial, dimension: Dimension) -> None:
+def _suggest_value(trial: Trial, dimension: Dimension) -> None:
     if dimension.choices:
         trial.suggest_categorical(dimension.key, dimension.choices)
     elif dimension.is_integer:
@@ -256,14 +260,14 @@ def _suggest(trial: Trial, dimension: Dimension) -> None:
         trial.suggest_float(dimension.key, dimension.low, dimension.high, log=dimension.is_log)
 
 
-def _values(trial: Trial, space: list[Dimension]) -> dict[str, str]:
-    """Return the values of a trial as they are typed; numbers are rounded to four digits."""
+def _as_words(trial: Trial, space: list[Dimension]) -> dict[str, str]:
+    """Return the trial's values by key, as command-line text with floats rounded to 4 digits."""
     values = {dimension.key: trial.params[dimension.key] for dimension in space}
     return {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in values.items()}
 
 
-def _measure(phases: Mapping[str, Any], name: str) -> float:
-    """Return a result that a study names as PHASE.NAME.
+def _read_result(phases: Mapping[str, Any], name: str) -> float:
+    """Return the result ``name``, which has the form PHASE.NAME, of a run's ``phases``.
 
     Raises:
         ConfigError: if the phase has no such result.
@@ -277,8 +281,8 @@ def _measure(phases: Mapping[str, Any], name: str) -> float:
         raise ConfigError(f"study: runs have no result {name}; they have {known}") from error
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a trial's process as Ctrl-C does, and wait for it."""
+def _end_process(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGINT, as Ctrl-C does, and wait; kill the process after ``GRACE_SECONDS``."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:

@@ -1,7 +1,7 @@
-"""Commands of searches: ``python launch.py -m sweep=NAME`` where the file has a ``study``.
+"""Read the command of a search: ``python launch.py -m sweep=NAME`` if NAME.yaml has a ``study``.
 
-A study tries values one trial after another, each chosen by what the earlier ones reached. The
-search space is written in Hydra's own grammar: https://hydra.cc/docs/advanced/override_grammar.
+A study chooses the values of each trial from the results of earlier trials. The search space is
+written in Hydra's own grammar: https://hydra.cc/docs/advanced/override_grammar.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlhf.jobs.sweep_command import (
     MULTIRUN,
     as_word,
     read_definition,
-    refuse_ways_out,
+    refuse_parent_folders,
 )
 
 STUDY = "study"
 
 
 class Sampler(StrEnum):
-    """How the values of the next trial are chosen."""
+    """The method that chooses the values of the next trial."""
 
     tpe = "tpe"
     random = "random"
@@ -45,22 +45,22 @@ class Sampler(StrEnum):
 
 @dataclass(kw_only=True)
 class PruneConfig:
-    """Trials that end early: those below the median of the earlier trials at the same step."""
+    """Settings of pruning: a trial ends early if it is worse than the median at the same step."""
 
     metric: str
-    """Metric of metrics.jsonl, in the direction of the only objective."""
+    """Metric of metrics.jsonl; maximised or minimised as the only objective is."""
     after_trials: int = 4
-    """Trials that must finish before others are compared with them."""
+    """Trials that must finish before any trial is pruned."""
     after_step: int = 0
-    """Steps of a trial before it is compared."""
+    """Steps of a trial before it can be pruned."""
 
 
 @dataclass(kw_only=True)
 class StudyConfig:
-    """What a search tries to reach, and how much it may try."""
+    """The objectives, the limits and the number of trials of a search."""
 
     trials: int
-    """Trials in all, those of earlier commands included."""
+    """Number of trials, including the trials of earlier commands."""
     maximize: list[str] = field(default_factory=list)
     """Results to make large, each as PHASE.NAME of result.json: ppo.gold_after."""
     minimize: list[str] = field(default_factory=list)
@@ -68,11 +68,11 @@ class StudyConfig:
     at_most: dict[str, float] = field(default_factory=dict)
     """Constraints: results and their largest admissible values."""
     prune: PruneConfig | None = None
-    """End bad trials early; only with one objective. null: no trial."""
+    """End bad trials early; requires a single objective. null: end none."""
     stop_on: list[AlarmName] = field(default_factory=list)
     """Alarms that end a trial as hopeless."""
     slots: int = 1
-    """Trials at a time; each gets an equal share of the cores and devices."""
+    """Trials that run at the same time; each gets an equal share of the cores and devices."""
     sampler: Sampler = Sampler.tpe
     """tpe (Tree-structured Parzen Estimator) or random."""
     seed: int = 1
@@ -80,7 +80,7 @@ class StudyConfig:
 
 
 class Dimension(NamedTuple):
-    """A key that is searched: its interval, or the values to choose from."""
+    """A key of the search space, with an interval or with the values to choose from."""
 
     key: str
     low: float = 0.0
@@ -91,12 +91,12 @@ class Dimension(NamedTuple):
 
     @property
     def example(self) -> str:
-        """Return one admissible value, as it is typed."""
+        """Return one admissible value, as command-line text."""
         return self.choices[0] if self.choices else str(self.low)
 
 
 class Search(NamedTuple):
-    """A search: its study, its space, the words that all trials share, and its folder."""
+    """A search: its study, its space, the overrides that all trials share, and its folder."""
 
     study: StudyConfig
     space: list[Dimension]
@@ -105,12 +105,12 @@ class Search(NamedTuple):
 
     @property
     def objectives(self) -> list[str]:
-        """Return the results to reach, those to maximise first."""
+        """Return the names of the objectives: those to maximise, then those to minimise."""
         return [*self.study.maximize, *self.study.minimize]
 
 
 def search_of(words: Sequence[str], definitions: Path) -> Search | None:
-    """Return the search that a command starts; None if it starts none.
+    """Return the search that the command ``words`` starts, or None if it starts no search.
 
     Raises:
         ConfigError: if the study or the space is wrong.
@@ -135,7 +135,7 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
         overrides = OverridesParser.create().parse_overrides([*defined, *own])
     except HydraException as error:
         raise ConfigError(f"sweep={names[0]}: {error}") from error
-    refuse_ways_out(overrides)
+    refuse_parent_folders(overrides)
     space = [_dimension(each) for each in overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
     if not space:
@@ -147,10 +147,10 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
 
 
 def example_config(search: Search, conf: Path) -> RunConfig:
-    """Return the configuration at one point of the space, composed from the folder ``conf``.
+    """Compose, check and return the configuration at one point of the search space.
 
     Raises:
-        ConfigError: if it breaks a rule.
+        ConfigError: if the configuration is invalid.
     """
     words = [f"{each.key}={each.example}" for each in search.space]
     with initialize_config_dir(str(conf), version_base="1.3"):
@@ -184,10 +184,10 @@ def _study(name: str, given: Any, own: Sequence[str]) -> StudyConfig:
 
 
 def _dimension(override: Override) -> Dimension:
-    """Return what an override lets the study choose.
+    """Convert an override such as ``lr=interval(1e-6,1e-4)`` to a dimension of the search space.
 
     Raises:
-        ConfigError: if the values are no interval, range or choice.
+        ConfigError: if the value is no interval, range or choice.
     """
     key, value = override.key_or_group, override.value()
     match value:

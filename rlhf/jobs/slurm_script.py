@@ -22,7 +22,7 @@ class ShowScript(Callback):
     """A Hydra callback: with launcher.dry_run=true it prints the sbatch script and stops."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Print the script and exit before a job is submitted; Hydra would swallow other errors."""
+        """Print the script or the error, then exit: Hydra ignores other exceptions of callbacks."""
         if not config.launcher.dry_run:
             return
         try:

@@ -1,7 +1,7 @@
-"""Commands of sweeps: ``python launch.py -m KEY=A,B`` and ``-m sweep=NAME``.
+"""Read the commands of sweeps: ``python launch.py -m KEY=A,B`` and ``-m sweep=NAME``.
 
-The folder of a sweep is named by its command, and the folders of its jobs by the values that
-differ. The same command again therefore continues the sweep.
+The name of a sweep's folder is derived from its command. The folder of each job is named by the
+values that differ between jobs. The same command again therefore continues the sweep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlhf.config.run_dir import SWEEPS
 from rlhf.config.typed import format_value
 
 MULTIRUN = frozenset({"-m", "--multirun"})
-NAMED_BY = ("sweep", "experiment")  # the words that name the folder of a sweep
+NAMED_BY = ("sweep", "experiment")  # keys whose value begins the name of a sweep's folder
 
 
 def is_sweep(words: Sequence[str]) -> bool:
@@ -37,12 +37,12 @@ def is_sweep(words: Sequence[str]) -> bool:
 
 
 def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
-    """Return the words of a command with the definition in place of ``sweep=NAME``.
+    """Replace ``sweep=NAME`` by the overrides in NAME.yaml; return the new words.
 
-    A word of the command replaces the definition's values of the same key.
+    A key that the command sets itself keeps the command's value.
 
     Raises:
-        ConfigError: if there is no such definition, it is not a mapping, or the command lacks -m.
+        ConfigError: if NAME.yaml is missing or not a mapping, or the command lacks -m.
     """
     names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if not names:
@@ -60,13 +60,13 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
 
 
 def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
-    """Return the words of a sweep with the folders of the sweep and its jobs.
+    """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
 
-    ``asked`` is the command as typed. Of a key that is given twice the last value counts, as in a
-    single run. A sweep with ``hydra.sweep`` words keeps the user's folders.
+    ``asked`` is the command as typed. If a key is given twice, its last value is used, as in a
+    single run. The words are returned as they are if no sweep starts or they set ``hydra.sweep``.
 
     Raises:
-        ConfigError: if no job could run, or a value leads out of the sweep's folder.
+        ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
     """
     if "hydra.launcher.n_jobs=0" in words:
         raise ConfigError(
@@ -79,7 +79,7 @@ def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
     ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     overrides = OverridesParser.create().parse_overrides(ours)
-    refuse_ways_out(overrides)
+    refuse_parent_folders(overrides)
     fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     if len(fixed) == len(overrides):
         return list(words)
@@ -94,11 +94,11 @@ def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     )
 
 
-def refuse_ways_out(overrides: Sequence[Override]) -> None:
-    """Check that no value to try has ``..`` in it: the values name the folders of the jobs.
+def refuse_parent_folders(overrides: Sequence[Override]) -> None:
+    """Check that no value to try has a path part ``..``, because the values name jobs' folders.
 
     Raises:
-        ConfigError: if one has.
+        ConfigError: if a value has the path part ``..``.
     """
     for each in overrides:
         if isinstance(each.value(), ChoiceSweep):
@@ -111,14 +111,14 @@ def refuse_ways_out(overrides: Sequence[Override]) -> None:
 
 
 def folder_of(words: Sequence[str]) -> Path | None:
-    """Return the folder of a sweep of runs, if it is one of ours."""
+    """Return the sweep's folder, or None if the words do not set ``hydra.sweep.dir`` in SWEEPS."""
     folders = (Path(word.removeprefix("hydra.sweep.dir=")) for word in words)
     return next((folder for folder in folders if folder.parent == SWEEPS), None)
 
 
 @contextmanager
-def without_leavings(words: list[str]) -> Iterator[list[str]]:
-    """Yield ``words``, with Hydra's files of a sweep of plans sent to a temporary folder."""
+def with_temporary_plan_folder(words: list[str]) -> Iterator[list[str]]:
+    """Yield ``words``; for a sweep with plan=only, let Hydra write to a temporary folder."""
     is_set_up = any(word.startswith("hydra") for word in words)
     if not is_sweep(words) or is_set_up or "plan=only" not in words:
         yield words
@@ -128,17 +128,17 @@ def without_leavings(words: list[str]) -> Iterator[list[str]]:
 
 
 def _extend_words(words: Sequence[str], *new: str) -> list[str]:
-    """Return ``words`` with more overrides after the last one: flags must not separate them."""
+    """Insert overrides after the last override, because flags must not separate overrides."""
     places = [n for n, word in enumerate(words, 1) if "=" in word and not word.startswith("-")]
     end = places[-1] if places else len(words)
     return [*words[:end], *new, *words[end:]]
 
 
 def read_definition(name: str, definitions: Path) -> dict[str, Any]:
-    """Return the keys and values of a file in sweeps/.
+    """Return the keys and values of ``name``.yaml in the folder ``definitions``.
 
     Raises:
-        ConfigError: if there is no such file, it is not a mapping, or it holds a secret.
+        ConfigError: if the file is missing, is not a mapping, or holds a secret.
     """
     path = definitions / f"{name}.yaml"
     with translate_errors(lambda reason: ConfigError(f"sweep={name}: cannot be read ({reason})")):
@@ -154,16 +154,16 @@ def read_definition(name: str, definitions: Path) -> dict[str, Any]:
 
 
 def as_word(value: object) -> str:
-    """Return a value as it is typed; a list is the values to try."""
+    """Return a value as command-line text; a list becomes values to try, separated by commas."""
     if isinstance(value, list):
         return ",".join(map(as_word, value))
     return format_value(value)
 
 
 def jobs_at_a_time() -> int | None:
-    """Return how many jobs of this sweep run at a time, each in a process of its own.
+    """Return how many jobs of this sweep run at a time, each in its own process.
 
-    None: this is no job of a sweep, or a process that SLURM started for the job.
+    Return None if this is no job of a sweep, or if a launcher such as SLURM started this process.
     """
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not RunMode.MULTIRUN:

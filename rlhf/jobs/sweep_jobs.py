@@ -1,4 +1,4 @@
-"""Run the jobs of a sweep: each is a process of its own, with its own ranks, cores and devices."""
+"""Run each job of a sweep in its own process, with its own ranks, cores and devices."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 
 OUTPUT = "output.log"
-PARENT = "RLHF_PARENT"  # number of the process with which this one ends, even if that is killed
-LAUNCHER = "RLHF_LAUNCHER"  # number of the process that runs launch.py
+PARENT = "RLHF_PARENT"  # process id of the parent; launch.py ends when the parent ends
+LAUNCHER = "RLHF_LAUNCHER"  # process id of launch.py
 PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Let Linux kill this launcher when the sweep or search that started it is killed.
+    """Let Linux kill this launcher when the process with the id in RLHF_PARENT ends.
 
-    Workers of joblib, which this launcher may start, find its number in the environment.
+    Set RLHF_LAUNCHER to this launcher's process id, for workers of joblib that it may start.
     """
     os.environ[LAUNCHER] = str(os.getpid())
     if (parent := os.environ.pop(PARENT, None)) is not None:
@@ -37,9 +37,9 @@ def end_with_parent() -> None:
 
 
 def end_with_launcher() -> None:
-    """Let Linux kill this worker of joblib when the launcher is killed; else it waits for ever.
+    """Let Linux kill this worker of joblib when the launcher ends; otherwise it waits for ever.
 
-    Do nothing in the launcher itself.
+    In the launcher itself, do nothing.
     """
     if (launcher := int(os.environ[LAUNCHER])) != os.getpid():
         _end_with(launcher)
@@ -49,7 +49,7 @@ def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.stderr.write("the sweep that started this run has ended\n")
-        os._exit(1)  # a worker of joblib would send an exception to the process that has ended
+        os._exit(1)  # not an exception: a worker of joblib would send it to the ended launcher
 
 
 class JobError(RlhfError):
@@ -59,8 +59,8 @@ class JobError(RlhfError):
 def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> float:
     """Run the job that is frozen in ``run_dir``, unless it has finished; return its objective.
 
-    With several ``jobs`` at a time each gets an equal share of the cores and devices, and prints to
-    ``output.log`` in its folder.
+    ``jobs`` is how many jobs run at a time. If it is above 1, each job gets an equal share of the
+    cores and devices, and prints to ``output.log`` in its folder.
 
     Raises:
         JobError: if the job failed.
@@ -68,7 +68,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
         if (objective := objective_of(run_dir)) is not None:
             return objective
-        code = _run(hardware, run_dir, script, jobs=jobs)
+        code = _run_process(hardware, run_dir, script, jobs=jobs)
         if code or (objective := objective_of(run_dir)) is None:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
@@ -78,7 +78,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
     return objective
 
 
-def _run(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> int:
+def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> int:
     command = [sys.executable, script, f"resume={run_dir}"]
     parent = {PARENT: str(os.getpid())}
     if jobs == 1:
@@ -91,7 +91,7 @@ def _run(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> 
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of ``process``; Ctrl-C reaches it too, and it then ends by itself."""
+    """Return the exit code of ``process``; at Ctrl-C wait until it has ended, then raise."""
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -103,9 +103,9 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def share_of_machine(
     hardware: HardwareConfig, sweep_dir: Path, jobs: int
 ) -> Iterator[dict[str, str]]:
-    """Yield the environment of a job that may use one of ``jobs`` shares of cores and devices.
+    """Reserve one of ``jobs`` equal shares of cores and devices; yield the environment for a job.
 
-    A share is a lock on a file in the sweep's folder, so jobs of any process may hold one.
+    A share is reserved by a lock on a file in ``sweep_dir``, so it holds across processes.
 
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
@@ -122,13 +122,13 @@ def share_of_machine(
 
 
 def share(hardware: HardwareConfig, number: int, jobs: int) -> tuple[dict[str, str], set[int]]:
-    """Return the environment and the cores of share ``number`` of ``jobs`` shares of this machine.
+    """Return the environment and the cores for share ``number`` of ``jobs`` equal shares.
 
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
     """
     environment, ranks = dict(os.environ), hardware.ranks_per_node
-    devices = _devices() if hardware.device is Device.cuda else []
+    devices = _visible_devices() if hardware.device is Device.cuda else []
     if devices and len(devices) < jobs * ranks:
         raise CapabilityError(
             f"{jobs} jobs at a time with hardware.ranks_per_node={ranks} need {jobs * ranks} "
@@ -155,8 +155,8 @@ def _take_share(folder: Path, jobs: int) -> tuple[int, FileLock]:
         time.sleep(0.5)
 
 
-def _devices() -> list[str]:
-    """Return the names of the GPUs that this process may use, or of the parts of those in MIG mode.
+def _visible_devices() -> list[str]:
+    """Return the names of the GPUs, or of the MIG devices, that this process may use.
 
     Raises:
         CapabilityError: if nvidia-smi cannot name them.

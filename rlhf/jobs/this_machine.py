@@ -1,7 +1,4 @@
-"""Find what hardware=auto stands for, and put it into the configuration.
-
-It stands for this machine's GPUs if torch can use them, or its CPU.
-"""
+"""Resolve hardware=auto: this machine's GPUs if torch can use them, otherwise its CPU."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from rlhf.config.machine_rates import GIB
 
 AUTO = "auto"
 CPU = "cpu"
-# Without one of these there is no GPU, and torch need not be imported to look for one.
+# If none of these files exists there is no GPU, and torch need not be imported to find one.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
-# What a card's name holds -> the profile with its rates. An A100 comes with 40 GB or 80.
+# Pattern in a card's name -> the profile with the card's rates. An A100 has 40 GB or 80 GB.
 CARDS = {
     r"\bB200\b": "b200_180g",
     r"\bH200\b": "h200_141g",
@@ -40,40 +37,40 @@ CARDS = {
     r"\bV100\b": "v100_32g",
 }
 UNKNOWN = "template"
-PART = " MIG "  # in the name of a part of a card, as in "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-EIGHT = 8  # GPUs of a node, for which these profiles have one of their own, such as 8xa100_40g
+PART = " MIG "  # marks the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+EIGHT = 8  # GPUs of a whole node; the cards in NODES have a profile for it, such as 8xa100_40g
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThisMachine:
-    """What hardware=auto stands for here."""
+    """The hardware profile that hardware=auto selects on this machine."""
 
     profile: str
     """Option of the group ``hardware``."""
     reason: str
-    """What was found, and why it is used."""
+    """The hardware that was found, and why it is used."""
     found: dict[str, Any] = field(default_factory=dict)
     """Keys of the group that are found on this machine, and replace those of the profile."""
 
     @property
     def line(self) -> str:
-        """Return the line that a run begins with."""
+        """Return the line that a run prints first: hardware=auto and the reason."""
         return f"hardware={AUTO}: {self.reason}"
 
 
 def is_auto() -> bool:
-    """Return True if the job that runs was composed with hardware=auto."""
+    """Return True if Hydra composed the current job with hardware=auto."""
     return bool(HydraConfig.get().runtime.choices.get("hardware") == AUTO)
 
 
 def on_machine(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> DictConfig:
-    """Put what ``this_machine`` has into the composed ``cfg``, if it has hardware=auto.
+    """With hardware=auto, write the profile of ``this_machine()`` to ``cfg``; return ``cfg``.
 
     Keys that the command or an experiment sets keep their values.
 
     Raises:
-        CapabilityError: if hardware.device=cuda, and ``this_machine`` is a CPU.
+        CapabilityError: if hardware.device=cuda, and the machine has no GPU that torch can use.
     """
     if not is_auto():
         return cfg
@@ -97,9 +94,9 @@ def on_machine(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> Dict
     return cfg
 
 
-@cache  # asked for in every job of a sweep
+@cache  # called in every job of a sweep
 def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
-    """Return what this machine has; ``signs`` are files of which a machine with a GPU has one."""
+    """Return this machine's profile; without any of the files ``signs``, it has no GPU."""
     if not any(sign.exists() for sign in signs):
         return ThisMachine(profile=CPU, reason="this machine's CPU, as it has no GPU")
     import torch
@@ -132,5 +129,5 @@ def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     if count == EIGHT and profile in NODES:
         profile = f"8x{profile}"
     elif count > 1:
-        found["price_per_hour"] = None  # that of one GPU
+        found["price_per_hour"] = None  # the profile has the price of one GPU only
     return ThisMachine(profile=profile, reason=reason, found=found)

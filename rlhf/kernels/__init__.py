@@ -1,1 +1,1 @@
-"""Optional C kernels for work that a CPU does much faster in C than in torch."""
+"""Optional kernels, in C for CPUs and in Triton for GPUs, that are faster than torch."""

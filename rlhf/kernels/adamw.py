@@ -15,18 +15,18 @@ _Pointer, _Size, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class SplitState(NamedTuple):
-    """A parameter's fp32 weights in two halves, and its moments; all contiguous, on the CPU."""
+    """The fp32 weights of a parameter, split into two halves, and its moments; all contiguous."""
 
     high: Tensor  # bf16
     low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
-    first: Tensor  # AdamW's moments, both bf16 or both fp32
+    first: Tensor  # AdamW's first moment; the first and second are both bf16 or both fp32
     second: Tensor
 
 
 class AdamwScalars(NamedTuple):
-    """The scalars of step t of AdamW; the corrections are 1 - beta^t."""
+    """The scalars of step t of AdamW; the bias corrections are 1 - beta^t."""
 
-    scale: float  # gradients are multiplied by it
+    scale: float  # factor by which gradients are multiplied first
     lr: float
     beta1: float
     beta2: float
@@ -58,7 +58,7 @@ class AdamwKernel:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Take one AdamW step on bf16 gradients, in place; nothing changes without a gradient."""
+        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
         for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
             if gradient is None:
                 continue
@@ -83,6 +83,6 @@ class AdamwKernel:
 
 
 def adamw_kernel() -> AdamwKernel | None:
-    """Return the kernel, or None if it cannot be compiled."""
+    """Return the AdamW kernel for CPUs, or None if it cannot be compiled."""
     library = compile_kernel("adamw")
     return None if library is None else AdamwKernel(library)

@@ -1,4 +1,4 @@
-"""AdamW, gradient norms and averages on a GPU: one launch for all parameters, whatever their size.
+"""AdamW, gradient norms and moving averages on a GPU, each in one launch for all parameters.
 
 Triton compiles the kernels. It comes with torch's CUDA wheels and is imported only for a GPU.
 """
@@ -16,7 +16,7 @@ from rlhf.base.host_copies import copy_to_device
 from rlhf.kernels.adamw import AdamwScalars, SplitState
 from rlhf.kernels.triton_trial import try_kernels
 
-PART = 2**16  # weights per program: few rows in the table, many programs for a GPU to balance
+PART = 2**16  # weights per program: a short table, but enough programs to keep a GPU busy
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
 WIDE = 16  # bytes of the widest read
@@ -25,9 +25,9 @@ STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # a step that chan
 
 
 class ParameterTable:
-    """Parameters of given ``sizes`` on a GPU, on all of which one launch works.
+    """A table of parameters of given ``sizes`` on a GPU, so that one launch works on all of them.
 
-    Each launch gets the addresses of the data anew, since gradients move with every backward pass.
+    Each launch reads the tensors' addresses again, as every backward pass allocates new gradients.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ParameterTable:
         self._parts = copy_to_device(chunk_table(sizes, part), device)
 
     def squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Return the sum of the squares of bf16 gradients, in fp64; None counts as zeros."""
+        """Return the sum of the squares of all bf16 gradients, an fp64 scalar; None counts as 0."""
         kept = _contiguous(gradients)
         addresses, align = self._addresses(kept)
         sums = torch.empty(len(self._parts), device=self._device)
@@ -51,26 +51,28 @@ class ParameterTable:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Take one AdamW step on bf16 gradients, in place; nothing changes without a gradient."""
+        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
         kept = _contiguous(gradients)
         addresses, align = self._addresses(kept, *zip(*states, strict=True))
-        scalars = copy_to_device(torch.tensor([_scalars(each) for each in numbers]), self._device)
+        scalars = copy_to_device(
+            torch.tensor([_kernel_scalars(each) for each in numbers]), self._device
+        )
         half = states[0].first.dtype is torch.bfloat16
         self._launch("step", addresses, scalars, HALF=half, ALIGN=align)
 
     def average(
         self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
     ) -> None:
-        """Add ``new`` times the difference to the weights to the fp32 ``averages``, in place.
+        """Update the fp32 ``averages`` in place: average += new * (weight - average).
 
-        ``halves`` are the upper and lower halves of the weights, as in ``SplitState``.
+        ``halves`` are the high and low halves of each weight, as in ``SplitState``.
         """
         addresses, align = self._addresses(averages, *zip(*halves, strict=True))
         share = copy_to_device(torch.tensor([new]), self._device)
         self._launch("average", addresses, share, ALIGN=align)
 
     def _addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
-        """Return the addresses, one row per parameter, and the bytes of which all are multiples."""
+        """Return the addresses (parameters, columns) and their common alignment in bytes."""
         rows = [
             [0 if tensor is None else tensor.data_ptr() for tensor in row]
             for row in zip(*columns, strict=True)
@@ -84,7 +86,7 @@ class ParameterTable:
 
 
 def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
-    """Return rows (tensor, start, end) that cut tensors of given ``sizes`` into parts."""
+    """Return a table (parts, 3) of tensor index, start and end, with ``part`` elements per row."""
     rows = []
     for tensor, size in enumerate(sizes):
         start = torch.arange(0, size, part)
@@ -95,13 +97,13 @@ def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
 
 @cache
 def adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the kernels for a GPU; None, and a line in the log, if they do not run there."""
+    """Return the module of the kernels, or log a warning and return None if they do not run."""
     otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
     return try_kernels(partial(_load, device), otherwise=otherwise)
 
 
 def _load(device: torch.device) -> ModuleType:
-    """Import the kernels; compile and launch each, on one weight."""
+    """Import the kernels, launch each of them once on one weight, and return their module."""
     from rlhf.kernels import adamw_triton
 
     table = ParameterTable(adamw_triton, [1], device)
@@ -109,7 +111,7 @@ def _load(device: torch.device) -> ModuleType:
     low, mean = half.to(torch.int16), half.float()
     table.step([SplitState(half, low, mean, mean.clone())], [half.clone()], [STILL])
     table.average([mean], [(half, low)], 0.5)
-    float(table.squares([half]))  # waits: a launch that fails is noticed here
+    float(table.squares([half]))  # waits for the GPU, so that a failed launch raises here
     return adamw_triton
 
 
@@ -117,8 +119,8 @@ def _contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if gradient is None else gradient.contiguous() for gradient in gradients]
 
 
-def _scalars(numbers: AdamwScalars) -> list[float]:
-    """Return the numbers that adamw_triton.step reads, computed in double precision."""
+def _kernel_scalars(numbers: AdamwScalars) -> list[float]:
+    """Return the 8 scalars that adamw_triton.step reads, computed in double precision."""
     return [
         numbers.scale,
         1.0 - numbers.beta1,

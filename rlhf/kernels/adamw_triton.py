@@ -35,7 +35,10 @@ def sum_squares(addresses, parts, sums, ALIGN: tl.constexpr, BLOCK: tl.constexpr
 def step(
     addresses, parts, scalars, HALF: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Take an AdamW step. Columns: gradient, high, low, first and second moment (HALF: bf16)."""
+    """Take an AdamW step on this program's part of one tensor.
+
+    Columns of ``addresses``: gradient, high, low, first and second moment. HALF: moments are bf16.
+    """
     tensor, start, whole, end = _part(parts, BLOCK)
     row, numbers = addresses + 5 * tensor, scalars + 8 * tensor
     end = tl.where(tl.load(row) == 0, start, end)  # no gradient
@@ -49,7 +52,7 @@ def step(
 
 @triton.jit
 def average(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
-    """Move fp32 averages towards the weights by a share. Columns: average, high, low."""
+    """Add share * (weight - average) to fp32 averages. Columns: average, high, low."""
     tensor, start, whole, end = _part(parts, BLOCK)
     row, new = addresses + 3 * tensor, tl.load(share)
     for first in range(0, whole - start, BLOCK):
@@ -61,7 +64,7 @@ def average(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _step(row, numbers, at, mask, HALF: tl.constexpr, ALIGN: tl.constexpr):
-    """Step the weights ``at``, in the order of torch's AdamW."""
+    """Update the weights at the indices ``at``, with the operations of torch's AdamW in order."""
     scale, new1 = tl.load(numbers), tl.load(numbers + 1)
     beta2, new2, correction2 = tl.load(numbers + 2), tl.load(numbers + 3), tl.load(numbers + 4)
     eps, keep, rate = tl.load(numbers + 5), tl.load(numbers + 6), tl.load(numbers + 7)
@@ -99,7 +102,7 @@ def _average(row, at, mask, new, ALIGN: tl.constexpr):
 
 @triton.jit
 def _part(parts, BLOCK: tl.constexpr):
-    """Return this program's tensor, start, end of the whole blocks, and end; all int64."""
+    """Return this program's tensor index, start, end of its whole blocks, and end, as int64."""
     row = parts + 3 * tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(row + 1), BLOCK)
     end = tl.load(row + 2)

@@ -1,4 +1,4 @@
-"""Attention of one new token per row over the KV cache of a GPU, by the length of each row.
+"""Attention of one new token per row over a KV cache on a GPU; reads only each row's own length.
 
 Shapes: B = rows, Q = query heads, K = key/value heads, D = head size, R = rows of the KV cache, L =
 its columns.
@@ -16,10 +16,10 @@ from torch import Tensor
 from rlhf.kernels.triton_trial import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-LEAST = 16  # rows and columns of the smallest product of tensor cores
-BLOCK_BYTES = 2**14  # of the keys, and of the values, that a program holds at a time
+LEAST = 16  # rows and columns of the smallest matrix product on tensor cores
+BLOCK_BYTES = 2**14  # bytes of keys, and also of values, that a program holds at a time
 WARPS = 4
-FUSED = {"enable_fp_fusion": True}  # Triton warns unless told: its default changes in 3.10
+FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
 
 
 class GpuAttention:
@@ -37,10 +37,10 @@ class GpuAttention:
         kv_cache_2RKLD: Tensor,
         positions_B: Tensor,
     ) -> Tensor:
-        """Store keys and values at ``positions_B`` of a layer's KV cache; return (B, Q, D).
+        """Store keys and values at ``positions_B`` of a KV cache; return attention (B, Q, D).
 
-        A row's queries attend to the columns up to its position, with scores divided by the square
-        root of D.
+        The queries of a row attend to the row's columns up to its position, inclusive. Scores are
+        divided by the square root of D.
         """
         rows, num_heads, size = query_BQD.shape
         num_kv_heads = kv_cache_2RKLD.shape[2]
@@ -67,7 +67,7 @@ class GpuAttention:
 def constants(
     group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:
-    """Return the sizes for which the kernel is compiled."""
+    """Return the kernel's compile-time constants; ``group``: query heads per key head."""
     wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
     block = max(LEAST, block_bytes // (wide[1] * dtype.itemsize))
     return {"SIZES": (group, size, *wide), "BLOCK": block}
@@ -77,9 +77,9 @@ def constants(
 def gpu_attention(
     device: torch.device, dtype: torch.dtype, *, group: int, size: int
 ) -> GpuAttention | None:
-    """Return the kernel for ``group`` query heads per key head, each of ``size``, on a GPU.
+    """Return the kernel for ``group`` query heads per key head, with heads of ``size`` numbers.
 
-    None, and a line in the log, if it does not run there.
+    Return None for other devices or dtypes; log a warning and return None if it does not run.
     """
     if device.type != "cuda" or dtype not in DTYPES:
         return None
@@ -90,7 +90,7 @@ def gpu_attention(
 
 
 def _load(device: torch.device, dtype: torch.dtype, group: int, size: int) -> ModuleType:
-    """Import the kernel; compile and launch it, on one row of two tokens."""
+    """Import the kernel, launch it once on one row of two tokens, and return its module."""
     from rlhf.kernels import attention_triton
 
     kv_cache_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)
@@ -99,5 +99,5 @@ def _load(device: torch.device, dtype: torch.dtype, group: int, size: int) -> Mo
     positions_B = torch.ones(1, dtype=torch.int64, device=device)
     attend = GpuAttention(attention_triton)
     found = attend(query_BQD, key_BKD, key_BKD, kv_cache_2RKLD, positions_B)
-    float(found.sum())  # waits: a launch that fails is noticed here
+    float(found.sum())  # waits for the GPU, so that a failed launch raises here
     return attention_triton

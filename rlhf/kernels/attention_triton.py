@@ -1,4 +1,4 @@
-"""The Triton kernel of attention_gpu.py: one program for each row and head of keys and values.
+"""The Triton kernel of attention_gpu.py: one program for each row and key/value head.
 
 A program reads the keys and values of its row only, block by block, and holds one block at a time.
 """
@@ -11,14 +11,14 @@ import triton.language as tl
 
 @triton.jit
 def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the newest key and value at the row's position; write the attention of its queries.
+    """Store the newest key and value at the row's position; write the row's attention to ``out``.
 
-    ``newest`` are queries, keys and values; ``strides`` are theirs of tokens and heads, and those
-    of ``kv_cache`` from keys to values and from head to head. SIZES are the query heads per key
-    head and the size of a head, then powers of two that hold them. The newest token comes first,
-    from registers: so no score is missing, and no store has to be waited for.
+    ``newest`` are queries, keys and values. ``strides`` are their token and head strides, then the
+    strides of ``kv_cache`` from keys to values and from head to head. SIZES are the query heads per
+    key head and the head size, then both rounded up to powers of two. The newest token is attended
+    to first, from registers: the loop over the KV cache need not wait for its store.
     """
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # products of row pass 2^31
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # int64: offsets may exceed 2^31
     group, at = tl.arange(0, SIZES[2]), tl.arange(0, SIZES[3])
     heads, is_part = (head * SIZES[0] + group)[:, None], at < SIZES[1]
     is_query = (group < SIZES[0])[:, None] & is_part[None, :]
@@ -45,7 +45,7 @@ def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK
         )
         scores = tl.dot(q, k_block, input_precision="ieee") * scale
         scores = tl.where(is_earlier[None, :], scores, float("-inf"))
-        # Sums are relative to the largest score so far (https://arxiv.org/abs/1805.02867).
+        # Online softmax: sums are relative to the largest score so far (arxiv.org/abs/1805.02867).
         before, largest = largest, tl.maximum(largest, tl.max(scores, 1))
         change, p = tl.exp(before - largest), tl.exp(scores - largest[:, None])
         total = total * change + tl.sum(p, 1)

@@ -1,4 +1,4 @@
-"""Compile a C file beside this one for this machine's CPU, once, and load its functions.
+"""Compile a C file of this folder for this machine's CPU, once, and load its functions.
 
 A kernel is optional: if it cannot be compiled or loaded, the run prints the reason and torch
 computes instead.
@@ -21,14 +21,14 @@ from rlhf.base.atomic import replacing
 from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 from rlhf.base.trust import is_trusted
 
-KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # required level
+KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # lowest ISA level
 X86_ONLY = {"logprobs", "softmax", "decode"}
 HALF_ONLY = {"adamw", "softmax"}  # used with bf16 weights only
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The functions of one C file, or the reason why there are none, or only of a lower level."""
+    """The compiled functions of a C file, or None; and why they are missing or of a lower ISA."""
 
     library: ctypes.CDLL | None
     reason: str | None = None
@@ -41,16 +41,16 @@ class _Failure(Exception):
 def compile_kernel(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
-    Where the type of numbers is not an argument of a function, it is bf16, or fp32 if ``half`` is
-    False. The functions share torch's OpenMP threads, because torch's libgomp is already loaded.
+    They work on bf16 numbers, or on fp32 if ``half`` is False, unless a function has an argument
+    for it. They share torch's OpenMP threads, because torch's libgomp is already loaded.
     """
     return kernel(name, usable_isa(), half=half).library
 
 
 def describe_kernels(*, half: bool) -> str:
-    """Return one line with the kernels that a run in bf16 (``half``) or fp32 uses here, or why not.
+    """Return one line: the kernels that a bf16 (``half``) or fp32 run uses, and why not others.
 
-    It compiles them if they are not in the cache.
+    Kernels that are not in the cache are compiled first.
     """
     isa = usable_isa()
     found = {
@@ -72,7 +72,7 @@ def describe_kernels(*, half: bool) -> str:
 
 @cache
 def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
-    """Return the functions of ``name``.c for ``isa``, or else for the highest level that works."""
+    """Return the functions of ``name``.c for ``isa``, or for the next lower level that works."""
     if isa < KERNELS[name]:
         cap = os.environ.get(MAX_ISA)
         return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {KERNELS[name].name}")
@@ -81,17 +81,17 @@ def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
     try:
         library = _load(Path(__file__).with_name(f"{name}.c"), isa, half)
     except _Failure as failure:  # gcc may be older than the CPU
-        return _below(name, isa, half, str(failure))
+        return _next_lower_kernel(name, isa, half, str(failure))
     enable = getattr(library, f"{name}_enable", None)
     if enable is not None and not enable():
-        return _below(name, isa, half, "Linux does not let this process use AMX")
+        return _next_lower_kernel(name, isa, half, "Linux does not let this process use AMX")
     return Kernel(library)
 
 
-def _below(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
-    """Return the kernel for the level below ``isa``, with the ``reason`` why not for ``isa``.
+def _next_lower_kernel(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
+    """Return the kernel for the level below ``isa``; its reason says why ``isa`` failed.
 
-    It has no library if ``isa`` is the lowest level of the kernel ``name``.
+    The kernel has no library if ``isa`` is the lowest level of the kernel ``name``.
     """
     if isa == KERNELS[name]:
         return Kernel(None, reason)
@@ -99,8 +99,11 @@ def _below(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
 
 
 def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
-    """Load the library from the cache; otherwise compile it there, or for this process only."""
-    options = [*FLAGS, *_target(isa), f"-DISA={isa.name.upper()}", f"-DHALF={int(half)}"]
+    """Load the library from the cache; compile it first if it is missing.
+
+    If the cache cannot be used, compile into a temporary folder, for this process only.
+    """
+    options = [*FLAGS, *_isa_options(isa), f"-DISA={isa.name.upper()}", f"-DHALF={int(half)}"]
     texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
     # The CPU's name separates machines that share a home folder but have different CPUs.
     key = f"{options} {read_cpu().name} {sorted(read_cpu().flags)}"
@@ -110,13 +113,13 @@ def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
         library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _require_trust(library.parent)
         if not library.exists():
-            with replacing(library, shared=True) as made:  # other ranks may do the same
+            with replacing(library, shared=True) as made:  # other ranks may compile it too
                 _compile(source, made, options)
                 made.chmod(made.stat().st_mode & ~0o022)  # the umask may let a group write
         _require_trust(library)
         return ctypes.CDLL(str(library))
     except OSError as error:
-        unusable = f"{library.parent} cannot hold compiled code ({_reason(error)})"
+        unusable = f"{library.parent} cannot hold compiled code ({_text_of_error(error)})"
     try:
         with TemporaryDirectory(prefix="rlhf-") as folder:  # a loaded library outlives its file
             made = Path(folder) / library.name
@@ -124,7 +127,7 @@ def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
             return ctypes.CDLL(str(made))
     except OSError as error:
         raise _Failure(
-            f"{unusable}, and neither can the temporary folder ({_reason(error)}); set "
+            f"{unusable}, and neither can the temporary folder ({_text_of_error(error)}); set "
             "RLHF_CACHE to a folder that can be written and is not mounted noexec"
         ) from error
 
@@ -134,13 +137,13 @@ def _require_trust(path: Path) -> None:
         raise OSError(errno.EPERM, "another user can write there")
 
 
-def _reason(error: OSError) -> str:
-    """Return the error's text without the file name that the dynamic linker puts first."""
+def _text_of_error(error: OSError) -> str:
+    """Return the error's text without the file name with which the dynamic linker begins it."""
     return error.strerror or str(error).rpartition(": ")[2]
 
 
-def _target(isa: Isa) -> list[str]:
-    """Return the compiler options for this CPU, capped by ``isa``."""
+def _isa_options(isa: Isa) -> list[str]:
+    """Return the gcc options that select this CPU's instructions, up to the level ``isa``."""
     is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc emits no AMX by itself
     return ["-march=x86-64-v3" if is_capped else "-march=native"]
 

@@ -1,4 +1,4 @@
-"""Programs of a decoder's steps, which compiled code runs on a CPU in one call.
+"""Build a program of a decoder's operations, which compiled code runs on a CPU in one call.
 
 Shapes: T = tokens, R = rows and L = columns of a layer's KV cache, K = key/value heads, D = head
 size, I = inputs and O = outputs of a linear layer.
@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from rlhf.kernels.compiling import compile_kernel
 
-LANES = 16  # numbers that a vector load may read behind the end of a table, at most
+LANES = 16  # most numbers that a vector load may read past the end of a table
 
 
 class CompiledActivation(IntEnum):
-    """The activations of decode.c."""
+    """The activation functions that decode.c has."""
 
     none = 0
     relu = 1
@@ -30,7 +30,7 @@ class CompiledActivation(IntEnum):
 
 
 class Combine(IntEnum):
-    """What a linear layer does with its result and another buffer."""
+    """The way a linear layer combines its result with another buffer: not, by + or by *."""
 
     alone = 0
     plus = 1
@@ -38,15 +38,15 @@ class Combine(IntEnum):
 
 
 class HeadsAt(NamedTuple):
-    """Where a buffer holds the queries, keys or values of a token: ``heads`` vectors."""
+    """The place of a token's queries, keys or values in a buffer: ``heads`` vectors."""
 
     buffer: int
     first: int
     """Index of the first vector within a token's row of the buffer."""
     token: int
-    """Numbers from one token to the next: the width of the buffer."""
+    """Stride from one token to the next: the width of the buffer."""
     head: int
-    """Numbers from one vector to the next."""
+    """Stride from one vector to the next."""
     heads: int
 
 
@@ -124,7 +124,7 @@ class Norm(NamedTuple):
 
 
 def decode_library(dtype: torch.dtype) -> Any | None:
-    """Return the compiled functions for numbers of ``dtype``, or None if they cannot run here."""
+    """Return the compiled functions of decode.c for ``dtype``, or None if they cannot run here."""
     if dtype not in {torch.bfloat16, torch.float32}:
         return None
     return compile_kernel("decode", half=dtype is torch.bfloat16)
@@ -140,13 +140,13 @@ class DecodeProgram:
         self._library = library
         self._dtype = dtype
         self._steps: list[_Step] = []
-        self._array: Any = None  # the steps, when the first run has made it
+        self._array: Any = None  # the steps as a C array, which the first run builds
         self._last_linear: _Linear | None = None
         self._scratch: list[Tensor] = []
-        self._kept: list[Any] = []  # what the steps' pointers point to
+        self._kept: list[Any] = []  # references to the objects that the steps point to
 
     def buffer(self, width: int) -> int:
-        """Return a new buffer of ``width`` numbers per token."""
+        """Add a buffer of ``width`` numbers per token; return its index."""
         self._scratch.append(torch.empty(0, width, dtype=self._dtype))
         return len(self._scratch) - 1
 
@@ -160,55 +160,56 @@ class DecodeProgram:
         combine: Combine = Combine.alone,
         other: int = 0,
     ) -> None:
-        """Add y = combine(activation(x W^T + b), other), on a copy of the weight for fast reads.
+        """Add a step y = combine(activation(x W^T + b), other); copy the weight for fast reads.
 
-        ``other`` may be ``y``. bf16 requires an even number of inputs.
+        ``x``, ``y`` and ``other`` are indices of buffers; ``other`` may be ``y``. bf16 requires an
+        even number of inputs.
         """
         outputs, inputs = layer.weight_OI.shape
         sizes = (_Size(outputs), _Size(inputs))
         self._library.decode_packed_size.restype = _Size
         packed = torch.empty(self._library.decode_packed_size(*sizes), dtype=self._dtype)
-        weight_OI = self._numbers(layer.weight_OI)
+        weight_OI = self._as_contiguous(layer.weight_OI)
         pointers = (_Pointer(each.data_ptr()) for each in (weight_OI, packed))
         self._library.decode_pack(next(pointers), *sizes, next(pointers))
-        bias = None if layer.bias_O is None else self._at(self._numbers(layer.bias_O))
+        bias = None if layer.bias_O is None else self._address_of(self._as_contiguous(layer.bias_O))
         sizes_and_choices = (x, y, other, inputs, outputs, activation, combine)
-        step = _Linear(self._at(packed), bias, None, *sizes_and_choices)
+        step = _Linear(self._address_of(packed), bias, None, *sizes_and_choices)
         if self._last_linear is not None:
             self._last_linear.next = ctypes.addressof(step)
         self._last_linear = step
         self._add(_Kind.linear, step)
 
     def norm(self, norm: Norm, *, x: int, y: int) -> None:
-        """Add y = norm(x); ``y`` may be ``x``."""
+        """Add a step y = norm(x) on buffers ``x`` and ``y``; ``y`` may be ``x``."""
         self._add(_Kind.norm, self._norm(norm, x, y))
 
     def turn(self, heads: HeadsAt, norm: Norm | None, rotary: tuple[Tensor, Tensor] | None) -> None:
-        """Add the norm of each of the heads, then their rotation by the tokens' positions.
+        """Add a step that norms each head, then applies rotary embeddings; each is optional.
 
-        ``rotary`` holds the tables cos and sin (positions, turned) in fp32; the first half of
-        each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
+        ``rotary`` holds the tables cos and sin (positions, turned), computed in fp32; the first
+        half of each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
         """
         own = None if norm is None else self._keep(self._norm(norm, 0, 0))
         step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
         if rotary is not None:
             padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotary)
-            step.cos, step.sin = (self._at(table) for table in padded)
+            step.cos, step.sin = (self._address_of(table) for table in padded)
             step.turned = rotary[0].shape[1]
         self._add(_Kind.turn, step)
 
     def attend(
         self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], kv_cache_2RKLD: Tensor, *, mixed: int
     ) -> None:
-        """Add causal attention of queries, keys and values over a layer's KV cache.
+        """Add steps for causal attention over a layer's KV cache, written to the buffer ``mixed``.
 
-        Keys and values of all tokens are stored in the KV cache first. Then each token attends to
-        its own row, up to its position.
+        ``heads`` are queries, keys and values. The first step stores the keys and values of all
+        tokens in the KV cache. In the second, each token attends to its row up to its position.
         """
         capacity, size = kv_cache_2RKLD.shape[3:]
         step = _Attention(
             *(_Heads(*each) for each in heads),
-            *(self._at(numbers_RKLD) for numbers_RKLD in kv_cache_2RKLD.unbind()),
+            *(self._address_of(numbers_RKLD) for numbers_RKLD in kv_cache_2RKLD.unbind()),
             *(capacity, size, size**-0.5, mixed),
         )
         self._add(_Kind.remember, step)
@@ -233,7 +234,7 @@ class DecodeProgram:
 
     def _norm(self, norm: Norm, x: int, y: int) -> _Norm:
         vectors = (
-            None if each is None else self._at(self._numbers(each))
+            None if each is None else self._address_of(self._as_contiguous(each))
             for each in (norm.weight, norm.bias)
         )
         return _Norm(*vectors, x, y, norm.size, norm.is_rms, norm.epsilon)
@@ -241,10 +242,10 @@ class DecodeProgram:
     def _add(self, kind: _Kind, of: Any) -> None:
         self._steps.append(_Step(kind, ctypes.addressof(self._keep(of))))
 
-    def _numbers(self, x: Tensor) -> Tensor:
+    def _as_contiguous(self, x: Tensor) -> Tensor:
         return x.detach().to(self._dtype).contiguous()
 
-    def _at(self, x: Tensor) -> int:
+    def _address_of(self, x: Tensor) -> int:
         return int(self._keep(x).data_ptr())
 
     def _keep(self, value: Any) -> Any:

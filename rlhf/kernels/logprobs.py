@@ -16,12 +16,12 @@ from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, gpu_logprob_kernel
 
 
 def logprob_kernel(logits: Tensor) -> LogprobKernel | GpuLogprobKernel | None:
-    """Return the kernel for logits like these, or None if it cannot run on their device."""
+    """Return the kernel for the device and dtype of ``logits``, or None if there is none."""
     return gpu_logprob_kernel(logits) if logits.is_cuda else cpu_logprob_kernel(logits)
 
 
 def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the kernel for logits like these on a CPU, which also draws, or None."""
+    """Return the CPU kernel, which can also sample, for the dtype of ``logits``, or None."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
     library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
@@ -29,7 +29,7 @@ def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
 
 
 class LogprobKernel:
-    """The compiled functions of logprobs.c; logits are contiguous CPU tensors of ``dtype``."""
+    """The compiled functions of logprobs.c, for contiguous logits of ``dtype`` on a CPU."""
 
     def __init__(self, library: Any, dtype: torch.dtype) -> None:
         self._library = library
@@ -38,10 +38,11 @@ class LogprobKernel:
     def read(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write to ``outs`` of scale * logits: log-sum-exp, entropy, and the logit of the id.
+        """Write three fp32 vectors (N,) to ``outs``, all for the logits multiplied by ``scale``.
 
-        All three are fp32 vectors (N,). The logits may be a block of the vocabulary; ids are
-        counted from its first entry, and the third vector keeps its value where the id is outside.
+        They are the log-sum-exp, the entropy and the logit of the token id. The logits may be a
+        block of the vocabulary. Ids then count from the block's first entry; for an id outside the
+        block the third vector keeps its value.
         """
         self._library.logprobs_read(
             *self._common(logits_NV, ids_N, scale),
@@ -57,9 +58,10 @@ class LogprobKernel:
         log_sums_N: Tensor,
         slopes_N: Tensor,
     ) -> None:
-        """Overwrite the logits with d sum(slopes * log-probs) / d logits.
+        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits.
 
-        ``log_sums_N`` are those of scale * logits over the whole vocabulary, in fp32.
+        ``slopes_N`` are the gradients of the log-probs. ``log_sums_N`` (fp32) are the log-sum-exps
+        of scale * logits over the whole vocabulary.
         """
         vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
         self._library.logprobs_slope(
@@ -76,9 +78,10 @@ class LogprobKernel:
         barred_N: Tensor | None,
         end_id: int,
     ) -> tuple[Tensor, Tensor]:
-        """Draw tokens (N,) by inverse CDF; return them and their log-probabilities (N,) in fp32.
+        """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probabilities (N,).
 
-        Rows where ``barred_N`` is True cannot draw ``end_id``.
+        ``draws_N`` are uniform random numbers. Where ``barred_N`` is True, ``end_id`` cannot be
+        sampled.
         """
         tokens_N = torch.empty(len(logits_NV), dtype=torch.int64)
         logprobs_N = torch.empty(len(logits_NV))

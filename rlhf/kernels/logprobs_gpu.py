@@ -1,4 +1,4 @@
-"""Log-probabilities from logits on a GPU: one pass where torch takes ten; the kernels are Triton's.
+"""Log-probabilities from logits on a GPU by Triton kernels: one pass where torch takes ten.
 
 Shapes: N = tokens, V = vocabulary.
 """
@@ -16,11 +16,11 @@ from rlhf.kernels.triton_trial import try_kernels
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
 WARPS = 8
-FUSED = {"enable_fp_fusion": True}  # Triton warns unless told: its default changes in 3.10
+FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
 
 
 def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
-    """Return the kernel for logits like these on a GPU, or None if it cannot run there."""
+    """Return the kernel for the device and dtype of ``logits``, or None if it cannot run."""
     if logits.dtype not in DTYPES:
         return None
     kernels = logprobs_gpu_kernels(logits.device)
@@ -28,7 +28,7 @@ def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
 
 
 class GpuLogprobKernel:
-    """The kernels of logprobs_triton.py; ``read`` and ``slope_`` are those of LogprobKernel."""
+    """The kernels of logprobs_triton.py, with ``read`` and ``slope_`` as in LogprobKernel."""
 
     def __init__(self, kernels: ModuleType, *, block: int = BLOCK) -> None:
         self._kernels = kernels
@@ -37,7 +37,7 @@ class GpuLogprobKernel:
     def read(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write log-sum-exp, entropy and the id's logit to ``outs``, as ``LogprobKernel.read``."""
+        """Write log-sum-exp, entropy and the id's logit to ``outs``; see ``LogprobKernel.read``."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
         self._launch("read", logits_NV, ids_N, *outs, scale=scale)
 
@@ -66,13 +66,13 @@ class GpuLogprobKernel:
 
 @cache
 def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the kernels for a GPU; None, and a line in the log, if they do not run there."""
+    """Return the module of the kernels, or log a warning and return None if they do not run."""
     otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
     return try_kernels(partial(_load, device), otherwise=otherwise)
 
 
 def _load(device: torch.device) -> ModuleType:
-    """Import the kernels; compile and launch each, on two logits."""
+    """Import the kernels, launch each of them once on two logits, and return their module."""
     from rlhf.kernels import logprobs_triton
 
     kernel = GpuLogprobKernel(logprobs_triton)
@@ -81,5 +81,5 @@ def _load(device: torch.device) -> ModuleType:
     sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
     kernel.read(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
     kernel.slope_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
-    float(sum_N)  # waits: a launch that fails is noticed here
+    float(sum_N)  # waits for the GPU, so that a failed launch raises here
     return logprobs_triton

@@ -1,7 +1,7 @@
 """The Triton kernels of logprobs_gpu.py: one program for each row of logits, one pass over it.
 
-Functions compute in fp32. A row holds ``size`` logits, any number; 16 bytes are read at a time if
-``size`` is a multiple of 16.
+The kernels compute in fp32. A row may hold any number, ``size``, of logits; if ``size`` is a
+multiple of 16, 16 bytes are read at a time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ LEAST: tl.constexpr = tl.constexpr(-1e4)  # replaces log 0, so that 0 log 0 = 0;
 
 @triton.jit
 def reduce_row_kernel(logits, ids, log_sums, entropies, picked, scale, size, BLOCK: tl.constexpr):
-    """Write log-sum-exp and entropy of each row of scale * logits, and the logit of its id.
+    """Write log-sum-exp, entropy and the logit of the row's id, all of scale * logits.
 
     The sums of p and of p log p are relative to the largest logit so far; both are rescaled when a
     block has a larger one (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867, algorithm 3).
-    The largest logit is kept finite, so that infinities do what they do in torch.logsumexp.
+    The largest logit is clamped to finite numbers, so infinities give what torch.logsumexp gives.
     """
-    row = tl.program_id(0).to(tl.int64)  # row * size passes 2^31
+    row = tl.program_id(0).to(tl.int64)  # int64: row * size may exceed 2^31
     logits += row * size
     largest = -LARGEST
     total, weighted = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
@@ -47,7 +47,7 @@ def reduce_row_kernel(logits, ids, log_sums, entropies, picked, scale, size, BLO
 
 @triton.jit
 def slope(logits, ids, log_sums, slopes, scale, size, BLOCK: tl.constexpr):
-    """Overwrite each row of logits with slope * scale * (1[id] - p)."""
+    """Overwrite each row of logits with its gradient: slope * scale * (1[id] - p)."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * size
     token, log_sum = tl.load(ids + row), tl.load(log_sums + row)

@@ -15,7 +15,7 @@ from rlhf.kernels.compiling import compile_kernel
 
 
 def softmax_(scores: Tensor) -> Tensor:
-    """Return the softmax over the last dimension of contiguous scores (..., S), in their memory."""
+    """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
     library = _library_for(scores)
     if library is None:
         return torch.softmax(scores, dim=-1, out=scores)
@@ -24,9 +24,9 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 def softmax_slopes_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-    """Return scale * the gradient by the scores (..., S), in the memory of ``slopes``.
+    """Overwrite ``slopes`` with scale times the gradient of the scores (..., S); return it.
 
-    ``slopes`` is the gradient by the ``shares``, which are the softmax of the scores.
+    ``slopes`` is first the gradient of ``shares``, which are the softmax of the scores.
     """
     library = _library_for(slopes)
     if library is None:

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run on this GPU."""
+"""Try out Triton kernels before a run uses them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ logger = logging.getLogger(__name__)
 
 
 def try_kernels(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
-    """Return the kernels of ``load``, which imports and launches them; log if they do not run.
+    """Return the module of ``load()``, which launches the kernels once; return None if it raises.
 
-    Then the result is None and ``otherwise``, the consequence, is in the log. Triton comes with
-    torch's CUDA wheels. It needs a C compiler, Python's headers, a folder for its cache and a
-    driver, and has a different error for each. Torch's operations need none of them.
+    In that case a warning is logged with the reason and the consequence, ``otherwise``. Triton
+    comes with torch's CUDA wheels. It needs a C compiler, Python's headers, a cache folder and a
+    driver, and raises a different error for each. Torch's own operations need none of them.
     """
     try:
         return load()

@@ -1,4 +1,4 @@
-"""Attention by matrix products: on a CPU its backward pass is much faster than the fused kernel's.
+"""Attention by matrix products, whose backward pass on a CPU is much faster than fused attention.
 
 Shapes: B = sequences, N = query heads, S = tokens, D = head size, M = B * N.
 """
@@ -15,15 +15,15 @@ from rlhf.kernels.softmax import softmax_, softmax_slopes_
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MATMUL = "matmul"  # its name among transformers' attention functions
+MATMUL = "matmul"  # name under which this attention is registered in transformers
 LONGEST = 512  # tokens; in longer sequences the S x S scores cost more than the fused kernel
-# Attention weights ("shares") of up to this many tokens per head dimension are stored for the
-# backward pass: they take no more memory than q, k and v. Of more tokens they are recomputed.
+# Attention weights ("shares") are stored for the backward pass if tokens <= KEPT_TOKENS * head
+# size, as they then take no more memory than q, k and v. Otherwise they are recomputed.
 KEPT_TOKENS = 3
 
 
 def use_matmul_attention(model: PreTrainedModel) -> None:
-    """Make ``model`` attend by matrix products if they are faster, otherwise by torch's SDPA.
+    """Make ``model`` use ``matmul_attention``, which falls back to torch's SDPA where it is faster.
 
     A model that does not use transformers' attention interface keeps its own attention.
     """
@@ -37,7 +37,7 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
 
 
 def own_attention(name: str | None) -> str | None:
-    """Return the attention to build a model with; ``MATMUL`` is set only on the built model."""
+    """Return ``name``, or None for MATMUL, which is set only after the model is built."""
     return None if name == MATMUL else name
 
 
@@ -51,12 +51,13 @@ def matmul_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers' attention interface; return (B, S, N, D).
 
-    Uses matrix products for whole sequences of moderate length on a CPU without dropout, else SDPA.
+    Uses matrix products for causal attention on a CPU over whole sequences of up to ``LONGEST``
+    tokens without dropout, otherwise SDPA. query (B, N, S, D); key and value may have fewer heads.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     scaling = options.get("scaling")
-    if not _pays(module, query, key, value, options):
+    if not _should_use_matmul(module, query, key, value, options):
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
@@ -64,22 +65,22 @@ def matmul_attention(
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    dtype = value.dtype  # under autocast rotary embeddings may have left the others in fp32
+    dtype = value.dtype  # under autocast, rotary embeddings may return query and key in fp32
     with torch.autocast(query.device.type, enabled=False):
         mixed_BNSD: Tensor = _MatmulAttention.apply(  # type: ignore[no-untyped-call]
             query.to(dtype),
             key.to(dtype),
             value,
-            _bias(attention_mask, query.shape, dtype),
+            _score_bias(attention_mask, query.shape, dtype),
             query.shape[-1] ** -0.5 if scaling is None else scaling,
         )
     return mixed_BNSD.transpose(1, 2).contiguous(), None
 
 
-def _pays(
+def _should_use_matmul(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> bool:
-    """Return True if matrix products can compute the attention, and are faster than SDPA."""
+    """Return True if matrix products can compute this attention, and are faster than SDPA."""
     tokens, is_causal = query.shape[2], options.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
@@ -90,10 +91,10 @@ def _pays(
     return query.is_cpu and is_whole and is_alike and is_plain
 
 
-def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the bias of the scores (M, S, S) of queries (B, N, S, D); no mask means causal."""
+def _score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return the bias (M, S, S) to add to scores; ``shape`` is (B, N, S, D), None means causal."""
     batch, heads, tokens, _ = shape
-    least = torch.finfo(dtype).min  # not -inf: a row that attends to nothing must not become NaN
+    least = torch.finfo(dtype).min  # not -inf: a row without any visible token would become NaN
     if mask is None:
         bias_SS = torch.full((tokens, tokens), least, dtype=dtype).triu(diagonal=1)
         return bias_SS.expand(batch * heads, tokens, tokens)
@@ -103,7 +104,7 @@ def _bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 class _MatmulAttention(torch.autograd.Function):
-    """softmax(scaling * q k^T + bias) v; the shares of long sequences are recomputed."""
+    """Attention softmax(scaling * q k^T + bias) v with a backward pass by matrix products."""
 
     @staticmethod
     def forward(
@@ -112,7 +113,7 @@ class _MatmulAttention(torch.autograd.Function):
         """Return the attention output (B, N, S, D)."""
         query_MSD, key_MSD, value_MSD = (x.flatten(0, 1) for x in (query, key, value))
         ctx.scaling = scaling
-        shares_MSS = _shares(query_MSD, key_MSD, bias_MSS, scaling)
+        shares_MSS = _attention_weights(query_MSD, key_MSD, bias_MSS, scaling)
         tokens, width = query_MSD.shape[1:]
         ctx.keeps_shares = tokens <= KEPT_TOKENS * width
         kept_MSS = shares_MSS if ctx.keeps_shares else bias_MSS
@@ -125,7 +126,7 @@ class _MatmulAttention(torch.autograd.Function):
         """Return the gradients of query, key and value."""
         query_MSD, key_MSD, value_MSD, shares_MSS = ctx.saved_tensors
         if not ctx.keeps_shares:
-            shares_MSS = _shares(query_MSD, key_MSD, shares_MSS, ctx.scaling)
+            shares_MSS = _attention_weights(query_MSD, key_MSD, shares_MSS, ctx.scaling)
         gradient_MSD = gradient.reshape(query_MSD.shape)
         of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
         of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
@@ -136,7 +137,9 @@ class _MatmulAttention(torch.autograd.Function):
         return *(part.view(gradient.shape) for part in parts), None, None
 
 
-def _shares(query_MSD: Tensor, key_MSD: Tensor, bias_MSS: Tensor, scaling: float) -> Tensor:
+def _attention_weights(
+    query_MSD: Tensor, key_MSD: Tensor, bias_MSS: Tensor, scaling: float
+) -> Tensor:
     """Return the attention weights softmax(scaling * q k^T + bias), (M, S, S)."""
     scores_MSS = torch.baddbmm(bias_MSS, query_MSD, key_MSD.transpose(1, 2), alpha=scaling)
     return softmax_(scores_MSS)

@@ -1,4 +1,4 @@
-"""Build the four models: random, from a folder or the hub, or from this run's SFT model."""
+"""Build actors and scorers with random weights, or from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraSpec | None:
-    """Return the adapters of the model ``role``; None if it has no adapters."""
+    """Return the LoRA settings of the model ``role``; None if it has no adapters."""
     rank = lora.critic_rank if role is LoraRole.critic and lora.critic_rank else lora.rank
     if not lora.rank or role not in lora.roles:
         return None
@@ -50,7 +50,7 @@ def build_actor(
 ) -> PreTrainedModel:
     """Build a causal language model with fp32 weights and the tokenizer's special token ids.
 
-    With ``shard`` every parameter is sharded as soon as it exists.
+    ``shard`` is called for every parameter as soon as it exists, and replaces it by a shard.
 
     Raises:
         CheckpointError: if the source holds no such model.
@@ -75,10 +75,10 @@ def build_scorer(
     lora: LoraSpec | None = None,
     shard: Shard | None = None,
 ) -> Scorer:
-    """Build a one-label sequence-classification model in fp32 that is read at every position.
+    """Build a one-label classification model in fp32 that returns a value at every position.
 
-    If it starts from a language model, its head is new and drawn from ``seed``. With ``lora`` the
-    head is trained beside the adapters. ``shard`` works as in ``build_actor``.
+    If ``source`` is a language model, the head is new and drawn from ``seed``. With ``lora`` the
+    head is trained in addition to the adapters. ``shard`` works as in ``build_actor``.
 
     Raises:
         CheckpointError, ConfigError, CapabilityError: as in ``build_actor``.
@@ -109,19 +109,19 @@ def _build(
     }
     if auto_class.__name__ == "AutoModelForSequenceClassification":
         overrides["num_labels"] = 1
-    with torch.random.fork_rng(devices=[]):  # models are drawn on the CPU
+    with torch.random.fork_rng(devices=[]):  # random weights are drawn on the CPU
         torch.manual_seed(seed)
         if source.path is None:
-            model = _from_architecture(auto_class, source, tokenizer, overrides, shard)
+            model = _build_random(auto_class, source, tokenizer, overrides, shard)
         else:
             model = load_pretrained(auto_class, source, overrides, mapped=shard is not None)
         _require_embeddings(model, tokenizer, source)
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            # A fixed seed: adapter folders hold no embeddings, so loading must draw equal new rows.
+            # A fixed seed, as adapter folders hold no embeddings: loading must draw equal rows.
             torch.manual_seed(0)
             for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
                 if embeddings is not None:
-                    # fp32 first: new rows are drawn in the dtype of the old rows.
+                    # Convert to fp32 first, as new rows are drawn in the dtype of the old rows.
                     embeddings.weight.data = embeddings.weight.data.float()
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
@@ -139,7 +139,7 @@ def _build(
     return model
 
 
-def _from_architecture(
+def _build_random(
     auto_class: Any,
     source: ModelSource,
     tokenizer: PreTrainedTokenizerBase,
@@ -149,7 +149,7 @@ def _from_architecture(
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
     fields |= dict(source.architecture or {}) | overrides
     config = architecture_config(source.key, fields)
-    # Embeddings that will be resized must be drawn whole, before anything is sharded.
+    # Embeddings that will be resized must not be sharded before.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
     with (
         translate_errors(partial(_no_architecture, source.key, fields)),
@@ -183,7 +183,7 @@ def _no_architecture(key: str, fields: Mapping[str, Any], reason: str) -> Config
 def _require_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
 ) -> None:
-    """Check that every token id has an embedding, once there are as many as tokens."""
+    """Check that every token id has an embedding after a resize to ``len(tokenizer)`` rows."""
     rows = max(model.get_input_embeddings().num_embeddings, len(tokenizer))
     last = max(tokenizer.get_vocab().values())
     if last >= rows:
@@ -197,7 +197,7 @@ def require_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: 
     """Check that the model has positions for ``tokens`` tokens, the value of config key ``wanted``.
 
     Raises:
-        ConfigError: if the model has fewer positions; a model without a limit takes any number.
+        ConfigError: if the model has a limit of fewer positions.
     """
     limit = getattr(model.config, "max_position_embeddings", None)  # a property of GPT-2's config
     if limit is not None and tokens > limit:

@@ -1,6 +1,6 @@
 """The table of model families: the names of a model's parts. A new family needs one entry.
 
-All names are attribute paths: in ``Family`` below the base model, in ``BlockNames`` below a block.
+All names are attribute paths, in ``Family`` from the base model and in ``BlockNames`` from a block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class BlockNames(NamedTuple):
 
     attention_norm: str
     mlp_norm: str
-    query_key_value: tuple[str, ...]  # a single module interleaves q, k and v by head
+    query_key_value: tuple[str, ...]  # three modules, or one whose output has q, k, v per head
     output: str
     up: str
     down: str
@@ -32,7 +32,7 @@ class BlockNames(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The parts of a model family, each used by a feature that the family then supports."""
+    """The module names of a model family; a name that is set enables the feature that uses it."""
 
     has_plain_output: bool = True
     """The logits are the output layer of the last hidden state, without scaling or capping."""
@@ -141,10 +141,10 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModules | None:
-    """Return the parts of ``model`` for fused decoding of sequences of up to ``tokens`` tokens.
+    """Return the modules of ``model`` for fused decoding of sequences of up to ``tokens`` tokens.
 
-    Returns None if the family has no ``block``, for a sliding window shorter than ``tokens``, and
-    for rotary frequencies that change with the length.
+    Returns None if the family has no ``block``, if the sliding window is shorter than ``tokens``,
+    or if rotary frequencies change with the sequence length.
     """
     config, family, base = model.config, family_of(model), model.base_model
     if family.block is None or family.blocks is None:
@@ -176,7 +176,7 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
 
 
 def submodule(module: Any, name: str | None) -> Any:
-    """Return the part of ``module`` at a dotted ``name``; None if the model has no such part."""
+    """Return the child of ``module`` at the dotted ``name``; None if it does not exist."""
     if name is None:
         return None
     return reduce(lambda part, child: getattr(part, child, None), name.split("."), module)

@@ -1,6 +1,6 @@
-"""A causal language model that returns log-probabilities of picked tokens instead of logits.
+"""A causal language model that returns log-probabilities of chosen tokens instead of logits.
 
-Shapes: B = sequences, S = tokens, N = picked tokens, H = hidden size, V = vocabulary.
+Shapes: B = sequences, S = tokens, N = chosen tokens, H = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class OutputLayer(nn.Linear):
     """An output layer that can return log-probabilities of given tokens without storing logits.
 
-    They are computed inside the layer's own call, for which ZeRO-3 gathers its weight in the
-    forward and backward pass.
+    The log-probabilities are computed inside ``forward``, because ZeRO-3 gathers the layer's weight
+    only for its own forward and backward pass.
     """
 
     @classmethod
@@ -35,16 +35,16 @@ class OutputLayer(nn.Linear):
     def forward(  # type: ignore[override]
         self, hidden: Tensor, ids_N: Tensor | None = None, options: LogprobOptions = DEFAULT_OPTIONS
     ) -> Tensor | TokenLogprobs:
-        """Return logits (..., V), or, given ``ids_N``, their log-probs under ``hidden`` (N, H)."""
+        """Return logits (..., V), or, given ``ids_N``, log-probs (N,) of the ids at ``hidden``."""
         if ids_N is None:
             return super().forward(hidden)
         return fused_logprobs(hidden, self.weight, self.bias, ids_N, options)
 
 
 class LanguageModel(nn.Module):
-    """A language model read at picked tokens; ``pretrained`` is saved as a Hugging Face folder.
+    """A language model that returns log-probs of chosen tokens; checkpoints hold ``pretrained``.
 
-    Sequences are padded on the right: causal attention never lets a token see the padding after it,
+    Sequences are padded on the right. In causal attention no token attends to the padding after it,
     so no mask is needed, and positions count from 0 in every row.
     """
 
@@ -56,7 +56,7 @@ class LanguageModel(nn.Module):
     def forward(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS
     ) -> TokenLogprobs:
-        """Return log-probabilities (N,) and entropies of the picked tokens."""
+        """Return log-probabilities (N,) and entropies (N,) of the tokens in ``positions``."""
         if not self.is_plain:
             return self._logprobs_from_logits(ids_BS, positions, options)
         hidden_BSH = self.pretrained.base_model(input_ids=ids_BS, use_cache=False).last_hidden_state
@@ -76,14 +76,14 @@ class LanguageModel(nn.Module):
 def logprobs_at(
     output: nn.Module, hidden_BSH: Tensor, positions: TokenPositions, options: LogprobOptions
 ) -> TokenLogprobs:
-    """Return what an ``OutputLayer`` computes from the last hidden state at the picked tokens."""
+    """Apply the ``OutputLayer`` at ``positions`` only; return log-probs and entropies (N,)."""
     hidden_NH = hidden_BSH[positions.rows_N, positions.columns_N]
     found: TokenLogprobs = output(hidden_NH, positions.ids_N, options)
     return found
 
 
 def set_output_layer(pretrained: PreTrainedModel) -> bool:
-    """Make the output layer an ``OutputLayer`` and return True, if the family allows it."""
+    """Replace the output layer by an ``OutputLayer``; return False if the family forbids it."""
     output = pretrained.get_output_embeddings()
     if isinstance(output, OutputLayer):
         return True
@@ -94,9 +94,9 @@ def set_output_layer(pretrained: PreTrainedModel) -> bool:
 
 
 def logprobs_of_kept(model: TokenModel, batch: SequenceBatch) -> Tensor:
-    """Return log-probabilities (N,) of the kept tokens of ``batch``, row by row.
+    """Return log-probabilities (N,) of the tokens that ``batch`` keeps in its loss, row by row.
 
-    Tokens in column 0 are skipped: nothing predicts them.
+    Tokens in column 0 are skipped, because no earlier token predicts them.
     """
     return model(
         batch.ids_BS, TokenPositions.of(batch), LogprobOptions(with_entropy=False)

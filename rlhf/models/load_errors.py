@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf.base.errors import CheckpointError
 
-# The key of everything that a run wrote itself: no key of the configuration names its place.
+# Stands for a config key in errors about folders that a run wrote itself, which no key names.
 RUN_FOLDER = "run folder"
 
 
@@ -24,7 +24,7 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
     if folder.is_dir():
         return CheckpointError(
             f"{key}={place} does not hold {what}: a Hugging Face folder has config.json, "
-            f"safetensors weights and tokenizer files; found {_content(folder)} ({reason})"
+            f"safetensors weights and tokenizer files; found {_file_names(folder)} ({reason})"
         )
     return CheckpointError(
         f"{key}={place} is not a local folder, and {what} could not be loaded from the hub under "
@@ -34,12 +34,12 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
 
 
 def _damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointError:
-    """Return the error for a folder that a run wrote, which that run can write again."""
+    """Return the error for a missing or damaged folder that a run wrote and can write again."""
     is_tokenizer = folder.name == "tokenizer"  # RUN_DIR/tokenizer; models are RUN_DIR/PHASE/NAME
     run_dir = folder.parent if is_tokenizer else folder.parent.parent
     state = "is missing"
     if folder.is_dir():
-        state = f"does not hold {what}: found {_content(folder)} ({reason})"
+        state = f"does not hold {what}: found {_file_names(folder)} ({reason})"
     return CheckpointError(
         f"{folder} {state}. The run wrote it, so it was "
         "removed or damaged later: restore it from a copy, or make it again: remove "
@@ -48,5 +48,5 @@ def _damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointErr
     )
 
 
-def _content(folder: Path) -> str:
+def _file_names(folder: Path) -> str:
     return ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"

@@ -28,10 +28,10 @@ ADAPTER = "default"  # peft's name for a model's only adapter
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """The adapters of one model.
+    """The LoRA settings of one model.
 
-    ``target_modules`` are endings of layer names; None: all linear layers but the output layer.
-    With ``train_rest`` weights without adapters (embeddings, norms, biases) are trained too.
+    ``target_modules`` are endings of layer names; None: all linear layers except the output layer.
+    With ``train_rest``, weights without adapters (embeddings, norms, biases) are trained too.
     """
 
     rank: int
@@ -46,8 +46,8 @@ def add_adapters(
 ) -> None:
     """Add fp32 adapters to ``model`` in place: A is drawn from ``seed``, B is zero.
 
-    Besides the adapters the modules named in ``trained``, such as a scorer's head, are trained.
-    Neither these modules nor the output layer get adapters.
+    The modules named in ``trained``, such as a scorer's head, are trained in full. Neither they nor
+    the output layer get adapters.
 
     Raises:
         ConfigError: if a name in ``spec.target_modules`` matches no linear layer.
@@ -58,7 +58,7 @@ def add_adapters(
     linear = _linear_layers(model, without=trained)
     targets = list(linear)
     if spec.target_modules is not None:
-        targets = _matching(targets, spec.target_modules)
+        targets = _names_ending_with(targets, spec.target_modules)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
@@ -70,7 +70,7 @@ def add_adapters(
     with torch.random.fork_rng(devices=[]):  # adapters are drawn on the CPU
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
-    # Set only now: if peft got it before, it would wrap these modules in copies of themselves.
+    # Set only after the injection, in which peft would wrap these modules in copies of themselves.
     config.modules_to_save = list(trained) or None
     for name, parameter in model.named_parameters():
         if is_adapter_name(name):
@@ -109,11 +109,11 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
 def stream_merged(
     model: nn.Module, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of ``stream``, all of ``model``, with adapters merged: W + scaling * B A.
+    """Yield the named weights of ``stream`` with adapters merged: W + scaling * B A.
 
-    The weights in ``model`` itself are not read, as they may be shards. A layer's W, A and B follow
-    one another, and are held until all three have arrived. The sum is computed in fp32 and rounded
-    to the dtype of W.
+    ``stream`` yields all whole weights of ``model``, whose own weights may be shards. A layer's W,
+    A and B must follow one another; they are kept until all three have arrived. The sum is computed
+    in fp32 and rounded to the dtype of W.
     """
     layers, held = dict(_iterate_adapted_layers(model)), dict[str, Tensor]()
     parts = ("base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight")
@@ -130,7 +130,7 @@ def stream_merged(
 
 
 def adapter_of(linear: nn.Module) -> LowRank | None:
-    """Return the adapter of a linear layer, or None if it has none."""
+    """Return the adapter of the layer ``linear``, or None if the layer has no adapter."""
     if not _is_adapted(linear):
         return None
     layer: Any = linear
@@ -138,7 +138,7 @@ def adapter_of(linear: nn.Module) -> LowRank | None:
 
 
 def _low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
-    """Return the adapter of ``layer``, in the order of its weight: GPT-2's are stored (I, O)."""
+    """Return A and B as an adapter; both are transposed for GPT-2, which stores weights (I, O)."""
     factors = (b_OR.T, a_RI.T) if layer.fan_in_fan_out else (a_RI, b_OR)
     return LowRank(*factors, scaling=layer.scaling[ADAPTER])
 
@@ -186,11 +186,11 @@ def save_adapter(
 
 
 def adapter_config(source: ModelSource) -> Any | None:
-    """Return peft's config of the adapter of a folder or hub id; None without an adapter.
+    """Return peft's config of the adapter in ``source``; None if ``source`` is no adapter.
 
     Raises:
-        CheckpointError: if it is not a LoRA adapter, or does not name its base model.
-        Exception: what libraries raise if its files cannot be read.
+        CheckpointError: if the adapter is not a LoRA adapter, or does not name its base model.
+        Exception: any error of peft or transformers if the adapter's files cannot be read.
     """
     from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -210,7 +210,7 @@ def adapter_config(source: ModelSource) -> Any | None:
 
 
 def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
-    """Merge the adapter of a folder or hub id into ``base``; its saved head replaces base's head.
+    """Merge the adapter in ``source`` into ``base`` and return it; a saved head replaces its head.
 
     Raises:
         CheckpointError: if the adapter cannot be read, or does not fit the model.
@@ -236,7 +236,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         lora = LoraModel(base, config, ADAPTER)
         try:
             result = set_peft_model_state_dict(base, weights)
-        except RuntimeError as error:  # from torch, if shapes differ: the last line names them
+        except RuntimeError as error:  # torch raises it if shapes differ; the last line names them
             raise misfit(str(error).strip().splitlines()[-1].strip()) from error
         absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
         if absent or result.unexpected_keys:
@@ -246,7 +246,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
 
 
 def _is_saved(model: PreTrainedModel, name: str) -> bool:
-    """Return True if an adapter folder holds the parameter: adapters, and a scorer's head."""
+    """Return True if adapter folders hold the parameter: part of an adapter or a trained head."""
     heads = model.peft_config[ADAPTER].modules_to_save or []
     return is_adapter_name(name) or name.partition(".")[0] in heads
 
@@ -258,7 +258,7 @@ def _iterate_adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_adapted(layer: nn.Module) -> bool:
-    """Return True if peft adapted ``layer``; found by name, since importing peft takes 100 MB."""
+    """Return True if ``layer`` has an adapter, without importing peft, which takes 100 MB."""
     return hasattr(layer, "lora_A")
 
 
@@ -274,7 +274,7 @@ def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[
     }
 
 
-def _matching(names: list[str], endings: tuple[str, ...]) -> list[str]:
+def _names_ending_with(names: list[str], endings: tuple[str, ...]) -> list[str]:
     """Return the ``names`` that end with one of ``endings``, compared in whole dotted parts."""
     for ending in endings:
         if not any(f".{name}".endswith(f".{ending}") for name in names):

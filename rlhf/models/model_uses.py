@@ -14,7 +14,7 @@ from rlhf.models.shapes import ModelShape, config_fields, shape_of
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """One model in one phase; sizes are numbers of weights, not bytes."""
+    """One model that a phase holds in memory; sizes are numbers of weights, not bytes."""
 
     role: Role
     shape: ModelShape
@@ -22,11 +22,11 @@ class ModelUse:
     trained: int
     """Trained weights, adapters included."""
     extra_weights: int
-    """Weights beside those of the shape: of adapters, or of the copies in a trunk's branches."""
+    """Weights in addition to ``shape``: adapters, or the copies in a shared trunk's branches."""
     layers: int
-    """Layers that the backward pass goes through."""
+    """Number of layers that the backward pass goes through."""
     checkpointed: int
-    """Layers that the backward pass recomputes."""
+    """Number of layers that the backward pass recomputes (gradient checkpointing)."""
     has_ema: bool = False
 
     @cached_property
@@ -39,10 +39,13 @@ class ModelUse:
 def forward_operations(
     model: ModelUse, *, sequences: float, tokens: float, positions: float
 ) -> float:
-    """Return the FLOPs of a pass over ``sequences`` of ``tokens``, with logits at ``positions``."""
+    """Return the FLOPs of a forward pass over ``sequences``, each of ``tokens`` tokens.
+
+    Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
+    """
     shape = model.shape
     products = 2 * (shape.multiplied_weights + model.extra_weights) * tokens
-    # Half of 4 FLOPs per pair of tokens: a token attends only to the tokens before it.
+    # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab
     return sequences * (products + attention + 2 * width * shape.embedding * positions)
@@ -51,15 +54,15 @@ def forward_operations(
 def backward_to_forward_ratio(model: ModelUse) -> float:
     """Return the ratio of backward FLOPs (including recomputation) to forward FLOPs.
 
-    Gradients of inputs cost as much as the forward pass; gradients of weights cost as much, times
-    the share of the weights that is trained.
+    Input gradients cost as many FLOPs as the forward pass. Weight gradients cost the same times the
+    share of the weights that is trained.
     """
     learning = min(1.0, model.trained / model.weights)
     return (model.layers + model.checkpointed) / model.shape.layers + learning
 
 
 class UnknownModelError(Exception):
-    """The error for a model of unknown shape; its message names the configuration key."""
+    """A model has an unknown shape; the message names its configuration key."""
 
 
 def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
@@ -71,23 +74,27 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     policy, scorer = ("model", config.model), reward_model_base(config)
     match phase:
         case Phase.sft:
-            return (_use(config, policy, Role.sft, LoraRole.sft),)
+            return (_model_use(config, policy, Role.sft, LoraRole.sft),)
         case Phase.reward:
-            return (_use(config, scorer, Role.reward_training, LoraRole.reward),)
+            return (_model_use(config, scorer, Role.reward_training, LoraRole.reward),)
         case Phase.dpo:
-            actor = _use(config, policy, Role.actor, LoraRole.actor)
-            return (actor, *_reference(config, actor))
+            actor = _model_use(config, policy, Role.actor, LoraRole.actor)
+            return (actor, *_frozen_reference(config, actor))
         case Phase.ppo if config.ppo.shared_trunk:
-            return (_trunk(config, policy), *_reward(config, scorer))
+            return (_trunk_use(config, policy), *_frozen_reward_model(config, scorer))
         case _:
-            actor = _use(config, policy, Role.actor, LoraRole.actor)
-            critic = _use(config, scorer, Role.critic, LoraRole.critic)
+            actor = _model_use(config, policy, Role.actor, LoraRole.actor)
+            critic = _model_use(config, scorer, Role.critic, LoraRole.critic)
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
             learning = (actor, critic) if has_critic else (actor,)
-            return (*learning, *_reference(config, actor), *_reward(config, scorer))
+            return (
+                *learning,
+                *_frozen_reference(config, actor),
+                *_frozen_reward_model(config, scorer),
+            )
 
 
-def _use(
+def _model_use(
     config: RunConfig, model: tuple[str, ModelConfig], role: Role, lora_role: LoraRole | None
 ) -> ModelUse:
     key, source = model
@@ -129,24 +136,26 @@ def _why_unknown(key: str, model: ModelConfig) -> str:
     return f"{origin} has no readable config.json here and {key}.architecture has no model_type"
 
 
-def _reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
-    """Return the frozen reference; empty if the actor without its adapters is the reference."""
+def _frozen_reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
+    """Return the frozen reference, or () if the actor without its adapters is the reference."""
     if actor.extra_weights and not config.lora.train_rest:
         return ()
-    return (_use(config, ("model", config.model), Role.reference, None),)
+    return (_model_use(config, ("model", config.model), Role.reference, None),)
 
 
-def _reward(config: RunConfig, scorer: tuple[str, ModelConfig]) -> tuple[ModelUse, ...]:
-    """Return the frozen reward model; empty if a judge scores the responses."""
+def _frozen_reward_model(
+    config: RunConfig, scorer: tuple[str, ModelConfig]
+) -> tuple[ModelUse, ...]:
+    """Return the frozen reward model, or () if the run has none."""
     if not has_reward_model(config):
         return ()
-    return (_use(config, scorer, Role.reward, None),)
+    return (_model_use(config, scorer, Role.reward, None),)
 
 
-def _trunk(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
-    """Return one model for actor, critic and reference, with the layers of each branch added."""
+def _trunk_use(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
+    """Return the shared trunk as one model; its branches are counted as extra weights."""
     ppo = config.ppo
-    use = _use(config, policy, Role.actor, None)
+    use = _model_use(config, policy, Role.actor, None)
     shape = use.shape
     unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
     top = unfrozen * shape.layer + shape.tail + shape.head

@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens from the output layer, without storing its logits.
+"""Compute log-probabilities of tokens from the output layer, without storing all its logits.
 
-Shapes: N = picked tokens, R = tokens and W = vocabulary entries of one block of logits, K = blocks
+Shapes: N = chosen tokens, R = tokens and W = vocabulary entries of one block of logits, K = blocks
 of the vocabulary, H = hidden size, V = vocabulary, B = sequences, S = tokens.
 """
 
@@ -19,19 +19,19 @@ LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 
 
 class Block(NamedTuple):
-    """The size of the blocks in which logits are computed: one block exists at a time."""
+    """The size of the blocks in which logits are computed; only one block exists at a time."""
 
     tokens: int
     vocabulary: int | None
     """Vocabulary entries; None: all of them."""
 
 
-CPU_BLOCK = Block(1024, 2048)  # its logits, and the weights that make them, stay in the caches
-# A block reads the whole weight and updates its gradient. With B FLOPs per byte a GPU needs no
-# more time for that than for the arithmetic from 2 B / (1 - B / hidden size) tokens on: at a hidden
+CPU_BLOCK = Block(1024, 2048)  # a block's logits and weights fit into the caches
+# Each block of tokens reads the whole weight and updates its gradient. On a GPU with B FLOPs per
+# byte the arithmetic takes longer than that from 2 B / (1 - B / hidden size) tokens on. At a hidden
 # size of 2048 these are 331 tokens on an A100 with 80 GB (B = 153) and 689 on an H100 (B = 295).
 GPU_BLOCK = Block(1024, None)
-TORCH_TOKENS = 256  # without a kernel the logits of so many tokens exist in fp32, twice
+TORCH_TOKENS = 256  # tokens whose logits exist twice in fp32 if torch computes, not a kernel
 
 DEFAULT_OPTIONS = LogprobOptions()
 
@@ -47,9 +47,9 @@ def fused_logprobs(
 ) -> TokenLogprobs:
     """Return the log-probability of each token under softmax((W hidden + b) / temperature).
 
-    Logits are computed one ``block`` at a time, and again in the backward pass, so that (N, V)
-    never exists. Matrices are multiplied in autocast's dtype, without autocast in the dtype of
-    ``hidden_NH``; the softmax is computed in fp32.
+    Logits are computed one ``block`` at a time, and again in the backward pass, so that no tensor
+    of shape (N, V) exists. Matrices are multiplied in autocast's dtype or, without autocast, in the
+    dtype of ``hidden_NH``. The softmax is computed in fp32.
     """
     device = hidden_NH.device.type
     is_cast = torch.is_autocast_enabled(device)
@@ -69,7 +69,7 @@ def fused_logprobs(
 def token_logprobs(
     logits_NV: Tensor, ids_N: Tensor, options: LogprobOptions = DEFAULT_OPTIONS
 ) -> TokenLogprobs:
-    """Return log-probabilities from logits, for models that change the output layer's logits."""
+    """Return log-probs from whole logits, for models that scale or cap the layer's logits."""
     logits_NV = logits_NV.float() / options.temperature
     log_softmax_NV = functional.log_softmax(logits_NV, dim=-1)
     logprobs_N = log_softmax_NV.gather(-1, ids_N[..., None]).squeeze(-1)
@@ -77,13 +77,13 @@ def token_logprobs(
         return TokenLogprobs(logprobs_N, None)
     if not options.entropy_gradient:
         log_softmax_NV = log_softmax_NV.detach()
-    # entr(p) = -p log p has an infinite slope at p = 0; clamped to tiny, p still adds nothing.
+    # The gradient of -p log p is infinite at p = 0. Clamping p to tiny does not change the sum.
     probs_NV = log_softmax_NV.exp().clamp(min=torch.finfo(torch.float32).tiny)
     return TokenLogprobs(logprobs_N, torch.special.entr(probs_NV).sum(dim=-1))
 
 
 class _FusedLogprobs(torch.autograd.Function):
-    """``fused_logprobs`` of tensors of one dtype; no tensor of shape (N, V) is stored."""
+    """The autograd function of ``fused_logprobs``, for tensors of one dtype."""
 
     @staticmethod
     def forward(
@@ -103,9 +103,9 @@ class _FusedLogprobs(torch.autograd.Function):
             for k, column in enumerate(columns):
                 logits_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
-                _read(logits_RW, ids_N[rows] - column.start, options, outs)
+                _reduce_block(logits_RW, ids_N[rows] - column.start, options, outs)
         log_sum_N = log_sum_KN.logsumexp(dim=0)
-        # The chain rule of entropy: that of the block which is drawn, then of the token in it.
+        # Chain rule: entropy = entropy of the block's choice + mean entropy within a block.
         log_share_KN = log_sum_KN - log_sum_N
         entropy_KN -= log_share_KN.clamp(min=LEAST_LOG)
         entropy_N = (log_share_KN.exp() * entropy_KN).sum(dim=0)
@@ -121,7 +121,7 @@ class _FusedLogprobs(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         exact = slopes[0].dtype
         hidden_slope = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
-        # The first tokens write the weight's slope, later tokens add; without tokens it is 0.
+        # The first block of tokens overwrites the weight's gradient, later blocks add to it.
         new_slope = torch.empty_like if len(ids_N) else torch.zeros_like
         weight_slope = new_slope(weight_VH) if wants_weight else None
         bias_slope = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
@@ -148,13 +148,13 @@ def _logits(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column:
     return functional.linear(hidden_RH, weight_VH[column], bias_W)
 
 
-def _read(
+def _reduce_block(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, outs: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    """Write log-sum-exp and entropy of a block's logits / temperature, alone, to ``outs``.
+    """Write log-sum-exp and entropy of one block's logits / temperature to the first two ``outs``.
 
-    The third of ``outs`` gets the logits / temperature of the ids that are in the block. Logits are
-    overwritten.
+    The third of ``outs`` gets the logit / temperature of each id that is in the block. The logits
+    may be overwritten.
     """
     kernel = logprob_kernel(logits_RW)
     if kernel is not None:
@@ -162,15 +162,15 @@ def _read(
         return
     for part in _chunks(len(ids_R), TORCH_TOKENS):
         own = (outs[0][part], outs[1][part], outs[2][part])
-        _read_by_torch(logits_RW[part], ids_R[part], options, own)
+        _reduce_by_torch(logits_RW[part], ids_R[part], options, own)
 
 
-def _read_by_torch(
+def _reduce_by_torch(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, outs: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     log_sum_R, entropy_R, picked_R = outs
     logits_RW = logits_RW.to(log_sum_R.dtype).div_(options.temperature)
-    is_here_R, ids_R = _within(ids_R, logits_RW.shape[1])
+    is_here_R, ids_R = _in_range(ids_R, logits_RW.shape[1])
     picked_R.copy_(torch.where(is_here_R, logits_RW.gather(1, ids_R[:, None])[:, 0], picked_R))
     torch.logsumexp(logits_RW, dim=1, out=log_sum_R)
     if options.with_entropy:
@@ -184,9 +184,9 @@ def _logits_slope_(
 ) -> None:
     """Overwrite a block's logits with their gradient.
 
-    ``given``: log-sum-exp and entropy of all logits of each token, and the slopes of log-probs and
-    entropies. d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H), both /
-    temperature.
+    ``given``: each token's log-sum-exp and entropy over the vocabulary, then the gradients of its
+    log-prob and its entropy. Before the division by the temperature,
+    d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H).
     """
     kernel = None if options.entropy_gradient else logprob_kernel(logits_RW)
     if kernel is not None:
@@ -209,12 +209,12 @@ def _slope_by_torch_(
         slope_RW = probs_RW.mul_(logs_RW.mul_(entropy_slope_R1).add_(logprob_R1)).neg_()
     else:
         slope_RW = logs_RW.exp_().mul_(-logprob_R1)
-    is_here_R, ids_R = _within(ids_R, logits_RW.shape[1])
+    is_here_R, ids_R = _in_range(ids_R, logits_RW.shape[1])
     logits_RW.copy_(slope_RW.scatter_add_(1, ids_R[:, None], logprob_R1 * is_here_R[:, None]))
 
 
-def _within(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return which ids are below ``size`` and not negative, and the ids clamped to this range."""
+def _in_range(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return a mask of the ids in [0, size), and the ids clamped to this range."""
     return (ids_R >= 0) & (ids_R < size), ids_R.clamp(0, size - 1)
 
 

@@ -1,4 +1,4 @@
-"""Load a model from a folder or the hub, and refuse a model that its config does not describe."""
+"""Load a model from a folder or the hub, and check that its weights match its config.json."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from rlhf.models.zero3_init import draw_in_blocks
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Fields of config.json that count what is built one by one, and more than any model has: a number
-# far beyond would keep transformers busy for hours before the weights are compared.
+# Fields of config.json that count modules, and the largest value allowed. With a huge value,
+# transformers would build modules for hours before their shapes are compared with the weights.
 COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
 COUNTS |= {"encoder_layers", "decoder_layers"}
 MOST = 1000
@@ -36,7 +36,7 @@ OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models, which a scorer d
 
 
 class Adapter(NamedTuple):
-    """The place of an adapter, and peft's config of it."""
+    """The place of an adapter, and its peft config."""
 
     source: ModelSource
     config: Any
@@ -45,33 +45,33 @@ class Adapter(NamedTuple):
 def load_pretrained(
     auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
 ) -> PreTrainedModel:
-    """Load the model of a folder or hub id; an adapter is merged into its base model.
+    """Load the model of a folder or hub id; merge an adapter into its base model.
 
-    Its weights are fp32, or, if ``mapped``, memory-mapped in the dtype of the file and not compared
-    with NaN yet.
+    Weights are in fp32 and checked for NaN. With ``mapped``, the weights of a model without
+    adapters are memory-mapped in the dtype of the file, and not checked.
 
     Raises:
-        CheckpointError: if there is no such model, or it is not the model of its config.json.
+        CheckpointError: if there is no such model, or its weights do not match its config.json.
     """
     adapters, base = adapters_of(source)
-    # A base is loaded whole and in fp32: merging in half precision would round the adapter.
-    model = _load(auto_class, base, overrides, mapped=mapped and not adapters)
+    # A base of adapters is loaded in fp32, as merging in half precision would round the adapter.
+    model = _load_base(auto_class, base, overrides, mapped=mapped and not adapters)
     for place, config in reversed(adapters):
         model = merge_adapter(model, place, config)
     if not mapped or adapters:
-        for name, weights in model.named_parameters():  # tied weights once
+        for name, weights in model.named_parameters():  # yields tied weights only once
             require_finite_weights(name, weights.detach(), source)
     return model
 
 
 def adapters_of(source: ModelSource) -> tuple[list[Adapter], ModelSource]:
-    """Return the adapters of ``source``, the last one trained first, and the model under them.
+    """Return the adapters of ``source``, from the last to the first trained, and their base model.
 
     Raises:
         CheckpointError: if an adapter cannot be used, or is part of its own base.
     """
     adapters: list[Adapter] = []
-    while (config := _adapter(source)) is not None:
+    while (config := _read_adapter_config(source)) is not None:
         if any(source.path == each.source.path for each in adapters):
             raise CheckpointError(
                 f"{source.key}={source.path} is an adapter on itself; set base_model_name_or_path "
@@ -83,17 +83,17 @@ def adapters_of(source: ModelSource) -> tuple[list[Adapter], ModelSource]:
             key=f"{source.key}={source.path}, base_model_name_or_path",
             path=config.base_model_name_or_path,
             revision=config.revision,
-            # The adapter's file names the base, not the user, who may trust the adapter's code.
+            # The user's trust is not in this base, which only the adapter's file names.
             trust_remote_code=False,
         )
     return adapters, source
 
 
 def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
-    """Return the config of the model of a folder or hub id, with fields replaced.
+    """Return the transformers config of ``source``, with the fields in ``overrides`` replaced.
 
     Raises:
-        CheckpointError: if there is none, or no model that can be trained has such a config.
+        CheckpointError: if there is no config, or it is of a model that cannot be trained.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -115,7 +115,7 @@ def require_trained_head(source: ModelSource) -> None:
         CheckpointError: if its config describes another model, or there is no config.
     """
     with translate_errors(partial(source.failure, what="a reward model")):
-        adapter = _adapter(source)
+        adapter = _read_adapter_config(source)
     if adapter is not None and (adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save):
         raise CheckpointError(
             f"{source.key}={source.path} is not a trained reward model: adapter_config.json has "
@@ -131,7 +131,7 @@ def require_trained_head(source: ModelSource) -> None:
         )
 
 
-def _adapter(source: ModelSource) -> Any | None:
+def _read_adapter_config(source: ModelSource) -> Any | None:
     with translate_errors(source.failure):
         return adapter_config(source)
 
@@ -140,7 +140,7 @@ def _is_scorer(config: PreTrainedConfig) -> bool:
     return "SequenceClassification" in str(config.architectures)
 
 
-def _load(
+def _load_base(
     auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
 ) -> PreTrainedModel:
     config = load_config(source, **overrides)
@@ -157,9 +157,9 @@ def _load(
             use_safetensors=True,
             attn_implementation=own_attention(source.attention),
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # _require_fit compares them
+            ignore_mismatched_sizes=True,  # _require_matching_tensors compares them
         )
-        # First without memory: what does not fit the files would be allocated, however large.
+        # Load on the meta device first: tensors that do not match the files could be huge.
         model, found = load(device_map="meta")
         _require_matching_tensors(model, found, source)
         with draw_in_blocks() if mapped else nullcontext():
@@ -168,7 +168,7 @@ def _load(
 
 
 def _require_trainable(fields: Mapping[str, Any], source: ModelSource) -> None:
-    """Check the fields of config.json that transformers acts on without a look at the weights."""
+    """Raise CheckpointError if config.json has huge counts, quantized or redirected weights."""
     rest: list[Any] = [fields]
     while rest:
         each = rest.pop()
@@ -191,7 +191,7 @@ def _require_matching_tensors(
 ) -> None:
     """Check that the files hold all tensors of ``model``, and no others, in the same shapes.
 
-    A scorer that starts from a language model has a new head instead of the output layer.
+    If a scorer starts from a language model, its new head and the output layer are not compared.
     """
     missing, unexpected = set(found["missing_keys"]), set(found["unexpected_keys"])
     unexpected = {name for name in unexpected if not CONSTANTS.search(name)}
@@ -200,7 +200,7 @@ def _require_matching_tensors(
         if not _is_scorer(model.config):
             missing = {n for n in missing if n.startswith(f"{model.base_model_prefix}.")}
     shapes = [
-        f"{name} {_size(stored)} in the file and {_size(wanted)} by config.json"
+        f"{name} {_shape_text(stored)} in the file and {_shape_text(wanted)} by config.json"
         for name, stored, wanted in found["mismatched_keys"]
     ]
     parts = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}
@@ -213,5 +213,5 @@ def _require_matching_tensors(
         )
 
 
-def _size(shape: torch.Size) -> str:
+def _shape_text(shape: torch.Size) -> str:
     return f"({', '.join(map(str, shape))})"

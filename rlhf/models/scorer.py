@@ -1,4 +1,4 @@
-"""A sequence-classification model that is read at every position: a reward model or critic."""
+"""A sequence-classification model with a value at every position: a reward model or critic."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Scorer(nn.Module):
     """A one-label classification model whose head is applied to every token, not only the last.
 
-    The reward model is read at the end token, the critic before each response token; both are saved
-    as the ordinary Hugging Face folder of ``pretrained``.
+    The reward model's score is its value at the end token; the critic's values are taken before
+    each response token. Both are saved as the Hugging Face folder of ``pretrained``.
     """
 
     def __init__(self, pretrained: PreTrainedModel) -> None:

@@ -1,6 +1,6 @@
-"""A language model that runs one part of every sequence; other ranks run the other parts.
+"""A language model for sequence parallelism: each rank runs its own part of every sequence.
 
-Shapes: B = sequences, S = tokens, W = tokens of one part, N = picked tokens of this part.
+Shapes: B = sequences, S = tokens, W = tokens of one part, N = chosen tokens of this part.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rlhf.models.output_layer import DEFAULT_OPTIONS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHARED = "shared"  # the name of the exchanging attention among transformers' attention functions
+SHARED = "shared"  # name under which the attention that exchanges parts is registered
 
 
 class SequenceShardModel(LanguageModel):
     """A ``LanguageModel`` that runs part ``part`` of ``parts`` of every sequence.
 
-    All ranks of a group are given the same whole sequences. Each computes the log-probabilities of
-    the picked tokens that its part predicts, so the losses of the ranks add up to the whole loss.
+    All ranks of a group get the same whole sequences. Each rank computes the log-probabilities of
+    the chosen tokens that its part predicts, so the losses of the ranks add up to the whole loss.
 
     Raises:
-        CapabilityError: if a token's hidden state depends on more than its position and causal
-            attention over at most ``tokens`` tokens, or the model's parts are unknown.
+        CapabilityError: if the model's family is unknown, has a sliding window below ``tokens``,
+            or has rotary frequencies that change with the sequence length.
     """
 
     def __init__(self, pretrained: PreTrainedModel, *, part: int, parts: int, tokens: int) -> None:
@@ -49,12 +49,12 @@ class SequenceShardModel(LanguageModel):
     def forward(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS
     ) -> TokenLogprobs:
-        """Return log-probabilities (N,) of the picked tokens that this part predicts."""
+        """Return log-probabilities (N,) of the chosen tokens that this part predicts."""
         total = ids_BS.shape[1]
         width = -(-total // self._parts)
         first = self._part * width
         ids_BS = functional.pad(ids_BS, (0, self._parts * width - total))
-        # The padding repeats the last position, since learned positions may end there.
+        # Padding gets the last position, since a table of learned positions may end there.
         columns_W = torch.arange(first, first + width, device=ids_BS.device).clamp(max=total - 1)
         hidden_BWH = self.pretrained.base_model(
             input_ids=ids_BS[:, first : first + width],
@@ -83,7 +83,7 @@ def attention_of(model: PreTrainedModel) -> Callable[..., Any]:
 
 
 def use_shared_attention(model: PreTrainedModel, attention: Callable[..., Any]) -> None:
-    """Make ``model`` attend by ``attention``, which is given no mask."""
+    """Make ``model`` call ``attention``, without a mask, as its attention function."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(SHARED, attention)

@@ -26,15 +26,15 @@ class ModelShape:
     ffn: int
     is_gated: bool
     wide_copies: int
-    """Values per feed-forward unit that are saved for the backward pass."""
+    """Number of values per feed-forward unit that autograd saves for the backward pass."""
     vocab: int
     matrices: tuple[tuple[int, int], ...]
     layer_vectors: int
     """Weights of the biases and norms of one layer."""
     outside: int
-    """Weights outside the layers: embeddings, final norm, projections; without an untied head."""
+    """Number of weights outside layers and untied head: embeddings, final norm, projections."""
     tail: int
-    """Weights of ``outside`` between the last layer and the head: norm, projection."""
+    """Number of those weights between the last layer and the head: norm, projection."""
     head: int
     """Weights of a head that is not tied to the embedding."""
     embedding: int
@@ -46,7 +46,7 @@ class ModelShape:
     norms_heads: bool = False
     """True if queries and keys have norms."""
     keeps_scores: bool = False
-    """True if only eager attention works, which saves (tokens, tokens) probabilities."""
+    """True if only eager attention works, which saves (tokens, tokens) probabilities per head."""
 
     @cached_property
     def layer(self) -> int:
@@ -65,18 +65,18 @@ class ModelShape:
 
     @cached_property
     def multiplied_weights(self) -> int:
-        """Return the number of weights that multiply every token: linear layers except the head."""
+        """Return the number of weights in the linear layers, without the head."""
         inner = self.layers * sum(i * o for i, o in self.matrices)
         return inner + sum(i * o for i, o in self.projections)
 
     @property
     def projections(self) -> tuple[tuple[int, int], ...]:
-        """Return (inputs, outputs) of the projections from and to a narrower embedding."""
+        """Return (inputs, outputs) of the projections from and to the embedding; () without any."""
         narrow, wide = self.embedding, self.hidden
         return () if narrow == wide else ((narrow, wide), (wide, narrow))
 
     def adapter_weights(self, rank: int) -> int:
-        """Return the weights of LoRA adapters of ``rank`` on all linear layers except the head."""
+        """Return the number of weights of LoRA adapters on all linear layers except the head."""
         sides = self.layers * sum(i + o for i, o in self.matrices)
         return rank * (sides + sum(i + o for i, o in self.projections))
 
@@ -87,7 +87,7 @@ class ModelShape:
 
 
 def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
-    """Return the shape of a model, the value of ``key``, or None if it is not known."""
+    """Return the shape of ``model``, the value of config key ``key``; None if it is unknown."""
     fields = config_fields(model, key=key)
     if not isinstance(fields.get("model_type"), str):
         return None
@@ -96,7 +96,7 @@ def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
     try:
         shape = None if family is None else family(fields)
         sizes = (shape.weights, shape.hidden, shape.heads, shape.vocab) if shape else ()
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # missing, or no size
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a field is missing or wrong
         return None
     return shape if all(type(size) is int and 0 < size < 2**60 for size in sizes) else None
 
@@ -111,7 +111,7 @@ def config_fields(model: ModelConfig, *, key: str = "model") -> dict[str, Any]:
         return dict(model.architecture)
     file = user_path(str(model.path), key=f"{key}.path") / "config.json"
     if file.is_file():
-        return _read(file)
+        return _read_json(file)
     if "model_type" in model.architecture:
         return dict(model.architecture)
     return _read_cached_config(model)
@@ -125,11 +125,11 @@ def _read_cached_config(model: ModelConfig) -> dict[str, Any]:
         found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
     except ValueError:  # the path is not a hub id
         return {}
-    return _read(Path(found)) if isinstance(found, str) else {}
+    return _read_json(Path(found)) if isinstance(found, str) else {}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a mapping from a JSON file; return {} if the file holds none."""
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file, or {} if the file holds no mapping."""
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -166,7 +166,7 @@ def _opt(c: Mapping[str, Any]) -> ModelShape:
 
 
 def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False) -> ModelShape:
-    """Return the shape of Llama or Mistral; Qwen2 has ``biases`` on QKV, Qwen3 norms on heads."""
+    """Return the shape of Llama or Mistral, or of Qwen2 (``biases``) or Qwen3 (normed heads)."""
     hidden, ffn = c["hidden_size"], c["intermediate_size"]
     heads = c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
@@ -265,7 +265,7 @@ def _gpt2(c: Mapping[str, Any]) -> ModelShape:
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
         head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
     )
-    # GPT-2's own activation is several products and a tanh; autograd saves the input of each.
+    # GPT-2's own activation has several products and a tanh; autograd saves the input of each.
     return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 

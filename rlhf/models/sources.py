@@ -1,4 +1,4 @@
-"""The places that models are loaded from, with the options of the configuration."""
+"""The place from which a model is loaded, with the configuration's options for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlhf.models.load_errors import RUN_FOLDER, load_failure
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The place of a model's weights; ``key`` is the config key that errors about it name."""
+    """The place of a model's weights, and options; errors name the config key ``key``."""
 
     key: str
     path: str | None
@@ -23,7 +23,7 @@ class ModelSource:
     architecture: dict[str, Any] | None = None
     attention: str | None = None
     dropout: float = 0.0
-    gradient_checkpointing: bool | int = False  # a number: only in that many first layers
+    gradient_checkpointing: bool | int = False  # an int n: only in the first n layers
     compiles: bool = False
     trust_remote_code: bool = False
 
@@ -46,7 +46,7 @@ class ModelSource:
 
     @classmethod
     def folder(cls, folder: Path, *, base: ModelConfig) -> ModelSource:
-        """Return the source of a model that an earlier phase of the run made from ``base``."""
+        """Return the source of a model in ``folder`` that a run has trained from ``base``."""
         return cls(
             key=RUN_FOLDER,
             path=str(folder),

@@ -1,4 +1,4 @@
-"""Tokenizers: loaded from a folder or the hub, or trained on the run's own text."""
+"""Load a tokenizer from a folder or the hub, or train one on the run's own text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreT
 def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
 ) -> PreTrainedTokenizerBase:
-    """Train a byte-level BPE tokenizer of at most ``vocab_size`` tokens; it encodes every text."""
+    """Train a byte-level BPE tokenizer of at most ``vocab_size`` tokens; it encodes any text."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -69,10 +69,10 @@ def train_tokenizer(
 def byte_level_bpe(
     texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
 ) -> Tokenizer:
-    """Train the tokenizer of ``train_tokenizer``, but return it without transformers' wrapper.
+    """Train the same tokenizer as ``train_tokenizer``; return it without transformers' wrapper.
 
     Raises:
-        ConfigError: if the vocabulary has no room for all bytes.
+        ConfigError: if ``vocab_size`` is too small for all bytes and the special tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -109,8 +109,8 @@ def load_tokenizer(
     ``end_token`` replaces the tokenizer's own end token; if it is new to the vocabulary, it is
     added as a single token.
 
-    A tokenizer without a padding token pads with its unknown token, or, without either, with its
-    end token: lengths are explicit here, so padding is never mistaken for an end.
+    A tokenizer without a padding token pads with its unknown token, or without both with its end
+    token. Padding is never mistaken for an end, because batches carry explicit lengths.
 
     Raises:
         CheckpointError: if there is no tokenizer, or it has no end token.
@@ -124,7 +124,7 @@ def load_tokenizer(
         )
         if end_token is not None:
             tokenizer.add_special_tokens({"eos_token": end_token})
-        tokenizer.decode(tokenizer("A text.").input_ids)  # some damage shows only at the first use
+        tokenizer.decode(tokenizer("A text.").input_ids)  # raises if the files are damaged
     if tokenizer.eos_token_id is None and key == RUN_FOLDER:
         raise failure("it has no end token")
     if tokenizer.eos_token_id is None:
@@ -140,7 +140,7 @@ def load_tokenizer(
 def check_same_tokens(
     actor: PreTrainedTokenizerBase, reward: PreTrainedTokenizerBase, *, reward_place: str | Path
 ) -> None:
-    """Check that the reward model reads the same token ids that the actor writes.
+    """Check that the reward model and the actor have the same token ids and end token.
 
     Raises:
         ConfigError: if the vocabularies or the end tokens differ.

@@ -13,8 +13,8 @@ from rlhf.base.errors import CapabilityError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MOST_SHAPES = 1000  # of batches: sizes of micro-batches times widths
-# The names under which model families keep their dropout probabilities.
+MOST_SHAPES = 1000  # most batch shapes (micro-batch size, padded width) to compile a layer for
+# The config fields in which model families store their dropout probabilities.
 DROPOUT_FIELDS = (
     "dropout",
     "attention_dropout",
@@ -53,10 +53,10 @@ def checkpoint_gradients(model: PreTrainedModel, layers: bool | int, *, key: str
 
 
 def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
-    """Compile the layers of the model, once for each shape of a batch.
+    """Compile the layers of the model, once for each batch shape.
 
-    Batches are padded to eight widths per doubling, so their shapes are few, and layers share what
-    is compiled. A layer that gets a KV cache, whose shape changes in each step, runs uncompiled.
+    Batches are padded to eight widths per doubling, so there are few shapes. All layers share the
+    compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
 
     Raises:
         CapabilityError: if the model does not name its layers; the message names ``key``.
@@ -68,15 +68,17 @@ def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor
         raise CapabilityError(
             f"{key}: the layers of {type(model).__name__} cannot be found; set compile=false"
         )
-    # At its limit torch.compile would run further shapes uncompiled, with a line in the log.
+    # Beyond this limit torch.compile would run further shapes uncompiled and log a warning.
     torch._dynamo.config.recompile_limit = MOST_SHAPES
     torch._dynamo.config.accumulated_recompile_limit = MOST_SHAPES
     for layer in layers:
         layer.compile(backend=backend, dynamic=False)
-        layer._compiled_call_impl = partial(_call, layer._compiled_call_impl, layer._call_impl)
+        layer._compiled_call_impl = partial(
+            _call_unless_cached, layer._compiled_call_impl, layer._call_impl
+        )
 
 
-def _call(
+def _call_unless_cached(
     compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
 ) -> Any:
     return (compiled if options.get("past_key_values") is None else plain)(*inputs, **options)

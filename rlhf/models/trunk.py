@@ -36,7 +36,7 @@ class TrunkOutput(NamedTuple):
 
 
 class BlockCall(NamedTuple):
-    """The arguments of a call of a block: the hidden state, then masks, positions and others."""
+    """The recorded arguments of a block's call: the hidden state, then masks, positions, ..."""
 
     hidden_BSH: Tensor
     args: tuple[Any, ...]
@@ -52,10 +52,10 @@ class Branch(nn.Module):
         self.tail = nn.ModuleList(deepcopy(module) for module in tail)
 
     def forward(self, calls: Sequence[BlockCall]) -> Tensor:
-        """Return the last hidden state (B, S, H), given the calls of the original blocks.
+        """Run the branch, and return its last hidden state (B, S, H).
 
-        The branch starts from the first call's hidden state; the other calls only provide masks and
-        positions.
+        ``calls`` are the recorded calls of the original blocks. The branch starts from the hidden
+        state of the first call; of the other calls it uses only masks and positions.
         """
         hidden_BSH = calls[0].hidden_BSH
         for block, call in zip(self.blocks, calls, strict=True):
@@ -104,7 +104,7 @@ class SharedTrunk(nn.Module):
 
         for module in pretrained.modules():
             if "layerdrop" in vars(module):
-                module.layerdrop = 0.0  # branches start from calls of blocks, so none is skipped
+                module.layerdrop = 0.0  # branches need the recorded call of every block
         self.requires_grad_(requires_grad=False)
         for part in [*top, *tail, *own_output, self.value_branch, self.value_head]:
             if part is not None:
@@ -127,7 +127,10 @@ class SharedTrunk(nn.Module):
         with_policy: bool = True,
         with_reference: bool = False,
     ) -> TrunkOutput:
-        """Run one forward pass over right-padded sequences, as in ``LanguageModel``."""
+        """Run one forward pass over right-padded sequences; return log-probs and values.
+
+        The log-probs of policy or reference are None if they are not requested.
+        """
         base = self.pretrained.base_model
         blocks = list(base.get_submodule(blocks_of(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
@@ -169,7 +172,7 @@ def build_trunk(
 
 
 def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the critic's weights in ``state``, all of ``trunk``, named as in ``critic_model``."""
+    """Select the critic's weights from the trunk's ``state``; name them as in ``critic_model``."""
     prefix, (blocks, tail) = trunk.pretrained.base_model_prefix, blocks_of(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
@@ -177,7 +180,7 @@ def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tens
         renamed[f"value_branch.blocks.{index}."] = f"{prefix}.{blocks}.{first + index}."
     for index, name in enumerate(tail):
         renamed[f"value_branch.tail.{index}."] = f"{prefix}.{name}."
-    # In this order the critic's own blocks replace the actor's blocks.
+    # In this order the critic's own blocks overwrite the actor's blocks of the same name.
     return {
         name.replace(old, new, 1): tensor
         for old, new in renamed.items()
@@ -187,7 +190,7 @@ def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tens
 
 
 def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Return the critic as an ordinary model on the meta device: class and config only."""
+    """Return the critic as a transformers model on the meta device, without weights."""
     from transformers import AutoModelForSequenceClassification
 
     config = deepcopy(trunk.pretrained.config)
@@ -198,7 +201,7 @@ def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreT
 
 
 def blocks_of(model: PreTrainedModel) -> tuple[str, list[str]]:
-    """Return the names of the list of blocks and of the modules after the blocks of ``model``.
+    """Return the attribute path of the list of blocks, and the paths of the modules after it.
 
     Raises:
         CapabilityError: if the table of families has no ``blocks`` for its model_type.

@@ -1,4 +1,4 @@
-"""The safetensors files of a model: which they are, and the names and types of their tensors."""
+"""Find the safetensors files of a model, and read the names and dtypes of their tensors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# Masks and positions that older versions of transformers saved; the model computes them itself.
+# Masks and positions that older versions of transformers saved, and models now compute.
 CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
-SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # transformers would prefer these files
-NAMED = 3  # tensors in an error
+SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # transformers would load these first
+NAMED = 3  # most tensors that an error names
 
 
 def stored_dtype(source: ModelSource) -> torch.dtype:
-    """Return the dtype of the weights of ``source``; fp32 if mixed.
+    """Return the dtype of the stored weights of ``source``; fp32 if they are mixed or fp64.
 
-    Loaded in this dtype, the tensors of a safetensors file are views of it and take no memory.
+    Tensors that are loaded in the dtype of their file are memory-mapped views of the file.
 
     Raises:
         CheckpointError: as ``tensor_types`` does.
@@ -40,15 +40,15 @@ def stored_dtype(source: ModelSource) -> torch.dtype:
 
 
 def tensor_types(source: ModelSource) -> dict[str, str]:
-    """Return the type of each tensor in the weight files of ``source``, without its constants.
+    """Return the safetensors dtype of each tensor of ``source``, without masks and positions.
 
     Raises:
-        CheckpointError: if the files are not those that their index names, or a type is no float.
-        Exception: what libraries raise if a file cannot be read.
+        CheckpointError: if the files do not match their index, or a dtype is no float.
+        Exception: any error of safetensors or transformers if a file cannot be read.
     """
     from safetensors import safe_open
 
-    files, index = _files(source)
+    files, index = _weight_files(source)
     types: dict[str, str] = {}
     places: dict[str, str] = {}
     for path in files:
@@ -74,7 +74,7 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
 
 def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> None:
     """Raise a CheckpointError if ``weights``, called ``name``, hold NaN or an infinite value."""
-    # aminmax needs no memory, and is seven times as fast as isfinite; NaN passes through it.
+    # aminmax needs no memory and is seven times as fast as isfinite; any NaN makes it return NaN.
     if weights.numel() and not torch.stack(torch.aminmax(weights)).isfinite().all():
         raise CheckpointError(
             f"{source.key}={source.path}: {name} holds NaN or an infinite value as "
@@ -84,14 +84,14 @@ def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> N
 
 
 def some_of(names: Iterable[str]) -> str:
-    """Return the first names, and the number of the others."""
+    """Return text with the first ``NAMED`` of the sorted names, and how many more there are."""
     found = sorted(names)
     rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return ", ".join(found[:NAMED]) + rest
 
 
-def _files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | None]:
-    """Return the weight files of ``source``, and the file of each tensor if there is an index."""
+def _weight_files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | None]:
+    """Return the paths of the weight files, and the index (tensor -> file name) or None."""
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
     from transformers.utils.hub import cached_files
 
@@ -110,7 +110,7 @@ def _files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | None]:
 
 
 def _check_index(index: Any, source: ModelSource) -> dict[str, str]:
-    """Return the file of each tensor, from the content of an index."""
+    """Return the file name of each tensor from an index's content, or raise if it is malformed."""
     parts = index if isinstance(index, dict) else {}
     files, metadata = parts.get("weight_map"), parts.get("metadata")
     if not isinstance(files, dict) or not files or not isinstance(metadata, dict):

@@ -1,7 +1,7 @@
-"""Build a model whose weights are sharded, or sent to the device, one at a time.
+"""Build a model and shard its weights, or send them to the device, one at a time.
 
-A folder's weights are memory-mapped: every rank reads only the part that it keeps from the file.
-Random weights are drawn block by block, in the order and with the values of an ordinary build.
+The weights of a folder are memory-mapped: every rank reads only the part that it keeps. Random
+weights are drawn block by block, in the order of an ordinary build, so they have the same values.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Replaces a parameter with this rank's shard (possibly the whole parameter) and returns the shard
-# in the engine's precision; None if the parameter was already sharded.
+# A function that replaces a parameter with this rank's shard (possibly the whole parameter) and
+# returns the shard in the engine's precision; it returns None if the parameter is already sharded.
 Shard = Callable[[nn.Parameter], Tensor | None]
 
 
@@ -25,10 +25,10 @@ Shard = Callable[[nn.Parameter], Tensor | None]
 def draw_in_blocks(shard: Shard | None = None) -> Iterator[None]:
     """Make transformers draw random weights in fp32 for models that are built in this context.
 
-    With ``shard`` no model is ever whole in memory: a module's memory is freed as soon as it is
-    constructed, and allocated again block by block (an element of a list of modules) to initialize
-    and shard it. All values equal the values of an ordinary build, since both steps draw random
-    numbers in its order.
+    With ``shard`` the whole model is never in memory. The memory of each module is freed as soon as
+    the module is constructed. It is allocated again block by block (element of a ModuleList), to
+    initialize and shard the block. The values equal those of an ordinary build, since random
+    numbers are drawn in the same order.
     """
     from transformers import PreTrainedModel
 
@@ -70,7 +70,7 @@ def draw_in_blocks(shard: Shard | None = None) -> Iterator[None]:
 
 
 def _is_loaded(tensor: Tensor) -> bool:
-    """Return True if transformers marks ``tensor`` as loaded, or to be tied to a loaded tensor."""
+    """Return True if transformers marked ``tensor`` as loaded, or as tied to a loaded tensor."""
     return getattr(tensor, "_is_hf_initialized", False)
 
 
@@ -79,7 +79,7 @@ def shard_parameters(
 ) -> None:
     """Shard all parameters that are not sharded yet, one at a time.
 
-    ``check`` is called with the name of each, and with this rank's part, which alone is in memory.
+    ``check`` is called with the name of each parameter and with this rank's shard.
     """
     for name, parameter in model.named_parameters():
         part = shard(parameter)

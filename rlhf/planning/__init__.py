@@ -1,1 +1,1 @@
-"""Estimate memory, time and cost of a configuration before a run starts; pure arithmetic."""
+"""Estimate memory, time and cost of a run from its configuration, before the run starts."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
 ADAPTER_RANK = 16  # LoRA rank of lora=default and lora=all
-ROLES = {  # the trained models of each phase
+ROLES = {  # the models that each phase trains
     Phase.sft: [LoraRole.sft],
     Phase.reward: [LoraRole.reward],
     Phase.dpo: [LoraRole.actor],
@@ -32,21 +32,21 @@ Planner = Callable[[RunConfig], "Plan"]
 def advice(asked: RunConfig, planner: Planner) -> list[str]:
     """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
 
-    ``planner`` returns the plan of a configuration. Single changes come first, from small to large;
-    they are combined only if no single change fits.
+    ``planner`` returns the plan of a configuration. The list has single changes, from small to
+    large. Changes are combined only if no single change fits.
     """
-    found = _fitting(_changes(asked, planner), planner)
-    return found or _fitting(_together(asked), planner)
+    found = _fitting(_single_changes(asked, planner), planner)
+    return found or _fitting(_combined_change(asked), planner)
 
 
 def _fitting(changes: Iterable[Change], planner: Planner) -> list[str]:
-    """Return the text of every change in ``changes`` that fits."""
-    return [text for words, config in changes if (text := _fits(words, config, planner))]
+    """Return the text of every change with which the run fits."""
+    return [text for words, config in changes if (text := _text_if_fitting(words, config, planner))]
 
 
-def _changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
-    """Yield one change at a time, from small to large."""
-    auto = _auto(config)
+def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
+    """Yield single changes, from small to large."""
+    auto = _with_zero_auto(config)
     prefix = "" if config.zero.auto else "zero=auto "
     if prefix:
         yield prefix.strip(), auto
@@ -56,36 +56,36 @@ def _changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
             smaller = replace(settings, micro_batch_size=1)
             yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
     if config.model.gradient_checkpointing is not True:
-        yield f"{prefix}{CHECKPOINTING}", _checkpointing(auto)
-    if _may_take_adapters(config):
-        yield f"{prefix}{_lora(config)}", _adapters(auto)
+        yield f"{prefix}{CHECKPOINTING}", _with_checkpointing(auto)
+    if _can_add_adapters(config):
+        yield f"{prefix}{_lora_override(config)}", _with_adapters(auto)
     if config.hardware.device is Device.cuda:
         yield from _more_nodes(auto, prefix, planner)
 
 
-def _together(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto, checkpointing and adapters combined, if adapters can be added."""
-    if _may_take_adapters(config):
-        words = f"zero=auto {CHECKPOINTING} {_lora(config)}"
-        yield words, _adapters(_checkpointing(_auto(config)))
+def _combined_change(config: RunConfig) -> Iterator[Change]:
+    """Yield zero=auto, gradient checkpointing and adapters as one change, if it is possible."""
+    if _can_add_adapters(config):
+        words = f"zero=auto {CHECKPOINTING} {_lora_override(config)}"
+        yield words, _with_adapters(_with_checkpointing(_with_zero_auto(config)))
 
 
-def _auto(config: RunConfig) -> RunConfig:
+def _with_zero_auto(config: RunConfig) -> RunConfig:
     return replace(config, zero=replace(config.zero, auto=True))
 
 
-def _checkpointing(config: RunConfig) -> RunConfig:
+def _with_checkpointing(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, gradient_checkpointing=True))
 
 
-def _may_take_adapters(config: RunConfig) -> bool:
-    """Return True if a trained model lacks adapters; False for a shared trunk."""
+def _can_add_adapters(config: RunConfig) -> bool:
+    """Return True if a trained model has no adapters, unless the run has a shared trunk."""
     wanted = {role for phase in config.phase.order for role in ROLES[phase]}
     there = set(config.lora.roles) if config.lora.rank else set()
     return not wanted <= there and not config.ppo.shared_trunk
 
 
-def _lora(config: RunConfig) -> str:
+def _lora_override(config: RunConfig) -> str:
     """Return the override that adds adapters in every phase that runs."""
     lora = config.lora
     is_default = lora.rank == ADAPTER_RANK and lora.roles == ROLES[Phase.ppo]
@@ -94,26 +94,26 @@ def _lora(config: RunConfig) -> str:
     return "lora=all" if {Phase.sft, Phase.reward} & set(config.phase.order) else "lora=default"
 
 
-def _adapters(config: RunConfig) -> RunConfig:
-    roles = ROLES[Phase.ppo] if _lora(config) == "lora=default" else list(LoraRole)
+def _with_adapters(config: RunConfig) -> RunConfig:
+    roles = ROLES[Phase.ppo] if _lora_override(config) == "lora=default" else list(LoraRole)
     rank = config.lora.rank or ADAPTER_RANK
     return replace(config, lora=replace(config.lora, rank=rank, roles=roles))
 
 
 def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
-    """Double the number of nodes until the run fits, and yield that change."""
+    """Double the number of nodes until the run fits; yield that change, or nothing."""
     nodes = 2 * config.hardware.nodes
     while nodes <= MOST_NODES:
         larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
         words = f"{prefix}hardware.nodes={nodes}"
-        if _fits(words, larger, planner):
+        if _text_if_fitting(words, larger, planner):
             yield words, larger
             return
         nodes *= 2
 
 
-def _fits(words: str, config: RunConfig, planner: Planner) -> str | None:
-    """Return ``words`` with ZeRO setting and GiB per rank; None if invalid or too large."""
+def _text_if_fitting(words: str, config: RunConfig, planner: Planner) -> str | None:
+    """Return ``words`` with ZeRO setting and GiB per rank, or None if the run does not fit."""
     try:
         check_lora(config)
         plan = planner(config)

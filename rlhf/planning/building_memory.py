@@ -9,7 +9,7 @@ from rlhf.models.model_uses import ModelUse
 from rlhf.planning.memory_model import HALF, SINGLE, Parts
 from rlhf.planning.phase_memory import PhaseMemory
 
-BUILDING = "building"  # the moment before the first step
+BUILDING = "building"  # name of the moment in which models are built, before the first step
 ROUNDED_AT_ONCE = 2**24  # weights; as in rlhf/engine/masters.py
 
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
@@ -17,11 +17,11 @@ ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference
 
 
 def moments_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
-    """Return the bytes by purpose while the models of a phase are built, and between its steps."""
-    return {BUILDING: _building(scene), "between steps": scene.resident()}
+    """Return the bytes by purpose at two moments: while models are built, and between steps."""
+    return {BUILDING: _building_peak(scene), "between steps": scene.resident()}
 
 
-def _building(scene: PhaseMemory) -> Parts:
+def _building_peak(scene: PhaseMemory) -> Parts:
     """Return the peak bytes by purpose while the models of ``scene`` are built, one by one."""
     states = scene.resident()
     if not scene.at.machine.is_gpu:
@@ -30,26 +30,26 @@ def _building(scene: PhaseMemory) -> Parts:
     for model in sorted(scene.models, key=lambda model: ORDER.index(model.role)):
         held = Counter(scene.states[model.role].device)
         del held["gradients"]
-        moments = _later_moments(scene, model)
+        moments = _first_step_moments(scene, model)
         held["optimizer"] -= moments
         built += held
-        # DeepSpeed 0.19.8 tries its optimizer, with gradients of zero in fp32.
+        # DeepSpeed 0.19.8 takes a trial step, for which it allocates fp32 gradients of zeros.
         zeros = 0 if scene.runs_on_torch(model) else moments // 2
         peaks.append(built + Counter(optimizer=zeros, weights=_rounded_at_once(scene, model)))
     return max(peaks, key=Counter.total)
 
 
 def _rounded_at_once(scene: PhaseMemory, model: ModelUse) -> int:
-    """Return the bytes of frozen weights that the torch engine has in fp32 while it rounds them."""
+    """Return the bytes of fp32 copies of frozen weights while the torch engine rounds them."""
     if not (scene.runs_on_torch(model) and scene.at.size(model) == HALF):
         return 0
     return SINGLE * min(model.weights - min(model.trained, model.weights), ROUNDED_AT_ONCE)
 
 
-def _later_moments(scene: PhaseMemory, model: ModelUse) -> int:
-    """Return the bytes of moments that the first step makes; ``SplitAdamW`` has them at once."""
+def _first_step_moments(scene: PhaseMemory, model: ModelUse) -> int:
+    """Return the bytes of moments allocated in the first step; 0 for ``SplitAdamW``."""
     has_half = scene.at.size(model) == HALF
     if has_half and scene.runs_on_torch(model):
         return 0
     states = scene.states[model.role].device["optimizer"]
-    return states * 2 // 3 if has_half else states  # beside fp32 masters, or weights
+    return states * 2 // 3 if has_half else states  # in half precision 1/3 are fp32 masters

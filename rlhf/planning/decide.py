@@ -20,7 +20,7 @@ from rlhf.planning.steps import Loads
 class Decision(NamedTuple):
     """The configuration to run, its plan, and ``notes`` to print.
 
-    Notes name options without effect, and the reason if planning failed.
+    The notes name options without effect, and the reason if the run could not be planned.
     """
 
     config: RunConfig
@@ -61,7 +61,7 @@ def decide(
 
 
 def resolve_auto(plan: Plan) -> RunConfig:
-    """Return the plan's configuration with what its ``auto`` and null values stand for."""
+    """Return the plan's configuration with its ``auto`` and null values replaced by its choices."""
     config = plan.config
     for phase in plan.phases:
         name = phase.phase.value

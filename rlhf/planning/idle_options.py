@@ -1,4 +1,4 @@
-"""Name the ZeRO++ and MixZ++ options that do nothing in a run, or only cost memory."""
+"""Find the ZeRO++ and MixZ++ options that have no effect in a run, or only cost memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlhf.planning.advice import ROLES
 def idle_options(config: RunConfig) -> tuple[str, ...]:
     """Return one sentence for every option that saves nothing in this run, with the reason.
 
-    ``zero.quantize_weights`` is never named: it halves the traffic within a node as well.
+    ``zero.quantize_weights`` is never included, because it halves the traffic within a node too.
     """
-    return tuple(_idle(config))
+    return tuple(_idle_sentences(config))
 
 
-def _idle(config: RunConfig) -> Iterator[str]:
+def _idle_sentences(config: RunConfig) -> Iterator[str]:
     zero, ranks = config.zero, num_ranks(config)
     if config.hardware.nodes == 1:
         parts = zero.hpz_partition_size
@@ -36,7 +36,7 @@ def _idle(config: RunConfig) -> Iterator[str]:
                 "zero.quantize_gradients=true has no effect on one node: DeepSpeed 0.19.8 "
                 "quantizes gradients only if there are several nodes"
             )
-    if zero.quantize_frozen_weights and not _freezes(config):
+    if zero.quantize_frozen_weights and not _trains_partly_frozen_model(config):
         yield (
             f"zero.quantize_frozen_weights=true has no effect: lora.roles="
             f"[{','.join(config.lora.roles)}] names no model that is trained here, so no trained "
@@ -44,8 +44,8 @@ def _idle(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _freezes(config: RunConfig) -> bool:
-    """Return True if a model in training has frozen weights: under adapters, or in a trunk."""
+def _trains_partly_frozen_model(config: RunConfig) -> bool:
+    """Return True if a trained model has frozen weights, due to adapters or a shared trunk."""
     order = config.phase.order
     trained = {role for phase in order for role in ROLES[phase]}
     return bool(trained & set(config.lora.roles)) or (

@@ -23,11 +23,11 @@ from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import ModelShape
 
 HALF, SINGLE = 2, 4  # bytes per element
-CPU_BLOCK = (1024, 2048)  # positions and vocabulary entries whose logits exist at the same time
+CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
 GPU_BLOCK = (1024, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
-TORCH_TOKENS = 256  # positions whose logits exist in fp32, twice, where no kernel computes
+TORCH_TOKENS = 256  # tokens whose logits exist twice in fp32 if torch computes, not a kernel
 LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/attention.py)
-KEPT_TOKENS = 3  # matmul attention keeps probabilities up to this many tokens per head dimension
+KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
 PREFETCH = 50_000_000  # DeepSpeed's default for stage3_prefetch_bucket_size, in elements
@@ -39,14 +39,14 @@ Parts = Counter[str]  # bytes by purpose, such as weights or logits
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """The bytes of a model's states on one rank: on the device, and offloaded to host or NVMe."""
+    """The bytes by purpose of a model's states on one rank: on the device, and offloaded."""
 
     device: Parts
     host: Parts
 
 
 def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
-    """Return the bytes per weight in the precision that the model computes in."""
+    """Return the bytes per weight in the precision in which the model computes."""
     return HALF if has_half_weights(role, zero, dtype) else SINGLE
 
 
@@ -95,9 +95,9 @@ def model_states(
 
 
 def persistent(model: ModelUse, zero: ZeroConfig) -> int:
-    """Return the number of weights that stage 3 keeps whole on every rank, in addition to shards.
+    """Return the number of weights that ZeRO stage 3 keeps on every rank in addition to its shard.
 
-    These are small tensors: vectors and matrices of adapters, up to param_persistence_threshold.
+    These are tensors of up to param_persistence_threshold elements: biases, norms and adapters.
     """
     limit = zero.param_persistence_threshold
     limit = PERSISTENCE if limit is None else limit
@@ -125,10 +125,10 @@ def activations(
     uses_matmul_attention: bool,
     share: int = 1,
 ) -> int:
-    """Return the bytes that ``sequences`` of ``tokens`` tokens keep for the backward pass.
+    """Return the bytes stored for the backward pass of ``sequences`` of ``tokens`` tokens.
 
     ``uses_matmul_attention``: attention uses matrix products instead of the fused kernel. ``size``
-    is in bytes per element. ``share`` ranks divide the sequences.
+    is the bytes per element. With sequence parallelism, ``share`` ranks divide the sequences.
     """
     shape = model.shape
     whole: float = sequences * layer_activations(
@@ -138,7 +138,7 @@ def activations(
         whole += tokens * tokens * size
     kept = model.layers - model.checkpointed
     inputs = sequences * model.checkpointed * shape.hidden * tokens * size
-    # During its own backward pass, a checkpointed layer has all its activations again.
+    # A checkpointed layer recomputes all its activations for its own backward pass.
     found = kept * whole + inputs + (whole if model.checkpointed else 0)
     if share > 1:
         found += exchanged_bytes(model, sequences=sequences, tokens=tokens, size=size)
@@ -146,9 +146,9 @@ def activations(
 
 
 def exchanged_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-    """Return the bytes that sequences shared by ranks keep in addition to ``activations``.
+    """Return the bytes that sequence parallelism stores in addition to ``activations``.
 
-    Each layer keeps the output of attention twice: before and after ranks exchange it.
+    Each layer stores the output of attention twice: before and after the ranks exchange it.
     """
     layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
     return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
@@ -159,13 +159,12 @@ def layer_activations(
 ) -> float:
     """Return the bytes that autograd saves in one layer for one sequence of ``tokens`` tokens.
 
-    Norms: input and output; RMSNorm: the input in fp32, the normalized input and the output.
-    Attention: queries, keys, values and output; with ``uses_matmul_attention``, keys and values
-    repeated for every query head, and the probabilities of short sequences; if queries and keys
-    have norms, also the norms' inputs in fp32 and normalized inputs. Feed-forward: ``wide_copies``
-    values per unit, such as the input and output of the activation, and in a gated layer both
-    factors and their product. Eager attention of transformers: the probabilities in fp32 and, if
-    the model is in half precision, also in half precision.
+    - LayerNorm: input and output. RMSNorm: input in fp32, normalized input and output.
+    - Attention: queries, keys, values and output. With ``uses_matmul_attention``, keys and values
+      are repeated for every query head, and short sequences store probabilities. Norms on queries
+      and keys store their inputs in fp32 and their normalized inputs.
+    - Eager attention: probabilities in fp32, and in half precision if the model is.
+    - Feed-forward: ``wide_copies`` values per unit, such as input and output of the activation.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = shape.norms * shape.hidden * (2 * size + (SINGLE if shape.has_rms_norms else 0))
@@ -182,8 +181,8 @@ def layer_activations(
 def scores(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
     """Return the bytes of one (tokens, tokens) matrix for every head and sequence.
 
-    Attention that is not fused holds two in a forward pass (scores and probabilities) and three in
-    a backward pass. Only one layer holds them at a time.
+    Attention that is not fused holds two such matrices in a forward pass (scores and probabilities)
+    and three in a backward pass. Only one layer holds them at a time.
     """
     return sequences * shape.heads * tokens * tokens * size
 
@@ -196,7 +195,7 @@ def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
 
 
 def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
-    """Return the bytes of one block's logits, with torch's copies in fp32; 0 for a scorer."""
+    """Return the bytes of one block of logits and of torch's fp32 copies; 0 for a scorer."""
     if model.is_scorer:
         return 0
     most, entries = GPU_BLOCK if is_gpu else CPU_BLOCK
@@ -205,10 +204,10 @@ def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
 
 
 def reading(model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool) -> int:
-    """Return the bytes of a pass without gradients: a feed-forward layer and a block of logits.
+    """Return the bytes of a pass without gradients: one feed-forward layer and a block of logits.
 
-    The layer holds its input, also normed, and the input and output of its activation; if it is
-    gated, that output, the other factor and their product.
+    The layer holds its input, its normed input, and the input and output of its activation. A gated
+    layer holds the activation's output, the other factor and their product.
     """
     shape = model.shape
     wide = sequences * tokens * (2 * shape.hidden + (3 if shape.is_gated else 2) * shape.ffn)
@@ -218,10 +217,10 @@ def reading(model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: 
 def reduce_buckets(
     model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, is_hybrid: bool = False
 ) -> int:
-    """Return the bytes of the buckets in which DeepSpeed reduces gradients, at any model size.
+    """Return the bytes of DeepSpeed's gradient buckets, whose size does not depend on the model.
 
-    Stage 3 keeps its bucket allocated. Stages 1 and 2 allocate one for each backward pass, and a
-    second one with overlap_comm, where one bucket is reduced while the next is filled.
+    Stage 3 keeps its bucket allocated. Stages 1 and 2 allocate one bucket per backward pass. With
+    overlap_comm they allocate a second bucket, to fill it while the first is reduced.
     """
     stage = stage_of(model.role, zero)
     is_torch = runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid)
@@ -233,7 +232,7 @@ def reduce_buckets(
 
 
 def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
-    """Return the bytes of gathered weights in a pass over a sharded model, in use or prefetched."""
+    """Return the bytes of gathered weights, in use or prefetched, in a pass of a sharded model."""
     is_whole = ranks == 1 and not offloads_weights(model.role, zero)
     if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
         return 0

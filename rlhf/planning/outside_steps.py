@@ -10,11 +10,11 @@ from rlhf.config.choices import Backend, Phase
 from rlhf.planning import time_model
 from rlhf.planning.phase_memory import PhaseMemory
 
-HF_LAYER_FACTOR = 6.0  # relative to the fast loop: generate() launches operations one by one
+HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), relative to the fast rollout
 
 
 def tensor_parallel(scene: PhaseMemory) -> int:
-    """Return the number of ranks that share one copy of the weights while they generate."""
+    """Return the tensor-parallel size of generation: the ranks that share one copy of weights."""
     rollout = scene.config.rollout
     is_hybrid = rollout.backend is Backend.hybrid_engine
     return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
@@ -23,7 +23,7 @@ def tensor_parallel(scene: PhaseMemory) -> int:
 def how_sampled(
     scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
 ) -> time_model.Sampling:
-    """Describe the sampling of responses of full length to prompts of mean length."""
+    """Return a ``Sampling`` of responses of maximum length to prompts of mean length."""
     rollout = scene.config.rollout
     return time_model.Sampling(
         responses=responses,
@@ -37,7 +37,10 @@ def how_sampled(
 
 
 def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
-    """Return the seconds of a supervised phase outside its steps; empty if its data is unknown."""
+    """Return the seconds of a supervised phase outside its steps, by activity.
+
+    The result is empty if the number of held-out examples is unknown.
+    """
     if not scene.load.held_out:
         return {}
     config, phase = scene.config, scene.phase
@@ -59,9 +62,10 @@ def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
 
 
 def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
-    """Return the seconds of PPO outside its steps, by purpose; empty if its data is unknown.
+    """Return the seconds of PPO outside its steps, by activity.
 
-    Evaluations answer held-out prompts before, after and, with ppo.eval_every, during training.
+    The policy answers held-out prompts before and after training and, with ppo.eval_every, during
+    it. The result is empty if the number of held-out prompts is unknown.
     """
     config, load = scene.config, scene.load
     if not load.held_out:

@@ -18,8 +18,8 @@ from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.rollout_memory import copied_weight_bytes, gathers_weights, graph_bytes
 
-KEEPS_BELOW = 0.9  # share of the memory within which graphs are kept: a plan may be a tenth off
-SLACK = 0.05  # share of the seconds on a GPU that its estimate does not tell apart
+KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
+SLACK = 0.05  # relative difference of estimated seconds on a GPU that counts as equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class PhasePlan:
     gathers: bool = False
     """True if sharded weights are gathered once per rollout."""
     keeps_graphs: bool = False
-    """True if CUDA graphs and KV cache stay between rollouts."""
+    """True if CUDA graphs and KV cache stay allocated between rollouts."""
     moments: dict[str, Parts]
     """Bytes by purpose at each moment, such as generation."""
     host: int
@@ -75,19 +75,19 @@ def divisors(number: int, cap: int) -> list[int]:
 
 
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
-    """Return the plan with the fastest micro-batches that fit, otherwise with the least memory.
+    """Return the plan of a phase with the fastest micro-batch that fits, else the least memory.
 
-    ``like`` fixes micro-batches and rows to those of an earlier plan.
+    If ``like`` is given, the micro-batch and the rows of that earlier plan are used.
     """
     if scene.phase is Phase.ppo:
         return _plan_ppo(scene, like)
     plan = phase_plans(scene.config)[scene.phase]
-    sizes = [like.micro_batch] if like else _micro_batches(scene, plan)
-    return _best([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
+    sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
+    return _best_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
 
 
-def _best(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
-    """Return the largest micro-batch that fits and is as fast as any, else the least memory."""
+def _best_plan(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
+    """Return the largest of the fastest micro-batches that fit, else the plan of least memory."""
     fitting = [option for option in options if option.bytes <= scene.limit]
     if not fitting:
         return min(options, key=lambda option: option.bytes)
@@ -96,28 +96,27 @@ def _best(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
 
 
 class Timed(Protocol):
-    """What takes an estimated time."""
+    """A plan with an estimated time."""
 
     @property
     def seconds(self) -> float:
-        """Return the seconds."""
+        """Return the estimated seconds."""
 
 
 T = TypeVar("T", bound=Timed)
 
 
 def as_fast_as_any(options: Sequence[T], machine: Machine) -> list[T]:
-    """Return the options that are as fast as the fastest, in order.
+    """Return the options that are as fast as the fastest option, in their order.
 
-    Times on a GPU are estimates: there, up to 5 % is no reason for small micro-batches, sharding or
-    offloading.
+    On a GPU, options that are up to 5 % slower count as equally fast, because times are estimates.
     """
     fastest = min(option.seconds for option in options)
     most = fastest * (1 + (SLACK if machine.is_gpu else 0.0))
     return [option for option in options if option.seconds <= most]
 
 
-def _micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
+def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
     config, phase = scene.config, scene.phase
     chosen = getattr(config, phase.value).micro_batch_size
     if chosen is not None:
@@ -144,7 +143,7 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         work = scene.work(model, sequences=pair * plan.per_rank, micro=pair * micro)
         if model.trained:
             seconds["train"] += time_model.training_seconds(at, model, work)
-        # With no reference model, DPO's policy without its adapters is the reference.
+        # Without a reference model, DPO's policy is the reference when its adapters are off.
         if not model.trained or (scene.phase is Phase.dpo and not others):
             seconds["score"] += time_model.reading_seconds(at, model, work)
     return PhasePlan(
@@ -160,15 +159,15 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
 
 
 def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
-    """Plan PPO; the rows of the rollout and the micro-batches are chosen independently."""
+    """Plan PPO; choose the rows of the rollout and the micro-batch independently."""
     config = scene.config
     rollout = rollout_plan(config)
     learning = phase_plans(config)[Phase.ppo]
-    counts = [like.rows] if like and like.rows else _rows(scene, rollout)
-    sizes = [like.micro_batch] if like else _micro_batches(scene, learning)
-    sampled = [_sampling(scene, rollout, rows) for rows in counts]
-    trained = [_learning(scene, rollout, learning, micro) for micro in sizes]
-    generation, training = _best(sampled, scene), _best(trained, scene)
+    counts = [like.rows] if like and like.rows else _candidate_rows(scene, rollout)
+    sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
+    sampled = [_plan_rollout(scene, rollout, rows) for rows in counts]
+    trained = [_plan_training(scene, rollout, learning, micro) for micro in sizes]
+    generation, training = _best_plan(sampled, scene), _best_plan(trained, scene)
     kept = graph_bytes(scene, generation.parts, rows=generation.rows or 0)
     most = max(generation.bytes, training.bytes) + kept.total()
     fits = most <= scene.limit * KEEPS_BELOW
@@ -191,8 +190,8 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     )
 
 
-def _rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
-    """Return the candidate numbers of responses decoded at once; generate() takes all of them."""
+def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
+    """Return the possible numbers of responses to decode at once; generate() decodes all."""
     share, settings = rollout.per_rank, scene.config.rollout
     if settings.backend is Backend.hf:
         return [share]
@@ -201,15 +200,15 @@ def _rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
     return sorted({math.ceil(share / waves) for waves in range(1, share + 1)})
 
 
-def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
+def _plan_rollout(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     """Plan the rollout of one PPO step with ``rows`` responses decoded at once."""
     config, at, actor = scene.config, scene.at, scene.models[0]
     settings, size = config.rollout, scene.at.size(scene.models[0])
-    # The fast loop allocates its KV cache for the longest allowed prompts.
+    # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + settings.max_response_tokens
     parts = scene.resident()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
-    # Every rank of a tensor-parallel group holds all rows of the group, for its part of the heads.
+    # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
     parts["kv_cache"] = memory_model.kv_cache(actor.shape, rows=rows, tokens=tokens, size=size)
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
@@ -235,7 +234,7 @@ def _sampling(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     )
 
 
-def _learning(
+def _plan_training(
     scene: PhaseMemory, rollout: RolloutPlan, learning: BatchPlan, micro: int
 ) -> PhasePlan:
     """Plan scoring and training of one PPO step with micro-batches of size ``micro``."""
@@ -254,7 +253,7 @@ def _learning(
         work = scene.work(
             model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
         )
-        readings = _readings(scene, reuses=reuses) if model.role is Role.actor else 1
+        readings = _actor_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
         score += readings * time_model.reading_seconds(at, model, work)
         if not model.trained:
             continue
@@ -281,9 +280,9 @@ def _learning(
     )
 
 
-def _readings(scene: PhaseMemory, *, reuses: bool) -> int:
+def _actor_scoring_passes(scene: PhaseMemory, *, reuses: bool) -> int:
     """Return the number of actor forward passes that score a rollout before training."""
     if scene.config.ppo.shared_trunk:
-        return 1  # one pass serves actor, reference and critic
+        return 1  # one pass scores for actor, reference and critic
     is_reference = all(model.role is not Role.reference for model in scene.models)
-    return (0 if reuses else 1) + is_reference  # the reference is one more pass, without adapters
+    return (0 if reuses else 1) + is_reference  # as the reference, the actor runs without adapters

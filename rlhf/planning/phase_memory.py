@@ -19,16 +19,16 @@ from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes
 from rlhf.planning.training_memory import pass_moments
 
-KEPT_FREED = 1.4  # ratio to the memory in use, if the process keeps freed blocks of other lengths
+KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
-FRAGMENTED = 0.03  # share of the memory that is lost between blocks,
-FRAGMENTED_GPU = 0.02  # and on a GPU, whose segments grow (rlhf/engine/devices.py)
+FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
+FRAGMENTED_GPU = 0.02  # the same on a GPU, with expandable segments (rlhf/engine/devices.py)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMemory:
-    """A phase under one ZeRO setting, before its micro-batches are chosen."""
+    """The memory of a phase under one ZeRO setting, for any micro-batch."""
 
     config: RunConfig
     at: CostModel
@@ -38,7 +38,7 @@ class PhaseMemory:
 
     @cached_property
     def states(self) -> dict[Role, States]:
-        """Return the memory that the states of each model take."""
+        """Return the bytes of each model's states: weights, gradients, optimizer and EMA."""
         machine = self.at.machine
         return {
             model.role: memory_model.model_states(
@@ -53,7 +53,7 @@ class PhaseMemory:
 
     @property
     def limit(self) -> float:
-        """Return the bytes that one rank may use."""
+        """Return the bytes that one rank may use, which is its memory minus fragmentation."""
         machine = self.at.machine
         return machine.memory * (1 - (FRAGMENTED_GPU if machine.is_gpu else FRAGMENTED))
 
@@ -63,15 +63,15 @@ class PhaseMemory:
         return sum(states.host.total() for states in self.states.values())
 
     def resident(self, learner: ModelUse | None = None) -> Parts:
-        """Return the bytes by purpose that stay allocated, also those while ``learner`` is trained.
+        """Return the bytes by purpose that stay allocated while ``learner`` trains or none does.
 
-        These have gradients of the models that take their steps together with ``learner``, without
-        its own. DeepSpeed's stage 3 never frees gradients and the buckets that it reduces them in.
+        The gradients of ``learner`` itself are not counted, but those of models that step together
+        with it are. DeepSpeed's stage 3 never frees gradients and their buckets.
         """
         role = None if learner is None else learner.role
         if role not in self._residents:
             self._residents[role] = self._resident(role)
-        return self._residents[role].copy()  # for the caller to add to
+        return self._residents[role].copy()  # the caller may change it
 
     @cached_property
     def _residents(self) -> dict[Role | None, Parts]:
@@ -84,9 +84,9 @@ class PhaseMemory:
             held = Counter(states.device)
             if not self.at.machine.is_gpu:  # the ranks' memory is the host's memory
                 held += states.host
-            if bucket := self._bucket(model, kept=True):
+            if bucket := self._bucket_bytes(model, kept=True):
                 held["buffers"] = bucket
-            elif not _steps_together(self, model, learner):
+            elif not _keeps_gradients(self, model, learner):
                 del held["gradients"]
             parts += held
         machine, config = self.at.machine, self.config
@@ -101,9 +101,9 @@ class PhaseMemory:
     ) -> Parts:
         """Return the peak bytes by purpose while ``model`` is trained on micro-batches.
 
-        ``positions`` of the ``tokens`` tokens in each sequence get logits. A step of the optimizer
-        takes ``passes`` micro-batches. Ranks that share their sequences divide activations, logits
-        and scores, but not gathered weights and buckets.
+        ``positions`` of the ``tokens`` tokens in each sequence get logits. An optimizer step has
+        ``passes`` micro-batches. Sequence parallelism divides activations, logits and scores by
+        the number of ranks, but not gathered weights and buckets.
         """
         size, is_gpu = self.at.size(model), self.at.machine.is_gpu
         share = self.at.zero.sequence_parallel_size
@@ -129,13 +129,17 @@ class PhaseMemory:
             is_first=passes == 1 and is_gpu and not is_sharded,
             is_gpu=is_gpu,
         )
-        matrices = 3 * (6 if self.config.hardware.keep_freed_memory else 1)  # freed ones may stay
-        moments.layers["activations"] += self._scores(model, sequences, tokens, matrices) // share
-        buffers = Counter(buffers=self._bucket(model, kept=False) + self.live(model))
+        matrices = 3 * (
+            6 if self.config.hardware.keep_freed_memory else 1
+        )  # counts kept freed ones
+        moments.layers["activations"] += (
+            self._score_bytes(model, sequences, tokens, matrices) // share
+        )
+        buffers = Counter(buffers=self._bucket_bytes(model, kept=False) + self.live(model))
         return self.resident(model) + buffers + max(moments, key=Counter.total)
 
     def reading(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
-        """Return the peak bytes by purpose while the models score a micro-batch in turn."""
+        """Return the peak bytes by purpose while the models score a micro-batch one by one."""
         each = []
         for model in models:
             activations = memory_model.reading(
@@ -145,7 +149,7 @@ class PhaseMemory:
                 size=self.at.size(model),
                 is_gpu=self.at.machine.is_gpu,
             )
-            activations += self._scores(model, sequences, tokens, 2)
+            activations += self._score_bytes(model, sequences, tokens, 2)
             each.append(Counter(activations=activations, buffers=self.live(model)))
         return self.resident() + max(each, key=Counter.total)
 
@@ -155,7 +159,7 @@ class PhaseMemory:
         """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
 
         Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
-        follow each prompt, and only they get logits. Ranks that share their sequences divide it.
+        follow each prompt, and only they get logits. Sequence parallelism divides the work.
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
         lengths = self.load.widths(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
@@ -171,7 +175,7 @@ class PhaseMemory:
 
     @property
     def response_tokens(self) -> float:
-        """Return the expected tokens of a PPO response."""
+        """Return the expected number of tokens of a PPO response."""
         most = self.config.rollout.max_response_tokens
         return most if self.load.answer is None else self.load.answer
 
@@ -182,20 +186,20 @@ class PhaseMemory:
         return PREPARING + weights / LOADED
 
     def live(self, model: ModelUse) -> int:
-        """Return the bytes of weights that a pass over a sharded model has gathered."""
+        """Return the bytes of gathered weights in a pass of a sharded model."""
         zero, machine = self.at.zero, self.at.machine
         return memory_model.live_weights(model, zero=zero, ranks=machine.ranks, dtype=machine.dtype)
 
     def runs_on_torch(self, model: ModelUse) -> bool:
-        """Return True if plain torch runs ``model``, and not DeepSpeed."""
+        """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
         machine = self.at.machine
         is_hybrid = _is_hybrid(self.config, self.phase, model)
         return runs_on_torch(
             self.at.zero, ranks=machine.ranks, dtype=machine.dtype, is_hybrid=is_hybrid
         )
 
-    def _bucket(self, model: ModelUse, *, kept: bool) -> int:
-        """Return the bytes of gradient buckets: at stage 3 if ``kept``, at other stages if not."""
+    def _bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
+        """Return the bytes of gradient buckets: of stage 3 if ``kept``, else of other stages."""
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
@@ -207,7 +211,7 @@ class PhaseMemory:
             is_hybrid=_is_hybrid(self.config, self.phase, model),
         )
 
-    def _scores(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
+    def _score_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""
         is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
         if not (is_matmul or model.shape.keeps_scores):
@@ -217,11 +221,11 @@ class PhaseMemory:
         )
 
 
-def _steps_together(scene: PhaseMemory, model: ModelUse, learner: Role | None) -> bool:
-    """Return True if ``model`` has gradients in all passes of ``learner``, another model.
+def _keeps_gradients(scene: PhaseMemory, model: ModelUse, learner: Role | None) -> bool:
+    """Return True if the gradients of ``model`` stay allocated while ``learner`` trains.
 
-    Critic and actor step one after another, unless an overflow of one skips both steps. The process
-    of a CPU keeps what the gradients of the first one took.
+    On a GPU, critic and actor step one after another, except in fp16 with ppo.align_overflow, where
+    an overflow skips both steps. A CPU process keeps the memory of freed gradients.
     """
     if learner is None or learner is model.role:
         return False
@@ -240,7 +244,7 @@ def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
     return not is_gpu and tokens <= memory_model.LONGEST
 
 
-@lru_cache(maxsize=10_000)  # a plan needs the same work under every ZeRO setting
+@lru_cache(maxsize=10_000)  # most ZeRO settings have the same work
 def _work(
     model: ModelUse,
     lengths: tuple[int, ...],
@@ -253,7 +257,7 @@ def _work(
 ) -> Pass:
     """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``.
 
-    ``share`` ranks divide it.
+    With sequence parallelism, ``share`` ranks divide the work.
     """
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():

@@ -37,7 +37,7 @@ EFFICIENCY = {
         link=0.3,
         layer_seconds=30e-6,
         message_seconds=650e-6,
-        layer_calls=40.0,  # emulated: OPT 38, GPT-NeoX 45, Llama 61; real GPUs fuse some
+        layer_calls=40.0,  # counted by emulation: OPT 38, GPT-NeoX 45, Llama 61; GPUs fuse some
         hooked_layer_seconds=0.5e-3,  # an estimate
     ),
     Device.cpu: Efficiency(
@@ -54,10 +54,10 @@ EFFICIENCY = {
         decode_calls=80.0,
     ),
 }
-START_SECONDS = 4.0  # on a CPU: to import libraries and to run everything once
-RECORD_SECONDS = 6e-5  # on a CPU: to read, split and tokenise one example
-# What the compiled decode step (rlhf/kernels/decode.c) changes: the share of the bandwidth that its
-# attention reaches, measured with AMX, and the calls of torch's operations per layer and step.
+START_SECONDS = 4.0  # on a CPU, to import libraries and to run everything once
+RECORD_SECONDS = 6e-5  # on a CPU, to read, split and tokenise one example
+# Values for the compiled decode step (rlhf/kernels/decode.c): the share of the bandwidth that its
+# attention reaches, measured with AMX, and the calls of torch operations per layer and step.
 COMPILED = {"attention": 0.35, "decode_calls": 4.0}
 HOST_RESERVED = 0.1  # share of the host's memory for the system, data and files being read
 
@@ -76,7 +76,7 @@ class Plan:
     models: dict[Phase, tuple[ModelUse, ...]]
     phases: tuple[PhasePlan, ...]
     records: int
-    """Examples of the whole run; 0 if unknown."""
+    """Number of examples of the whole run; 0 if unknown."""
     limit: float
     """Bytes that one rank may use."""
 
@@ -129,12 +129,12 @@ class Plan:
 
     @cached_property
     def ways(self) -> list[str]:
-        """Return overrides that make the run fit; cached, because every change is planned."""
+        """Return overrides that make the run fit; cached, because each needs a plan of its own."""
         return [] if self.fits else advice(self.asked, partial(plan_run, loads=self.loads))
 
     @property
     def setting(self) -> str:
-        """Return the ZeRO setting as text."""
+        """Return the ZeRO setting as text, such as "ZeRO stage 2, optimiser offloaded"."""
         zero = self.zero
         own = self.stages.get(Role.critic, zero.stage) != zero.stage
         critic = f" (critic: stage {zero.critic_stage})" if own else ""
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def disk(self) -> int:
-        """Return the bytes of the models that the run saves."""
+        """Return the bytes on disk of the models that the run saves, including moving averages."""
         total = 0
         for models in self.models.values():
             for model in models:
@@ -172,9 +172,9 @@ class Plan:
 
     @property
     def checkpoint_disk(self) -> int:
-        """Return the most bytes of a phase's checkpoints: all that are kept, and one being written.
+        """Return the bytes of checkpoints of the largest phase: all kept ones and the one written.
 
-        A checkpoint has fp32 weights, two moments and the moving average of what is trained.
+        A checkpoint has, for every trained weight, the fp32 weight, two moments and the EMA if any.
         """
         config = self.asked.checkpoint
         if not (config.every_minutes or config.every_steps or config.best):
@@ -191,18 +191,18 @@ def plan_run(
 ) -> Plan:
     """Return the plan of a run, without the ``finished`` phases.
 
-    With zero.auto it is the fastest plan that fits, or the plan with least memory if none fits.
-    ``loads`` describe the data that was read; without them every sequence has its maximum length.
+    With zero.auto this is the fastest plan that fits, or the plan with least memory if none fits.
+    ``loads`` are the steps and lengths of the data. Without them every length is the maximum.
 
     Raises:
         UnknownModelError: if the shape of a model is not known.
     """
-    # Choose with typical rates and predict with measured rates: measurements vary from day to day,
-    # and other micro-batches sum in another order, so the same seed would give another run.
+    # Choose micro-batches with typical rates, then predict times with measured rates. Measured
+    # rates vary from day to day; with other micro-batches the same seed would give another run.
     typical = machine_of(config.hardware, typical_rates())
     machine = machine_of(config.hardware)
     found = assume_loads(config) if loads is None else loads
-    # Built once for all candidates: no ZeRO setting changes them, and shapes may come from files.
+    # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
     models = {phase: models_of(config, phase) for phase in order}
 
@@ -232,14 +232,14 @@ def plan_run(
 
 
 def efficiency_of(machine: Machine) -> Efficiency:
-    """Return the shares of its peak rates that ``machine`` reaches."""
+    """Return the shares of the peak rates that ``machine`` reaches."""
     found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
     is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
     return replace(found, **COMPILED) if is_compiled and not machine.is_gpu else found
 
 
 def best_of(plans: Sequence[Plan]) -> Plan:
-    """Return the first plan that fits and is as fast as any, else the plan with least memory."""
+    """Return the first of the fastest plans that fit, else the plan with least memory."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
         return as_fast_as_any(fitting, fitting[0].machine)[0]
@@ -251,7 +251,7 @@ def _candidates(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
     if not config.zero.auto:
         yield config
         return
-    for changes in _settings(config):
+    for changes in _zero_settings(config):
         candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
         zero = candidate.zero
         if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
@@ -265,12 +265,12 @@ def _candidates(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
         yield candidate
 
 
-def _settings(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Yield ZeRO stages and offloading options, the simplest first."""
+def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Yield combinations of ZeRO stages and offloading options, the simplest first."""
     has_ppo = Phase.ppo in config.phase.order
     has_ema = has_ppo and bool(config.ppo.ema_beta)
     no = (False,)
-    # On a CPU the ranks' memory is the host's memory: there is nothing to offload to.
+    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
     either = (False, True) if config.hardware.device is Device.cuda else no
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:

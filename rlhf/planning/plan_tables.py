@@ -48,7 +48,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "price_usd": plan.price,
         "ranks": machine.ranks,
         "memory_gib_limit": plan.limit / GIB,
-        "host_memory_gib_per_node": _host(plan) / GIB,
+        "host_memory_gib_per_node": _offloaded_bytes(plan) / GIB,
         "disk_gb": plan.disk / GB,
         "checkpoints_gb": plan.checkpoint_disk / GB,
         "phases": {phase.phase.value: _phase_json(phase) for phase in plan.phases},
@@ -66,18 +66,18 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
     }
 
 
-def _host(plan: Plan) -> int:
-    """Return the bytes offloaded per node."""
+def _offloaded_bytes(plan: Plan) -> int:
+    """Return the bytes that the ranks of one node offload, in the phase that offloads most."""
     return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
 
 
 def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
-    return f"{_setting(plan)} for {counts(plan)}" if plan.fits else f"does not fit: {plan.reason}"
+    return f"{_cost_text(plan)} for {counts(plan)}" if plan.fits else f"does not fit: {plan.reason}"
 
 
 def counts(plan: Plan) -> str:
-    """Return as text the steps and examples that time and price are based on."""
+    """Return text with the number of steps and examples on which time and price are based."""
     config = plan.config
     batches = {
         Phase.sft: f"{config.sft.batch_size} examples",
@@ -93,14 +93,14 @@ def counts(plan: Plan) -> str:
     return f"{', '.join(phases)}, from {describe_examples(config.data)}"
 
 
-def _setting(plan: Plan) -> str:
+def _cost_text(plan: Plan) -> str:
     most = max(phase.bytes for phase in plan.phases)
     number = plan.machine.ranks
     ranks = "one rank" if number == 1 else f"each of {number} ranks"
     words = [
         plan.setting,
         f"{most / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
-        _time(plan.hours),
+        _time_text(plan.hours),
     ]
     if plan.price is not None:
         words.append(f"${plan.price:,.2f}")
@@ -108,7 +108,7 @@ def _setting(plan: Plan) -> str:
 
 
 def tables(plan: Plan) -> list[RenderableType]:
-    """Return a table of the memory and time of each phase, the verdict and notes."""
+    """Return a table of memory and time per phase, then text: whether the run fits, and notes."""
     from rich.table import Table
 
     hardware = plan.config.hardware
@@ -136,20 +136,20 @@ def tables(plan: Plan) -> list[RenderableType]:
             cells = ("" if value is None else f"{value:.2f}" for value in seconds)
             table.add_row(f"{part}, s per step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
-    table.add_row("time", *(_time(value) for value in hours))
+    table.add_row("time", *(_time_text(value) for value in hours))
     notes = [f"the time is for {counts(plan)}"]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
     notes += idle_options(plan.config)
     if plan.fits:
         disk = f"{plan.disk / GB:.1f} GB, checkpoints up to {plan.checkpoint_disk / GB:.1f} GB"
-        answer = f"fits: {_setting(plan)}; models on disk: {disk}"
+        answer = f"fits: {_cost_text(plan)}; models on disk: {disk}"
         return [table, answer, *notes]
     ways = (f"what fits: {way}" for way in plan.ways)
     return [table, f"does not fit: {plan.reason}", *ways, *notes]
 
 
-def _time(hours: float | None) -> str:
+def _time_text(hours: float | None) -> str:
     if hours is None:
         return "unknown time"
     if hours < 1 / 60:

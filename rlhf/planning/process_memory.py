@@ -12,20 +12,20 @@ CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' wor
 NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
-STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps: products of other sizes
+STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps, for products of more sizes
 MANY_STEPS = 300
 RECORD = 2000  # bytes per example in memory
 
 
 def gpu_process(*, ranks: int) -> float:
-    """Return the bytes that one of ``ranks`` takes on a GPU without models."""
+    """Return the GPU bytes of a process without models; more if there are several ``ranks``."""
     return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
 
 
 def cpu_process(config: RunConfig, phase: Phase, load: Load) -> float:
-    """Return the bytes of a CPU process without models: libraries, records, kept buffers.
+    """Return the bytes of a CPU process without models: libraries, examples and kept buffers.
 
-    oneDNN and torch keep code and buffers for every size of matrix product so far.
+    oneDNN and torch keep code and buffers for every size of matrix product that has occurred.
     """
     order = config.phase.order
     earlier = order.index(phase) if phase in order else 0

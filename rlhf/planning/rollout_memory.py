@@ -1,4 +1,4 @@
-"""Compute what a rollout holds beside the states of the models, on one rank."""
+"""Compute the bytes that a rollout takes on one rank in addition to the models' states."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.planning.memory_model import HALF, SINGLE, Parts
 from rlhf.planning.phase_memory import PhaseMemory
 
-# Bytes per logit of a captured step: in half precision, in fp32, divided by the temperature, and
-# as a probability.
+# Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
+# divided by the temperature, and the probability.
 GRAPH_LOGIT = HALF + 3 * SINGLE
 
 
 def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     """Return the bytes of weights that the fast rollout copies.
 
-    On a CPU all are copied into the order in which they are read. A GPU reads the model's own,
-    unless they are in another precision.
+    On a CPU all weights are copied into the order in which decoding reads them. A GPU reads the
+    model's own weights, unless they are in another precision.
     """
     at, actor = scene.at, scene.models[0]
     if not at.machine.is_gpu:
@@ -28,7 +28,10 @@ def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
 
 
 def gathers_weights(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
-    """Return True if a rollout gathers sharded weights once; it then needs ``needed`` bytes."""
+    """Return True if the rollout gathers all sharded weights once, instead of at every token.
+
+    ``needed`` is the bytes that one rank needs in that case.
+    """
     match backend:
         case Backend.hf:
             return False
@@ -40,9 +43,9 @@ def gathers_weights(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
 
 
 def graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
-    """Return the bytes by purpose of CUDA graphs of ``rows`` rows and of all that they read.
+    """Return the bytes by purpose that CUDA graphs of ``rows`` rows keep between rollouts.
 
-    ``during`` has the bytes of the rollout. The result is empty if nothing may be kept.
+    ``during`` has the bytes by purpose of the rollout. The result is empty without CUDA graphs.
     """
     rollout, actor = scene.config.rollout, scene.models[0]
     uses_graphs = rollout.cuda_graphs and rollout.backend is Backend.fast

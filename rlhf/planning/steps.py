@@ -12,7 +12,7 @@ from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 
 COUNTED = (".jsonl", ".csv")  # file types with one example per line
-LARGEST = 2**30  # bytes; lines of larger files are not counted
+LARGEST = 2**30  # bytes; the lines of larger files are not counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +44,18 @@ class Load:
         return self.lengths[-1]
 
     def widths(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
-        """Return the length that each of ``passes`` micro-batches of ``micro`` is padded to.
+        """Return the padded width of each of ``passes`` micro-batches of ``micro`` sequences.
 
-        This is the expected length of its longest sequence. If ``is_sorted``, a micro-batch takes
-        its sequences from its own part of the sorted lengths, otherwise from all lengths.
+        This is the expected length of a micro-batch's longest sequence. If ``is_sorted``, each
+        micro-batch has sequences of similar length, otherwise of random length.
         """
         key = passes, micro, is_sorted
-        if key not in self._padded:  # the same for every ZeRO setting that is compared
-            self._padded[key] = self._pad(*key)
+        if key not in self._padded:  # cached, as the planner compares many ZeRO settings
+            self._padded[key] = self._expected_widths(*key)
         return self._padded[key]
 
-    def _pad(self, passes: int, micro: int, is_sorted: bool) -> tuple[int, ...]:
-        share = micro / (micro + 1)  # mean maximum of ``micro`` uniform numbers
+    def _expected_widths(self, passes: int, micro: int, is_sorted: bool) -> tuple[int, ...]:
+        share = micro / (micro + 1)  # expected maximum of ``micro`` uniform random numbers
         places = [(i + share) / passes if is_sorted else share for i in range(passes)]
         return tuple(
             self.lengths[min(int(p * len(self.lengths)), len(self.lengths) - 1)] for p in places
@@ -89,7 +89,7 @@ def steps_of(config: RunConfig, phase: Phase) -> int | None:
 
 
 def examples_of(data: DataConfig, phase: Phase) -> int | None:
-    """Return a phase's training examples, its share of ``total_examples``, or None if unknown."""
+    """Return the number of training examples of ``phase``, or None if it is unknown."""
     total = total_examples(data)
     if total is None:
         return None
@@ -101,8 +101,8 @@ def examples_of(data: DataConfig, phase: Phase) -> int | None:
 
 
 def total_examples(data: DataConfig) -> int | None:
-    """Return data.size or the lines of a local file; None if they cannot be counted."""
-    return data.size or _lines(data)
+    """Return data.size, or the number of lines of a local file, or None if it is unknown."""
+    return data.size or _count_lines(data)
 
 
 def describe_examples(data: DataConfig) -> str:
@@ -117,7 +117,7 @@ def describe_examples(data: DataConfig) -> str:
     return f"{total:,} examples of {place}"
 
 
-def _lines(data: DataConfig) -> int | None:
+def _count_lines(data: DataConfig) -> int | None:
     path = user_path(data.path, key="data.path") if isinstance(data.path, str) else None
     if path is None or path.suffix not in COUNTED or not path.is_file():
         return None

@@ -1,8 +1,8 @@
 """Estimate the seconds of passes over models, communication, optimizer steps and decoding.
 
-FLOPs are counted as in Narayanan et al. (https://arxiv.org/abs/2104.04473, appendix): a product
-with a weight is 2 per token, its backward pass 4. ``Efficiency`` holds the shares of its peak rates
-that a machine reaches.
+FLOPs are counted as in Narayanan et al. (https://arxiv.org/abs/2104.04473, appendix): a weight
+takes 2 FLOPs per token in the forward pass and 4 in the backward pass. ``Efficiency`` holds the
+shares of the peak rates that a machine reaches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlhf.planning.memory_model import (
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
 INT8 = 0.5  # ratio to the bytes of half precision
-EXCHANGES = 5  # messages of a layer whose sequences are shared: q, k, v, output and positions
+EXCHANGES = 5  # messages per layer with sequence parallelism: q, k, v, output and positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Efficiency:
 
     matmul: float
     sharded: float
-    """Rate of passes over a sharded model, which wait for weights, relative to unsharded passes."""
+    """Rate of passes of a sharded model, which wait for weights, relative to unsharded passes."""
     bandwidth: float
     attention: float
     """Share of the peak bandwidth in reading the KV cache."""
@@ -66,7 +66,7 @@ class CostModel:
 
     @property
     def operations(self) -> float:
-        """Return the FLOPs per second that one rank reaches."""
+        """Return the FLOPs per second that one rank reaches in matrix products."""
         return self.machine.operations * self.efficiency.matmul
 
     def is_gathered(self, model: ModelUse) -> bool:
@@ -74,25 +74,25 @@ class CostModel:
         return self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
 
     def rate_of(self, model: ModelUse) -> float:
-        """Return the FLOPs per second of a rank in passes over ``model``; lower if sharded."""
+        """Return the FLOPs per second of a rank in passes of ``model``; lower if it is sharded."""
         return self.operations * (self.efficiency.sharded if self.is_gathered(model) else 1.0)
 
     @property
     def bandwidth(self) -> float:
-        """Return the bytes per second that one rank reads."""
+        """Return the bytes per second that one rank reads from its memory."""
         return self.machine.bandwidth * self.efficiency.bandwidth
 
     def size(self, model: ModelUse) -> int:
-        """Return the bytes per weight in the precision that the model computes in."""
+        """Return the bytes per weight in the precision in which ``model`` computes."""
         return weight_bytes(model.role, self.zero, self.machine.dtype)
 
 
 def forward_bytes(
     model: ModelUse, *, sequences: float, tokens: float, positions: float, size: int, products: bool
 ) -> float:
-    """Return the bytes of activations of a pass over ``sequences`` of ``tokens``, with logits.
+    """Return the bytes of activations, scores and logits of a forward pass.
 
-    ``products``: attention uses matrix products and so writes its scores.
+    ``products``: attention uses matrix products, which write their scores to memory.
     """
     shape = model.shape
     layer = layer_activations(shape, tokens, size=size, uses_matmul_attention=products)
@@ -102,21 +102,22 @@ def forward_bytes(
 
 
 class Pass(NamedTuple):
-    """The work of one step's forward passes over a model."""
+    """The work of a model's forward passes in one step, on one rank."""
 
     operations: float
+    """FLOPs."""
     bytes: float
     """Bytes of activations."""
     passes: int
     """Number of micro-batches."""
     tokens: float = 0.0
-    """Tokens of this rank without responses; read only where ranks share sequences."""
+    """Tokens of this rank without responses; used only with sequence parallelism."""
 
 
 def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
-    """Return the seconds of the forward passes, without those in which only weights move.
+    """Return the seconds of the forward passes, without waiting for gathered weights.
 
-    A GPU computes while the host launches what follows; a CPU does one after the other.
+    On a GPU, computing overlaps with the launches of later operations; on a CPU it does not.
     """
     efficiency = at.efficiency
     layers = work.passes * model.shape.layers
@@ -129,9 +130,9 @@ def computing_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
 
 
 def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool = False) -> float:
-    """Return the seconds for every rank to all-gather the full weights once; 0 if not sharded.
+    """Return the seconds to all-gather or load the full weights once; 0 if they are not sharded.
 
-    ``within_node``: the ranks of each node have all weights among them (ZeRO++ hpZ).
+    ``within_node``: the ranks of each node together hold all weights (ZeRO++ hpZ).
     """
     machine, zero = at.machine, at.zero
     if stage_of(model.role, zero) != SHARDED_WEIGHTS:
@@ -150,7 +151,7 @@ def whole_weights_seconds(at: CostModel, model: ModelUse, *, within_node: bool =
 
 
 def _all_gather_seconds(at: CostModel, moved: float, *, within_node: bool = False) -> float:
-    """Return the seconds of an all-gather, or equally a reduce-scatter, of ``moved`` bytes."""
+    """Return the seconds of an all-gather of ``moved`` bytes; a reduce-scatter takes as long."""
     machine = at.machine
     per_node = machine.ranks_per_node
     inside = moved * (per_node - 1) / per_node / machine.link
@@ -160,16 +161,16 @@ def _all_gather_seconds(at: CostModel, moved: float, *, within_node: bool = Fals
 
 
 def reading_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
-    """Return the seconds of forward passes, which overlap with gathering weights."""
+    """Return the seconds of forward passes; computing overlaps with gathering weights."""
     gathering = work.passes * whole_weights_seconds(at, model)
     computing = computing_seconds(at, model, work) + sequence_parallel_seconds(at, model, work)
     return max(computing, gathering)
 
 
 def sequence_parallel_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
-    """Return the seconds of forward passes in which ranks exchange parts of sequences and heads.
+    """Return the seconds that sequence parallelism adds to forward passes for its exchanges.
 
-    Each layer sends queries, keys and values before attention, and its output after it.
+    Each layer exchanges queries, keys and values before attention, and the output after it.
     """
     share, shape = at.zero.sequence_parallel_size, model.shape
     if share == 1:
@@ -192,7 +193,7 @@ def training_seconds(at: CostModel, model: ModelUse, work: Pass) -> float:
     stage = stage_of(model.role, zero)
     forward = whole_weights_seconds(at, model)
     backward = whole_weights_seconds(at, model, within_node=zero.hpz_partition_size > 1)
-    reduces = work.passes if stage > 1 else 1  # from stage 2 on, after every micro-batch
+    reduces = work.passes if stage > 1 else 1  # stages 2 and 3 reduce after every micro-batch
     moved = work.passes * (forward + backward) + reduces * _reduce_seconds(at, model)
     together = max(compute, moved) if zero.overlap_comm else compute + moved
     return together + optimizer_seconds(at, model)
@@ -202,14 +203,14 @@ def _reduce_seconds(at: CostModel, model: ModelUse) -> float:
     machine, zero = at.machine, at.zero
     if machine.ranks == 1:
         return 0.0
-    is_int4 = zero.quantize_gradients and machine.nodes > 1  # within one node: full precision
+    is_int4 = zero.quantize_gradients and machine.nodes > 1  # on one node nothing is quantized
     moved = model.trained * at.size(model) * (INT8 / 2 if is_int4 else 1)
-    both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  all-reduce below stage 2
+    both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  stages 0, 1: all-reduce
     return both * _all_gather_seconds(at, moved)
 
 
 def optimizer_seconds(at: CostModel, model: ModelUse) -> float:
-    """Return the seconds of an AdamW step on a rank's share, where its states are stored."""
+    """Return the seconds of an AdamW step on a rank's share, and of gathering the new weights."""
     machine, zero = at.machine, at.zero
     stage = stage_of(model.role, zero)
     share = model.trained / (machine.ranks if stage else 1)
@@ -229,7 +230,7 @@ def optimizer_seconds(at: CostModel, model: ModelUse) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampling of one rank's responses in a rollout."""
+    """The responses that one rank samples in a rollout; lengths are in tokens."""
 
     responses: int
     rows: int
@@ -240,11 +241,11 @@ class Sampling:
     gathers: bool
     """True: gather sharded weights once per rollout; False: layer by layer, at every token."""
     layer_factor: float = 1.0
-    """Waiting time per layer, relative to the fast loop."""
+    """Waiting time per layer, relative to the fast rollout."""
 
 
 def sampling_seconds(at: CostModel, actor: ModelUse, how: Sampling) -> float:
-    """Return the seconds of a rollout: compute-bound prefill, then mostly memory-bound decoding."""
+    """Return the seconds of a rollout: compute-bound prefill, then decoding token by token."""
     machine, efficiency, tp = at.machine, at.efficiency, how.tensor_parallel
     shape, size = actor.shape, at.size(actor)
     waves = math.ceil(how.responses / how.rows)

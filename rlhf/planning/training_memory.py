@@ -1,4 +1,4 @@
-"""Compute the bytes that a training pass takes beside model states and stored activations."""
+"""Compute the peak bytes of a training pass, with gradients and logits, at its moments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf.planning.memory_model import SINGLE, Parts, layer_activations, logits
 
 
 class PassMoments(NamedTuple):
-    """The bytes by purpose at three moments of a backward pass."""
+    """The bytes by purpose while a backward pass is in the head, the layers and the embedding."""
 
     head: Parts
     layers: Parts
@@ -31,19 +31,19 @@ def pass_moments(
 ) -> PassMoments:
     """Return the bytes by purpose at the moments that can be the peak of a backward pass.
 
-    ``tokens`` and ``positions``, which get logits, are those of all sequences. ``activations`` are
-    the bytes stored for the pass, and ``gradients`` those of all trained weights: in the first pass
-    of a step they are allocated while the activations are freed. The memory that a CPU's process
-    keeps (KEPT_FREED) has room for the slopes.
+    ``tokens`` and ``positions`` (tokens with logits) are counted over all sequences.
+    ``activations`` are the bytes stored for the pass; ``gradients`` are the bytes of all weight
+    gradients. In the first pass of a step (``is_first``), gradients are allocated while activations
+    are freed. On a CPU, temporary gradients fit into the freed memory that the process keeps.
     """
     head, hidden, layer = (
         slope(model, tokens=tokens, positions=positions, size=size) if is_gpu else 0
         for slope in (head_slope, hidden_slope, layer_slopes)
     )
-    # No layer is computed again while there are logits.
-    again = _layer(model, tokens, size) if is_gpu and model.checkpointed else 0
+    # No checkpointed layer is recomputed while there are logits.
+    again = _layer_activation_bytes(model, tokens, size) if is_gpu and model.checkpointed else 0
     before = 0 if is_first else gradients
-    # Autograd holds the slope of a tied head until it is added to that of the embedding.
+    # Autograd keeps the gradient of a tied head until it is added to the embedding's gradient.
     tied = 0 if model.shape.head else head
     return PassMoments(
         head=Counter(
@@ -58,13 +58,13 @@ def pass_moments(
     )
 
 
-def _layer(model: ModelUse, tokens: int, size: int) -> int:
-    """Return the bytes that one layer keeps for its backward pass on a GPU."""
+def _layer_activation_bytes(model: ModelUse, tokens: int, size: int) -> int:
+    """Return the bytes of activations that one layer stores for its backward pass on a GPU."""
     return round(layer_activations(model.shape, tokens, size=size, uses_matmul_attention=False))
 
 
 def head_slope(model: ModelUse, *, size: int, **_: int) -> int:
-    """Return the bytes of the output layer's weight gradient; 0 if it is not trained."""
+    """Return the bytes of the output layer's weight gradient; 0 if the layer is not trained."""
     shape = model.shape
     weights = shape.vocab * shape.embedding
     is_trained = not model.is_scorer and model.trained - model.extra_weights >= weights
@@ -77,8 +77,8 @@ def hidden_slope(model: ModelUse, *, positions: int, **_: int) -> int:
 
 
 def layer_slopes(model: ModelUse, *, tokens: int, size: int, **_: int) -> int:
-    """Return the bytes of gradients that the backward pass of one layer holds at once.
+    """Return the bytes of activation gradients that the backward pass of one layer holds at once.
 
-    They are those before and after the feed-forward layer's activation, and of the layer's output.
+    They are the gradients of the activation function's input and output, and of the layer's output.
     """
     return tokens * (2 * model.shape.ffn + model.shape.hidden) * size

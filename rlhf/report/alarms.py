@@ -1,4 +1,4 @@
-"""Warnings about the results of a run, from the measurements of its phases.
+"""Warn of doubtful results, from the measurements that the phases of a run have stored.
 
 A rising score can look like success when it is not. These rules detect a reward model that guesses,
 responses that collapse, and a policy that left its reference or exploits its reward model.
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
-WIDE = 0.2  # width of the 95 % interval of an accuracy that is measured on about 100 pairs
-LENGTH_FACTOR = 2.0  # the mean length of responses may change by this factor at most
+WIDE = 0.2  # widest 95 % interval of an accuracy without a warning; about 100 pairs have it
+LENGTH_FACTOR = 2.0  # largest factor by which the mean length of responses may change
 MOST_KL = 0.3  # nats per response token; docs/metrics.md gives the same limit
 FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
 

@@ -1,4 +1,4 @@
-"""What the launcher shows when a run or a sweep ends; its pages are imported only then."""
+"""Write and print the results when a run or a sweep ends; pages are imported only then."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlhf.tracking.console import build_console
 
 @contextmanager
 def reporting(run_dir: Path) -> Iterator[None]:
-    """Write the report of what a run has left when it ends, and print the summary of its result.
+    """When the context ends, write the report of the run and print the summary of its result.
 
-    Neither is worth a result, or the reason for which a run ends: a failure is a warning.
+    If that fails, only a warning is printed: neither the result nor the context's error is lost.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def reporting(run_dir: Path) -> Iterator[None]:
 
 
 def compare_jobs(folder: Path) -> None:
-    """Print a comparison of what the jobs of a sweep in ``folder`` have reached, if one began."""
+    """Print and write a comparison of the runs of a sweep in ``folder``, if any run has begun."""
     if any(folder.rglob("config.yaml")):
         from rlhf.report.compare_runs import compare
 

@@ -1,4 +1,4 @@
-"""Charts as data: ``charts.js`` draws them with uPlot, templates write what they say in words."""
+"""Build charts as data, which ``charts.js`` draws with uPlot, and as a text for screen readers."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
-MOST_POINTS = 600  # per line; longer lines keep the extremes of each bucket
-DIGITS = 6  # of a value, more than a screen can show
+MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
+DIGITS = 6  # significant digits of a value, more than a screen can show
 
 Point = tuple[float, float]
 
 
 class Line(NamedTuple):
-    """A line with its label; ``half`` and ``x_half`` are half-widths of intervals, or empty."""
+    """A line of a chart; ``half`` and ``x_half`` are half-widths of intervals in y and x."""
 
     label: str
     points: Sequence[Point]
     half: Sequence[float] = ()
-    is_joined: bool = True  # False: only dots
+    is_joined: bool = True  # False: draw dots without a line
     x_half: Sequence[float] = ()
-    names: Sequence[str] = ()  # of the points, shown instead of their x values
-    settings: Sequence[int] = ()  # of a sweep: numbers from 0, drawn beside the points
+    names: Sequence[str] = ()  # a name per point, shown instead of its x value
+    settings: Sequence[int] = ()  # in a sweep, the setting's number (from 0) per point
 
 
 class Flag(NamedTuple):
-    """A mark at an x value, with its text and the id on the page that it links to."""
+    """A mark at an x value, with its text and the id of the page element that it links to."""
 
     x: float
     text: str
@@ -34,14 +34,14 @@ class Flag(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A place on an axis and its label."""
+    """A position on an axis, and its label."""
 
     at: float
     label: str
 
 
 class Chart(NamedTuple):
-    """A chart: its words, and the data that the page's script draws."""
+    """A chart: its texts (``said`` is for screen readers), and the data that the script draws."""
 
     title: str
     said: str
@@ -64,8 +64,8 @@ def line_chart(
 ) -> Chart | None:
     """Return a chart of up to four lines, or None if no point is finite.
 
-    Points that are not finite are dropped. ``healthy`` shades a range of y values. ``x_ticks``
-    replaces the round values below the x axis. ``said`` has the first and last value of every line.
+    Points that are not finite are dropped. ``healthy`` is a range of y values to shade. ``x_ticks``
+    replace the default ticks of the x axis. ``Chart.said`` names each line's first and last value.
     """
     shown = [finite for line in lines if (finite := _finite(line)).points]
     if not shown:
@@ -90,22 +90,22 @@ def line_chart(
         {
             "xLabel": x_label,
             "ticks": x_ticks,
-            "healthy": _band(healthy, [y for line in shown for _, y in line.points]),
+            "healthy": _visible_band(healthy, [y for line in shown for _, y in line.points]),
             "flags": [flag.x for flag in flags],
-            "lines": [_line_data(line) for line in shown],
+            "lines": [_data_of_line(line) for line in shown],
         },
     )
 
 
 def number_text(value: float) -> str:
-    """Return a value in few characters."""
+    """Return a number as text with three significant digits."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"  # noqa: PLR2004
 
 
 def thin_points(points: Sequence[Point]) -> list[Point]:
-    """Return at most ``MOST_POINTS`` points: the lowest and the highest of each bucket."""
+    """Return at most ``MOST_POINTS`` points: the lowest and the highest point of each bucket."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)
@@ -129,8 +129,8 @@ def _finite(line: Line) -> Line:
     )
 
 
-def _line_data(line: Line) -> dict[str, Any]:
-    """Return the data of a line; columns that it does not have are left out."""
+def _data_of_line(line: Line) -> dict[str, Any]:
+    """Return the data of a line for charts.js, without empty columns."""
     points = line.points if line.half or line.names else thin_points(line.points)
     columns = {
         "x": _round(x for x, _ in points),
@@ -147,8 +147,8 @@ def _round(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
 
 
-def _band(healthy: tuple[float, float] | None, ys: Sequence[float]) -> Point | None:
-    """Return the part of the healthy range that the chart shows, or None."""
+def _visible_band(healthy: tuple[float, float] | None, ys: Sequence[float]) -> Point | None:
+    """Return the part of the healthy range that lies within the y axis, or None."""
     if healthy is None:
         return None
     least, most = min(ys), max(ys)

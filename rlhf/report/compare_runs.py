@@ -1,4 +1,4 @@
-"""Compare runs on the terminal, and in the page and files of a sweep."""
+"""Print a comparison of runs; for a sweep, also write its page and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlhf.tracking.console import build_console
 
 
 def compare(paths: Sequence[Path]) -> None:
-    """Print a comparison of the runs in ``paths``; in a sweep's folder, write it there too.
+    """Print a comparison of the runs in ``paths``; if this is one sweep, also write it there.
 
     Raises:
         CheckpointError: if a path holds no run.

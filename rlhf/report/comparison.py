@@ -1,9 +1,9 @@
-"""Compare runs: fold seeds into means with intervals, and tell whether settings differ.
+"""Compare runs: compute means and intervals over seeds, and test whether settings differ.
 
 Two settings with two or more common seeds are compared by the differences between their runs with
 the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
-is called one only if its 95 % interval excludes 0, and never from one seed alone: two runs with the
-same setting differ too. Seeds without any spread give no interval, so nothing is told.
+is reported only if its 95 % interval excludes 0, and never from one seed, because two runs with the
+same setting differ too. Seeds without any spread give no interval, and so no verdict.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rlhf.config.schema.keys import NO_PHASE
 if TYPE_CHECKING:
     from rich.table import Table
 
-TINY = 1e-9  # spread, relative to a difference, that only rounding explains
-# Keys that the planner chooses.
+TINY = 1e-9  # half-width of an interval, relative to the mean, that is only rounding
+# Endings of keys whose value the planner chooses.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
 
 
 class Measure(NamedTuple):
-    """A number of result.json: the phases that may have it, its name there, and its title."""
+    """A number in result.json: its title here, its name there, and the phases that may have it."""
 
     title: str
     name: str
@@ -50,12 +50,13 @@ MEASURES = (
 
 
 class ComparedRun(NamedTuple):
-    """A run directory: the values of its keys, and what its result says of each measure."""
+    """A run to compare: its folder, its configuration and its measures."""
 
     folder: Path
     keys: Mapping[str, Any]
+    """Value by key of the configuration, without keys that change no result."""
     measures: Mapping[str, float]
-    """Titles and values; empty if the run has not finished."""
+    """Value by title; empty if the run has not finished."""
 
     @property
     def seed(self) -> int:
@@ -64,14 +65,14 @@ class ComparedRun(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Runs that differ only in their seed; ``values`` are those of the keys that settings vary."""
+    """Runs that differ only in their seed; ``values`` has the keys in which settings differ."""
 
     values: Mapping[str, Any]
     runs: list[ComparedRun]
 
     @property
     def label(self) -> str:
-        """Return the values as overrides."""
+        """Return the values as overrides, or "all" if there is only one setting."""
         return " ".join(f"{key}={as_typed(value)}" for key, value in self.values.items()) or "all"
 
     def finished_runs(self) -> list[ComparedRun]:
@@ -79,7 +80,7 @@ class Setting(NamedTuple):
         return [run for run in self.runs if run.measures]
 
     def estimates(self) -> dict[str, Estimate]:
-        """Return the mean of each measure over the seeds, with its interval."""
+        """Return the mean and interval over the seeds, by title, of measures that all runs have."""
         if not (runs := self.finished_runs()):
             return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
@@ -87,14 +88,14 @@ class Setting(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The difference of a measure between a setting and the first one."""
+    """The difference of a measure between a setting and the first setting."""
 
     estimate: Estimate
-    fewest_seeds: int  # of either setting
+    fewest_seeds: int  # the smaller number of seeds of the two settings
 
     @property
     def verdict(self) -> str:
-        """Return what can be told; "-": no difference can be told."""
+        """Return "higher", "lower", "-" (not significant), "one seed" or "no spread"."""
         if math.isnan(self.estimate.half):
             return "one seed" if self.fewest_seeds == 1 else "no spread"
         if not self.estimate.excludes_zero:
@@ -103,10 +104,10 @@ class Difference(NamedTuple):
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run directories among ``paths`` and below those that are sweeps.
+    """Return the run directories: each path that is a run, and all runs below the other paths.
 
     Raises:
-        CheckpointError: if a path holds no run.
+        CheckpointError: if a path is no run and has no run below it.
     """
     found = []
     for path in paths:
@@ -121,10 +122,10 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_run(folder: Path) -> ComparedRun:
-    """Read the configuration and the result of a run; a run without result has no measures."""
+    """Read the configuration and the measures of a run; it has no measures before it finishes."""
     keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
     result = read_json(folder / "result.json", RESULT)
-    # An objective that was not a finite number is null: the run has failed.
+    # The objective is null if it was not a finite number; the run then counts as unfinished.
     if result is None or result["objective"] is None:
         return ComparedRun(folder, keys, {})
     measures = {"objective": result["objective"]}
@@ -137,7 +138,7 @@ def read_run(folder: Path) -> ComparedRun:
 
 
 def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:
-    """Group runs by the keys that differ between them, apart from the seed; keep their order."""
+    """Group runs whose keys are equal except for the seed; keep the order of the runs."""
     names = dict.fromkeys(key for run in runs for key in run.keys)
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
     settings: dict[str, Setting] = {}
@@ -148,27 +149,27 @@ def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:
 
 
 def difference(first: Setting, other: Setting, title: str) -> Difference:
-    """Return the difference of a measure between ``other`` and ``first``."""
+    """Return the difference, ``other`` minus ``first``, of the measure ``title``."""
     ours = {run.seed: run.measures[title] for run in first.finished_runs()}
     theirs = {run.seed: run.measures[title] for run in other.finished_runs()}
     common = sorted(ours.keys() & theirs.keys())
     if len(common) > 1 or ours.keys() == theirs.keys():
         found = estimate([theirs[s] - ours[s] for s in common])
-        return Difference(_without_false_certainty(found), len(common))
-    found = _without_false_certainty(_welch(list(ours.values()), list(theirs.values())))
+        return Difference(_drop_interval_without_spread(found), len(common))
+    found = _drop_interval_without_spread(_welch(list(ours.values()), list(theirs.values())))
     return Difference(found, min(len(ours), len(theirs)))
 
 
-def _without_false_certainty(found: Estimate) -> Estimate:
-    """Return a difference without its interval if the seeds show no spread to compute it from."""
+def _drop_interval_without_spread(found: Estimate) -> Estimate:
+    """Replace the interval of a nonzero difference by NaN if the seeds have no spread."""
     has_spread = found.half > TINY * abs(found.mean)
     return found if has_spread or not found.mean else found._replace(half=math.nan)
 
 
 def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
-    """Return the difference of the means of independent samples, with its 95 % interval.
+    """Return the difference of the means of two independent samples, with its 95 % interval.
 
-    The degrees of freedom are those of Welch and Satterthwaite, not rounded.
+    The degrees of freedom follow Welch and Satterthwaite; they are not rounded.
     """
     mean = mean_of(other) - mean_of(first)
     size = len(first) + len(other)
@@ -183,7 +184,7 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
 
 
 def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return the comparison as plain data: one entry per setting and the folders of its runs."""
+    """Return the comparison as JSON data: per setting its values, run folders and measures."""
     return {
         "settings": [
             {
@@ -191,7 +192,11 @@ def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
                 "runs": [str(run.folder) for run in setting.runs],
                 "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
                 "measures": {
-                    title: {"mean": found.mean, "half": _plain(found.half), "runs": found.size}
+                    title: {
+                        "mean": found.mean,
+                        "half": _nan_as_none(found.half),
+                        "runs": found.size,
+                    }
                     for title, found in setting.estimates().items()
                 },
             }
@@ -225,19 +230,19 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
 
 
 def as_typed(value: object) -> str:
-    """Return a value as it is typed on the command line."""
+    """Return a value as command-line text."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def cell(found: Estimate, sign: str = "") -> str:
-    """Return a mean with its interval, in few characters."""
+    """Return a mean and the half-width of its interval as text, such as "0.123 ± 0.045"."""
     interval = "" if math.isnan(found.half) else f" ± {found.half:.3f}"
     return f"{found.mean:{sign}.3f}{interval}"
 
 
-def _plain(value: float) -> float | None:
+def _nan_as_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
@@ -245,5 +250,5 @@ def _is_bookkeeping(key: str) -> bool:
     """Return True if the key changes no result, or the planner chose its value."""
     try:
         return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN)
-    except KeyError:  # a run of another version
+    except KeyError:  # another version of this project wrote the run
         return False

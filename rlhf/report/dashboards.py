@@ -3,7 +3,7 @@
     python -m rlhf.report.dashboards ENTITY/PROJECT
 
 Each dashboard is a saved view of the project. Its name is fixed, so the same command again replaces
-the views that it saved before. Building one needs neither network nor account.
+the views that it saved before. Building a dashboard needs neither network nor account.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 SWEPT = ("ppo.kl_ctl", "ppo.cliprange", "ppo.actor_lr", "ppo.lam", "ppo.ppo_epochs")
 REACHED = ("objective", "result/ppo/gold_after", "result/ppo/score_after", "result/ppo/kl_after")
-COST = ("hours", "memory_gib")  # planned and measured
+COST = ("hours", "memory_gib")  # quantities that are both planned and measured
 
 
 def build_dashboards(entity: str, project: str) -> list[Workspace]:
-    """Return the views: PPO, the other phases, and sweeps.
+    """Return three views, which are not saved yet: PPO, the other phases, and sweeps.
 
     Raises:
         CapabilityError: if wandb-workspaces is not installed.
@@ -38,13 +38,13 @@ def build_dashboards(entity: str, project: str) -> list[Workspace]:
         raise CapabilityError(
             "dashboards need the package wandb-workspaces: pip install 'rlhf[dashboards]'"
         ) from error
-    of_ppo = [_section(each) for each in PANELS if each.startswith("PPO")]
+    of_ppo = [_panel_section(each) for each in PANELS if each.startswith("PPO")]
     # Names in W&B, the titles that users see, and the sections of each view.
     views = {
         "rlhfppo": ("PPO health", [*of_ppo, _cost_section()]),
         "rlhfphases": (
             "SFT, reward model and DPO",
-            [_section(each) for each in ("SFT", "Reward model", "DPO")],
+            [_panel_section(each) for each in ("SFT", "Reward model", "DPO")],
         ),
         "rlhfsweep": ("Sweeps", [_sweep_section()]),
     }
@@ -53,13 +53,13 @@ def build_dashboards(entity: str, project: str) -> list[Workspace]:
         view = workspaces.Workspace(
             entity=entity, project=project, name=f"RLHF: {title}", sections=sections
         )
-        view._internal_name = f"nw-{name}-v"  # W&B's form of a view's name
+        view._internal_name = f"nw-{name}-v"  # the form that W&B requires for names of views
         found.append(view)
     return found
 
 
 def save_dashboards(entity: str, project: str) -> list[str]:
-    """Save the views, in place of those that were saved before; return their addresses.
+    """Save the views, replacing views of the same name; return their addresses.
 
     Raises:
         CapabilityError: if wandb-workspaces is not installed, or W&B refuses or is out of reach.
@@ -85,8 +85,8 @@ def save_dashboards(entity: str, project: str) -> list[str]:
     return addresses
 
 
-def _section(title: str) -> Section:
-    """Return the panels of the report under ``title``."""
+def _panel_section(title: str) -> Section:
+    """Return a section with the line plots of the report's panels under ``title``."""
     from wandb_workspaces.reports import v2 as wr
 
     plots = [
@@ -98,11 +98,11 @@ def _section(title: str) -> Section:
         )
         for panel in PANELS[title]
     ]
-    return _open(title, plots)
+    return _open_section(title, plots)
 
 
 def _cost_section() -> Section:
-    """Return bars of planned and measured time and memory."""
+    """Return a section with bar plots of planned and measured time and memory."""
     from wandb_workspaces.reports import v2 as wr
 
     plots = [
@@ -112,7 +112,7 @@ def _cost_section() -> Section:
         )
         for what in COST
     ]
-    return _open("Planned and measured", plots)
+    return _open_section("Planned and measured", plots)
 
 
 def _sweep_section() -> Section:
@@ -127,10 +127,10 @@ def _sweep_section() -> Section:
         wr.ScatterPlot(title="Gold over KL", x=kl, y=gold),
         wr.ScatterPlot(title="Score over KL", x=kl, y=score),
     ]
-    return _open("What each key did", plots)
+    return _open_section("What each key did", plots)
 
 
-def _open(title: str, panels: Sequence[Any]) -> Section:
+def _open_section(title: str, panels: Sequence[Any]) -> Section:
     from wandb_workspaces import workspaces
 
     layout = workspaces.SectionLayoutSettings(columns=3, rows=-(-len(panels) // 3))

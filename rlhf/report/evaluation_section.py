@@ -1,4 +1,4 @@
-"""The section of a run's report that shows what ``python -m rlhf.evaluate`` has found."""
+"""Build the section of a run's report with the results of ``python -m rlhf.evaluate``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_lines
 from rlhf.report.charts import Chart, Line, line_chart
 
 EVALUATION = Path("evaluation") / "evaluation.json"
-MOST_PROMPTS = 12  # whose answers are shown side by side
-MOST_LINES = 4  # models in one chart
-# Columns of the table of models: the title, and the figure.
+MOST_PROMPTS = 12  # most prompts whose answers are shown side by side
+MOST_LINES = 4  # most models in one chart
+# Columns of the table of models: title -> name of the figure in evaluation.json.
 COLUMNS = {
     "score": "score",
     "right": "right",
@@ -29,7 +29,7 @@ COLUMNS = {
 def table_rows(
     found: Mapping[str, Any], titles: Sequence[str] = tuple(COLUMNS)
 ) -> list[dict[str, object]]:
-    """Return a row for each model and decoder, with the figures of ``titles`` that any has."""
+    """Return a row per model and decoder, without columns of ``titles`` that are empty in all."""
     rows: list[dict[str, object]] = []
     for name, by_decoder in found["models"].items():
         for decoder, figures in by_decoder["decoders"].items():
@@ -46,7 +46,7 @@ def table_rows(
 
 
 def win_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return a row for each pair of models."""
+    """Return a row with win rate and interval for each pair of models."""
     return [
         {
             "model": each["model"],
@@ -69,19 +69,19 @@ class Evaluation(NamedTuple):
 
 
 def read_evaluation(run_dir: Path) -> Evaluation | None:
-    """Return what the section shows, or None without an evaluation."""
+    """Read RUN_DIR/evaluation; return the section's tables and charts, or None if it is missing."""
     path = run_dir / EVALUATION
     if (found := read_json(path, EVALUATED)) is None:
         return None
     answers = list(read_lines(path.with_name("answers.jsonl"), ANSWER))
-    charts = [_distribution(answers, list(found["models"])[:MOST_LINES])]
+    charts = [_score_chart(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
-        charts.append(_calibration(found["reward_model"]))
+        charts.append(_calibration_chart(found["reward_model"]))
     return Evaluation(table_rows(found), win_rows(found), charts, _side_by_side(answers))
 
 
-def _distribution(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:
-    """Return the sorted scores of each model's sampled answers."""
+def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:
+    """Return a chart of the sorted scores of each model's sampled answers."""
     lines = []
     for name in models:
         scores = sorted(
@@ -95,7 +95,7 @@ def _distribution(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -
 
 
 def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Return a row for each of the first prompts: its answers with their scores."""
+    """Return a row for each of the first prompts, with all its answers and their scores."""
     rows: dict[str, dict[str, object]] = {}
     for each in answers:
         prompt = each["prompt"].strip()
@@ -106,7 +106,7 @@ def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object
     return list(rows.values())
 
 
-def _calibration(figures: Mapping[str, Any]) -> Chart | None:
+def _calibration_chart(figures: Mapping[str, Any]) -> Chart | None:
     points = [(each["certainty"], each["right"]) for each in figures["calibration"]]
     return line_chart(
         f"Calibration of the reward model: right {figures['accuracy']:.3f} of "

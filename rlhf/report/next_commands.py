@@ -1,4 +1,4 @@
-"""The commands at the end of a run that continue from it."""
+"""Suggest commands at the end of a run, such as to use its model or to change the run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OF_ALL_DATA = (
 )
 
 
-def what_to_type_next(run_dir: Path) -> list[str]:
-    """Return commands to copy: use the model, measure it, repeat the run with a change or data."""
+def suggest_commands(run_dir: Path) -> list[str]:
+    """Return lines with commands that use or measure the model, or repeat the run with changes."""
     folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
     lines = ["What to type next"]
     if folders:
@@ -28,39 +28,41 @@ def what_to_type_next(run_dir: Path) -> list[str]:
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
-            *example_code(str(short(folders[0])), prompts, has_chat_template=has_template),
+            *example_code(
+                str(relative_to_cwd(folders[0])), prompts, has_chat_template=has_template
+            ),
             "  # talk to it, and measure it",
-            shlex.join(["python", "-m", "rlhf.chat", str(short(run_dir))]),
-            shlex.join(["python", "-m", "rlhf.evaluate", str(short(run_dir))]),
+            shlex.join(["python", "-m", "rlhf.chat", str(relative_to_cwd(run_dir))]),
+            shlex.join(["python", "-m", "rlhf.evaluate", str(relative_to_cwd(run_dir))]),
         ]
     if any(run_dir.glob("wandb/offline-run-*")):
-        sync = f"wandb sync {shlex.quote(str(short(run_dir)))}/wandb/offline-run-*"
+        sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
-    # The overrides of the command that started the run, without the run's own place.
-    typed = [word for word in command_words(run_dir) if _key(word) not in PLACES]
+    # The overrides of the command that started the run, without the keys of its directory.
+    typed = [word for word in command_words(run_dir) if _key_of(word) not in PLACES]
     if (run_dir / "ppo/actor").exists():
         kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
         lines += [
             "  # the same run, held closer to the reference",
-            _command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
+            _launch_command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
         ]
     if frozen_keys(run_dir).get("data.source") != Source.local:
         lines += [
             "  # learn from your own examples",
-            _command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
+            _launch_command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
         ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
-def short(path: Path) -> Path:
+def relative_to_cwd(path: Path) -> Path:
     """Return ``path`` relative to the current folder if it is inside it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _without_data(words: Iterable[str]) -> list[str]:
-    """Return ``words`` without those that name examples; how they are used stays."""
-    keys = {word: _key(word) for word in words}
+    """Return ``words`` without overrides that choose the data; keep how data is split and used."""
+    keys = {word: _key_of(word) for word in words}
     return [
         word
         for word, key in keys.items()
@@ -68,11 +70,11 @@ def _without_data(words: Iterable[str]) -> list[str]:
     ]
 
 
-def _key(word: str) -> str:
+def _key_of(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
-def _command(words: Iterable[str], changes: dict[str, str]) -> str:
-    """Return the command with ``changes`` instead of the words that set the same keys."""
-    kept = [word for word in words if _key(word) not in changes]
+def _launch_command(words: Iterable[str], changes: dict[str, str]) -> str:
+    """Return the launch command with ``words``, in which ``changes`` replace the same keys."""
+    kept = [word for word in words if _key_of(word) not in changes]
     return shlex.join(["python", "launch.py", *kept, *(f"{k}={v}" for k, v in changes.items())])

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Headline(NamedTuple):
-    """The line at the top of a page; a doubtful one is marked."""
+    """The line at the top of a page, which the page marks if the results are doubtful."""
 
     text: str
     is_doubtful: bool
 
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:
-    """Return the page that a file of the folder ``templates`` of ``package`` makes of ``values``.
+    """Fill in ``values`` into a file of the folder ``templates`` of ``package``; return the page.
 
     Raises:
         jinja2.UndefinedError: if the template uses a value that is missing.
@@ -27,7 +27,7 @@ def render_template(template: str, *, package: str = __package__, **values: obje
 
 
 def environment(package: str = __package__) -> Environment:
-    """Return what reads the templates of ``package``; it escapes every value that they insert."""
+    """Return a jinja2 environment for the templates of ``package`` that escapes all values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
@@ -37,14 +37,14 @@ def environment(package: str = __package__) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # The filter tojson escapes <, >, & and ', so no text of a model can end its element.
+    # The filter tojson escapes <, >, & and ', so no text of a model can close the HTML element.
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     made.globals["asset"] = _asset
     return made
 
 
 def _asset(name: str) -> Markup:
-    """Return a style or script of this package as it is."""
+    """Return the text of a style or script of this package, unescaped."""
     from markupsafe import Markup
 
     return Markup((files(__package__) / name).read_text(encoding="utf-8"))

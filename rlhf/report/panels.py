@@ -1,4 +1,4 @@
-"""The charts of a report: what to look at first in each phase."""
+"""The most important charts of each phase for a report."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Panel(NamedTuple):
-    """A chart: its title, the metrics that it shows, and their labels if they are several."""
+    """A chart: its title, its metrics, and a label per metric if there are several."""
 
     title: str
     metrics: tuple[str, ...]
     labels: tuple[str, ...] = ()
 
 
-# What to look at first: the curves of each phase, in the order of the page.
+# The most important curves of each phase, in the order of the page.
 PANELS: Mapping[str, Sequence[Panel]] = {
     "PPO: reward": (
         Panel("Score", ("ppo/score_mean", "ppo/eval_score"), ("rollouts", "held-out")),
@@ -92,7 +92,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
 
 
 def panels_of(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
-    """Return the panels of a run with the metrics ``names``: parts of rewards get a panel too."""
+    """Return ``PANELS``, with further panels for parts of rewards among the metrics ``names``."""
     panels = dict(PANELS)
     for prefix, title in (
         ("ppo/parts/", "Parts of the score"),

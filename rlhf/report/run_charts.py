@@ -1,4 +1,4 @@
-"""The charts of a run's report: over-optimisation, the critic, and the curves of every metric."""
+"""Build the charts of a run's report: over-optimisation, the critic, and all metrics."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.step_alarms import Alarm
 
-MOST_BARS = 100  # intervals in one chart
-MOST_TOKENS = 500  # dots in the chart of the critic
+MOST_BARS = 100  # most intervals in one chart
+MOST_TOKENS = 500  # most dots in the chart of the critic
 
 
 class ChartSection(NamedTuple):
-    """Charts under a title, with a sentence about them; charts without a point are None."""
+    """Charts under a title, with a sentence about them; a chart without points is None."""
 
     title: str
     charts: Sequence[Chart | None]
     note: str = ""
 
 
-def optimisation(run: RunFiles) -> ChartSection:
-    """Return score and gold score over the square root of KL (Gao et al. 2023, section 3)."""
+def over_optimisation(run: RunFiles) -> ChartSection:
+    """Return charts of score and gold score over sqrt(KL) (Gao et al. 2023, section 3)."""
     per_step = run.config["ppo.rollout_batch_size"]
     rollouts = _over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
     spread = [1.96 * std / math.sqrt(per_step) for _, std in run.series.get("ppo/score_std", ())]
@@ -51,16 +51,16 @@ def optimisation(run: RunFiles) -> ChartSection:
 
 
 def _over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
-    """Return the values of a metric over the square root of KL, by rising KL."""
+    """Return points (sqrt(KL), value) of a metric, sorted by KL."""
     kls = dict(series.get(kl, ()))
     points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
     return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
 
 
-def critic(run: RunFiles) -> ChartSection:
-    """Return a chart of the return over the critic's value, at each token of the last answers.
+def critic_section(run: RunFiles) -> ChartSection:
+    """Return a chart with a point (critic's value, return) for each token of the last answers.
 
-    The return is GAE's: advantage plus value. Points of an exact critic are on the diagonal.
+    The return is GAE's: advantage plus value. An exact critic has all points on the diagonal.
     """
     of_tokens = ("token_values", "token_advantages")
     answers = [s for s in run.samples if s.get("model") == "actor" and s.keys() >= {*of_tokens}]
@@ -69,7 +69,7 @@ def critic(run: RunFiles) -> ChartSection:
         for sample in answers
         if sample["step"] == answers[-1]["step"]
         for value, advantage in zip(*(sample[name] for name in of_tokens), strict=False)
-        if value is not None and advantage is not None  # were not finite
+        if value is not None and advantage is not None  # None if it was not finite
     ]
     if not any(value for value, _ in points):
         return ChartSection("Critic", [])
@@ -82,7 +82,7 @@ def critic(run: RunFiles) -> ChartSection:
     return ChartSection("Critic", [chart])
 
 
-def curves(run: RunFiles) -> list[ChartSection]:
+def panel_sections(run: RunFiles) -> list[ChartSection]:
     """Return a section for each group of panels."""
     return [
         ChartSection(title, [_chart(run, panel) for panel in panels])
@@ -107,7 +107,7 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
 
 
-def rest(run: RunFiles) -> list[Chart]:
+def other_charts(run: RunFiles) -> list[Chart]:
     """Return the charts of the metrics that no panel shows."""
     shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
     others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
@@ -115,5 +115,5 @@ def rest(run: RunFiles) -> list[Chart]:
 
 
 def target_of(alarm: Alarm) -> str:
-    """Return the id on the page of an alarm."""
+    """Return the id of the page element that shows ``alarm``."""
     return f"alarm-{alarm.name}"

@@ -1,4 +1,4 @@
-"""Read what the files of a run directory hold, for its report."""
+"""Read the files of a run directory for its report."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlhf.report.charts import Point
 from rlhf.tracking.metric_table import METRICS, entry_of
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 
-MOST_SAMPLES = 4000  # the latest samples that the page holds
+MOST_SAMPLES = 4000  # most samples on the page; earlier samples are dropped
 
-PointsByMetric = Mapping[str, Sequence[Point]]  # (step, value) of every metric
+PointsByMetric = Mapping[str, Sequence[Point]]  # points (step, value) by name of metric
 
 
 class RunFiles(NamedTuple):
-    """What the files of a run directory hold."""
+    """The content of a run directory's files."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -32,7 +32,7 @@ class RunFiles(NamedTuple):
 
 
 def read_files(run_dir: Path) -> RunFiles:
-    """Read what a run has written so far; a torn last line is left out."""
+    """Read the files that a run has written so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():

@@ -1,7 +1,7 @@
 """Write ``report.html`` of a run: verdict, curves, alarms, samples, time, memory and settings.
 
-The page is one file that loads nothing, and it is made from the files in the run directory alone,
-so that a run that crashed has one too. Text of models and data is escaped.
+The page is one file that loads nothing. It is made only from files in the run directory, so a run
+that crashed has a report too. Text of models and data is escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from rlhf.config.freeze import command_words
 from rlhf.report.alarms import alarms_of
 from rlhf.report.evaluation_section import read_evaluation
 from rlhf.report.page import Headline, render_template
-from rlhf.report.run_charts import critic, curves, optimisation, rest, target_of
+from rlhf.report.run_charts import (
+    critic_section,
+    other_charts,
+    over_optimisation,
+    panel_sections,
+    target_of,
+)
 from rlhf.report.run_files import RunFiles, read_files
 from rlhf.report.summary import summary_blocks
 from rlhf.tracking.step_alarms import Alarm
@@ -38,32 +44,32 @@ def write_report(run_dir: Path) -> Path:
 
 
 def run_page(run: RunFiles) -> str:
-    """Return the page of a run."""
+    """Return the HTML of a run's report."""
     result = run.result
     words = command_words(run.folder)
-    sections = [optimisation(run), *curves(run), critic(run)]
+    sections = [over_optimisation(run), *panel_sections(run), critic_section(run)]
     return render_template(
         "run.html",
         script="samples.js",
         title=f"{run.config['name']}, seed {run.config['seed']}",
-        verdict=_verdict(run),
+        verdict=_headline(run),
         place=run.folder,
         run=run,
         results=[] if result is None else list(summary_blocks(result)),
         evaluation=read_evaluation(run.folder),
-        alarms=[(alarm, _last_samples(run, alarm)) for alarm in run.alarms],
+        alarms=[(alarm, _step_of_last_samples(run, alarm)) for alarm in run.alarms],
         doubts=[] if result is None else alarms_of(result["phases"]),
         target_of=target_of,
         sections=[section for section in sections if any(section.charts)],
-        rest=rest(run),
+        rest=other_charts(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),
-        settings=_settings(run, words),
+        settings=_tables_of_settings(run, words),
     )
 
 
-def _verdict(run: RunFiles) -> Headline:
-    """Return one line: what the run reached, and how many reasons there are to doubt it."""
+def _headline(run: RunFiles) -> Headline:
+    """Return the headline: the run's objective, and the number of reasons to doubt it."""
     if run.result is None:
         phases = [name for name in PHASES if (run.folder / name / "result.json").exists()]
         done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
@@ -77,14 +83,14 @@ def _verdict(run: RunFiles) -> Headline:
     return Headline(f"{reached}; {told}", is_doubtful=bool(doubts))
 
 
-def _last_samples(run: RunFiles, alarm: Alarm) -> int | None:
-    """Return the step of the last samples before an alarm, or None without any."""
+def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:
+    """Return the step of the last samples up to the step of ``alarm``, or None without samples."""
     steps = [sample["step"] for sample in run.samples if sample["phase"] == alarm.phase]
     return max((step for step in steps if step <= alarm.step), default=None)
 
 
-def _settings(run: RunFiles, words: list[str]) -> dict[str, dict[str, str]]:
-    """Return the tables of settings: those of the command, and all."""
+def _tables_of_settings(run: RunFiles, words: list[str]) -> dict[str, dict[str, str]]:
+    """Return two tables by title: the keys that the command ``words`` set, and all keys."""
     rows = {key: json.dumps(value) for key, value in run.config.items()}
     keys = {word.partition("=")[0].lstrip("+") for word in words}
     differing = {key: value for key, value in rows.items() if key in keys}

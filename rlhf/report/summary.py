@@ -1,4 +1,4 @@
-"""The summary at the end of a run: its results, their files, and commands to continue with."""
+"""Print the summary at the end of a run: results, files, and commands to continue with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.safe_text import printable
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import alarms_of
-from rlhf.report.next_commands import short, what_to_type_next
+from rlhf.report.next_commands import relative_to_cwd, suggest_commands
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ARTIFACTS: Mapping[str, str] = {
 
 
 class SummaryRow(NamedTuple):
-    """One measure of a phase; a cell without a value is empty."""
+    """One measure of a phase, before and after it; a missing value is an empty string."""
 
     measure: str
     before: str = ""
@@ -56,8 +56,8 @@ def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> 
     sections = (
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
-        where_it_lies(run_dir),
-        what_to_type_next(run_dir),
+        list_files_of_run(run_dir),
+        suggest_commands(run_dir),
     )
     for section in sections:
         for line in ("", *section) if section else ():
@@ -65,12 +65,12 @@ def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> 
 
 
 def summary_table(result: Mapping[str, Any]) -> Table:
-    """Return a table of measures before and after each phase that ran."""
+    """Return a table with the measures of each phase, before and after the phase."""
     from rich import box
     from rich.table import Table
 
     table = Table(
-        title=f"objective {_number(result['objective'])}: {_objective_name(result['phases'])}",
+        title=f"objective {_number_text(result['objective'])}: {_objective_name(result['phases'])}",
         title_justify="left",
         title_style="bold",
         caption=", ".join(f"{name} {version}" for name, version in result["versions"].items()),
@@ -95,15 +95,15 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
         if phase in result["phases"]:
             measures = result["phases"][phase]
             is_own = "reused_from" not in measures
-            duration = _duration(measures["seconds"] / 3600) if is_own else "reused"
+            duration = _duration_text(measures["seconds"] / 3600) if is_own else "reused"
             yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
         of_run = list(_rows_of_run(result["measured"], result.get("planned")))
-        yield SummaryBlock("run", of_run, _duration(result["measured"]["hours"]))
+        yield SummaryBlock("run", of_run, _duration_text(result["measured"]["hours"]))
 
 
 def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a description of the objective: a result of the last phase (runtime/run_result.py)."""
+    """Describe the objective, a result of the last phase that runtime/run_result.py chooses."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
@@ -117,7 +117,7 @@ def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
-    """Return the first and the last sampled answers to the same held-out prompts."""
+    """Return lines with the first and the last sampled answers to the same held-out prompts."""
     samples = list(read_lines(run_dir / "samples.jsonl", SAMPLE))
     if not samples:
         return []
@@ -149,17 +149,17 @@ def _rows_of_run(
     time = memory = ""
     if planned is not None:
         hours, gib = planned["hours"], planned["memory_gib"]
-        time = "" if hours is None else f", planned {_duration(hours)}"
-        memory = "" if gib is None else f", planned {_number(gib)}"
+        time = "" if hours is None else f", planned {_duration_text(hours)}"
+        memory = "" if gib is None else f", planned {_number_text(gib)}"
     yield SummaryRow(f"time{time}")
-    if "memory_gib" in measured:  # not if all phases were taken from other runs
-        yield SummaryRow(f"peak memory, GiB{memory}", after=_number(measured["memory_gib"]))
+    if "memory_gib" in measured:  # missing if all phases were taken from other runs
+        yield SummaryRow(f"peak memory, GiB{memory}", after=_number_text(measured["memory_gib"]))
 
 
-def where_it_lies(run_dir: Path) -> list[str]:
+def list_files_of_run(run_dir: Path) -> list[str]:
     """Return a line for each file or folder of ``ARTIFACTS`` that exists."""
     lines = [
-        f"  {name:<16} {short(run_dir / path)}"
+        f"  {name:<16} {relative_to_cwd(run_dir / path)}"
         for name, path in ARTIFACTS.items()
         if (run_dir / path).exists()
     ]
@@ -168,29 +168,33 @@ def where_it_lies(run_dir: Path) -> list[str]:
 
 def _sft_rows(sft: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield SummaryRow(
-        "held-out perplexity", _number(sft["perplexity_before"]), _number(sft["perplexity_after"])
+        "held-out perplexity",
+        _number_text(sft["perplexity_before"]),
+        _number_text(sft["perplexity_after"]),
     )
 
 
 def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _accuracy_rows(reward)
     if "best_possible_accuracy" in reward:
-        yield SummaryRow("  best possible", after=_number(reward["best_possible_accuracy"]))
+        yield SummaryRow("  best possible", after=_number_text(reward["best_possible_accuracy"]))
     for kind, share in reward.get("minimal_pairs", {}).items():
-        yield SummaryRow(f"  {kind.replace('_', ' ')}", after=_number(share))
+        yield SummaryRow(f"  {kind.replace('_', ' ')}", after=_number_text(share))
 
 
 def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     low, high = measures["accuracy_ci"]
-    yield SummaryRow("held-out accuracy", after=_number(measures["accuracy"]))
+    yield SummaryRow("held-out accuracy", after=_number_text(measures["accuracy"]))
     yield SummaryRow("  95 % interval", after=f"{low:.3f}-{high:.3f}")
 
 
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
-    yield SummaryRow("held-out score", _number(ppo["score_before"]), _number(ppo["score_after"]))
+    yield SummaryRow(
+        "held-out score", _number_text(ppo["score_before"]), _number_text(ppo["score_after"])
+    )
     yield from _gain_rows(ppo, "score")
-    yield from _block_rows(ppo, "score")
+    yield from _part_rows(ppo, "score")
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -212,18 +216,18 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     for name, key in POLICY_ROWS.items():
         if f"{key}_before" in measures:
             before, after = measures[f"{key}_before"], measures[f"{key}_after"]
-            yield SummaryRow(name, _number(before), _number(after))
+            yield SummaryRow(name, _number_text(before), _number_text(after))
         yield from _gain_rows(measures, key)
         if f"{key}_after_ema" in measures:
-            yield SummaryRow("  averaged actor", after=_number(measures[f"{key}_after_ema"]))
-        yield from _block_rows(measures, key)
-    yield SummaryRow("KL to reference, nats", after=_number(measures["kl_to_reference"]))
+            yield SummaryRow("  averaged actor", after=_number_text(measures[f"{key}_after_ema"]))
+        yield from _part_rows(measures, key)
+    yield SummaryRow("KL to reference, nats", after=_number_text(measures["kl_to_reference"]))
 
 
-def _block_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
+def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
     for part, before in measures.get(f"{key}_parts_before", {}).items():
         yield SummaryRow(
-            f"  {part}", _number(before), _number(measures[f"{key}_parts_after"][part])
+            f"  {part}", _number_text(before), _number_text(measures[f"{key}_parts_after"][part])
         )
 
 
@@ -241,10 +245,10 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 }
 
 
-def _duration(hours: float) -> str:
+def _duration_text(hours: float) -> str:
     longest = timedelta.max.days * 24  # hours of timedelta; a damaged file may have more
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{value:,.3f}"

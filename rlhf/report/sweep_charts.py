@@ -1,6 +1,6 @@
-"""Charts of a sweep: frontiers, one parameter against one measure, and parallel coordinates.
+"""Build the charts of a sweep: frontiers, measures over a parameter, and parallel coordinates.
 
-Parts that belong to one setting have its number, by which the page's script marks them.
+Points and lines of a setting carry its number, so that the page's script can highlight them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from rlhf.base.intervals import Estimate
 from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
 from rlhf.report.comparison import as_typed, cell
 
-MOST_MARKS = 5  # values of a parameter that all get a mark on their axis
-WIDE_RATIO = 10  # parameters that span more than this are drawn over their logarithm
-LINE_HEIGHT = 16  # of labels, in pixels
-CHARACTER = 7  # width of a title's letter, in pixels
-AXIS_WIDTH = 130  # between two axes of parallel coordinates, at least
-AXIS_ENDS = (230, 44)  # bottom and top of an axis
+MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
+WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
+LINE_HEIGHT = 16  # pixels per line of labels
+CHARACTER = 7  # pixels per letter of a title
+AXIS_WIDTH = 130  # pixels between two axes of parallel coordinates, at least
+AXIS_ENDS = (230, 44)  # y in pixels of the bottom and top of an axis
 
 
 class Place(NamedTuple):
-    """A setting in a frontier: its number on the page, its label, and two measures."""
+    """A setting in a frontier chart: its number on the page, its label, and two measures."""
 
     setting: int
     label: str
@@ -31,14 +31,14 @@ class Place(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis of parallel coordinates: a value per setting, or None where it has none."""
+    """An axis of parallel coordinates, with one value (or None) per setting."""
 
     title: str
     values: Sequence[object]
 
 
 class DrawnAxis(NamedTuple):
-    """An axis on the page: its x, its labels at their heights, and the height of each setting."""
+    """An axis in pixels: its x, its labels with their y, and the y of each setting."""
 
     title: str
     x: int
@@ -47,7 +47,7 @@ class DrawnAxis(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The line of a setting through the axes; ``rank`` is 0 for the worst and 1 for the best."""
+    """The SVG line of a setting through the axes; ``rank`` is 0 (worst) to 1 (best)."""
 
     setting: int
     rank: float
@@ -56,7 +56,7 @@ class Lane(NamedTuple):
 
 
 class ParallelChart(NamedTuple):
-    """Parallel coordinates, which uPlot does not have: a template draws them as SVG."""
+    """A chart of parallel coordinates, which a template draws as SVG, as uPlot cannot."""
 
     said: str
     width: int
@@ -67,7 +67,7 @@ class ParallelChart(NamedTuple):
 def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Chart | None:
     """Return a chart of one measure over another, both with 95 % intervals.
 
-    A line joins the settings that no other setting beats: none has a higher y for a lower x.
+    A line joins the settings on the frontier, for which no other setting has higher y at lower x.
     """
     best = frontier(places)
     lines = [
@@ -75,8 +75,8 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
         Line(
             "settings",
             [(each.x.mean, each.y.mean) for each in places],
-            half=[_half(each.y) for each in places],
-            x_half=[_half(each.x) for each in places],
+            half=[_half_or_zero(each.y) for each in places],
+            x_half=[_half_or_zero(each.x) for each in places],
             is_joined=False,
             names=[
                 f"{each.setting + 1}: {each.label}, {x_label} {cell(each.x)}" for each in places
@@ -90,7 +90,7 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
 
 
 def frontier(places: Sequence[Place]) -> list[Place]:
-    """Return the places that no other place beats in both means, by rising x."""
+    """Return the places for which no other place has higher y at lower x, sorted by x."""
     kept: list[Place] = []
     for place in sorted(places, key=lambda each: (each.x.mean, -each.y.mean)):
         if not kept or place.y.mean > kept[-1].y.mean:
@@ -103,8 +103,8 @@ def parameter_chart(
 ) -> Chart | None:
     """Return a chart of a measure over the values of a parameter, with 95 % intervals.
 
-    Values that are not numbers are drawn at equal distances. If every value was tried once, as in a
-    search, the values are not joined.
+    Values that are not numbers get equal distances. Many values that were each tried only once, as
+    in a search, are not joined by a line.
     """
     numbers = [float(value) for value in values if is_number(value)]
     if len(numbers) < len(values):
@@ -115,9 +115,9 @@ def parameter_chart(
     else:
         place = math.log10 if _spans_decades(numbers) else float
         places = [place(each) for each in numbers]
-        marks = numbers if len(numbers) <= MOST_MARKS else _powers(numbers)
+        marks = numbers if len(numbers) <= MOST_MARKS else _powers_of_ten(numbers)
         x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
-    halves = [_half(each) for each in found]
+    halves = [_half_or_zero(each) for each in found]
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
     is_joined = len(values) <= MOST_MARKS or any(each.size > 1 for each in found)
     parameter, _, measure = title.partition(": ")
@@ -127,7 +127,7 @@ def parameter_chart(
 
 
 def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelChart:
-    """Return a line per setting through its values on every axis; the best is drawn last.
+    """Return a chart with a line per setting through its values on every axis, the best on top.
 
     ``ranks`` are 0 for the worst setting and 1 for the best.
     """
@@ -141,7 +141,7 @@ def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelC
     for setting, rank in sorted(enumerate(ranks), key=lambda each: each[1]):
         places = [(axis.x, axis.heights[setting]) for axis in axes]
         points = " ".join(f"{x},{height:.1f}" for x, height in places if height is not None)
-        values = ", ".join(f"{title} {_value(each[setting])}" for title, each in columns)
+        values = ", ".join(f"{title} {_value_text(each[setting])}" for title, each in columns)
         lanes.append(Lane(setting, rank, points, f"{setting + 1}: {values}"))
     titles = ", ".join(column.title for column in columns)
     return ParallelChart(f"{len(ranks)} settings over {titles}", right, axes, lanes)
@@ -152,27 +152,27 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _half(found: Estimate) -> float:
+def _half_or_zero(found: Estimate) -> float:
     return 0.0 if math.isnan(found.half) else found.half
 
 
-def _value(value: object) -> str:
+def _value_text(value: object) -> str:
     return number_text(value) if is_number(value) else as_typed(value)
 
 
 def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tick]]:
-    """Return the height of every value on its axis, and the labels of the axis."""
+    """Return the y in pixels of every value on its axis, and the labels of the axis."""
     known = [float(value) for value in values if is_number(value)]
     if not known or any(value is not None and not is_number(value) for value in values):
         names = list(dict.fromkeys(map(as_typed, values)))
-        heights = [_height((index + 0.5) / len(names)) for index in range(len(names))]
+        heights = [_y_of_share((index + 0.5) / len(names)) for index in range(len(names))]
         labels = [Tick(height, name) for height, name in zip(heights, names, strict=True)]
         return [heights[names.index(as_typed(value))] for value in values], labels
     place = math.log10 if _spans_decades(known) else float
     low, high = place(min(known)), place(max(known))
 
     def height(value: float) -> float:
-        return _height((place(value) - low) / (high - low) if high > low else 0.5)
+        return _y_of_share((place(value) - low) / (high - low) if high > low else 0.5)
 
     distinct = sorted(set(known))
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
@@ -180,8 +180,8 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
     return [height(value) if is_number(value) else None for value in values], labels
 
 
-def _height(share: float) -> float:
-    """Return the height of a share of an axis, from its bottom."""
+def _y_of_share(share: float) -> float:
+    """Return the y in pixels of a point at ``share`` of an axis: 0 is its bottom, 1 its top."""
     bottom, top = AXIS_ENDS
     return bottom + share * (top - bottom)
 
@@ -190,8 +190,8 @@ def _spans_decades(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) > WIDE_RATIO * min(values)
 
 
-def _powers(values: Sequence[float]) -> list[float]:
-    """Return the powers of ten among values that span decades; none of other values."""
+def _powers_of_ten(values: Sequence[float]) -> list[float]:
+    """Return the powers of ten within a wide range of values; [] if the range is narrow."""
     if not _spans_decades(values):
         return []
     lowest, highest = math.ceil(math.log10(min(values))), math.floor(math.log10(max(values)))
@@ -199,7 +199,7 @@ def _powers(values: Sequence[float]) -> list[float]:
 
 
 def _drop_touching_marks(marks: Sequence[Tick]) -> list[Tick]:
-    """Return the marks of an axis without those whose labels would touch another."""
+    """Return the marks of an axis without marks whose labels would touch the mark before."""
     kept: list[Tick] = []
     for mark in sorted(marks):
         if not kept or mark.at - kept[-1].at >= LINE_HEIGHT:

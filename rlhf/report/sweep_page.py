@@ -1,7 +1,7 @@
-"""Write ``sweep.html``: the settings of a sweep, their frontier, and what each parameter did.
+"""Write ``sweep.html``: the settings of a sweep, their frontier, and the effect of parameters.
 
-The page is one file that loads nothing. It is made from the results of the runs alone, so that a
-sweep that was stopped has one too.
+The page is one file that loads nothing. It is made only from the results of the runs, so a sweep
+that was stopped has a page too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rlhf.report.sweep_charts import (
 
 SWEEP_REPORT = "sweep.html"
 KL = "KL, nats"
-GOALS = ("gold", "exactly right", "score")  # what is drawn over KL
-UNDRAWN = ("minutes",)  # measures that depend on what else the machine did
-MOST_VALUES, BINS = 8, 4  # more values of a parameter are grouped into bins
+GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
+UNDRAWN = ("minutes",)  # measures that are not drawn, as they depend on the machine's other load
+MOST_VALUES, BINS = 8, 4  # more than MOST_VALUES numbers of a parameter are grouped into BINS
 
 
 class Shares(NamedTuple):
@@ -48,7 +48,7 @@ def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
 
 
 def sweep_page(name: str, settings: Sequence[Setting]) -> str:
-    """Return the page of a sweep; the best setting comes first."""
+    """Return the HTML of a sweep's report; the best setting comes first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
         (setting for setting in settings if setting.finished_runs()),
@@ -59,17 +59,17 @@ def sweep_page(name: str, settings: Sequence[Setting]) -> str:
         "sweep.html",
         script="sweep.js",
         title=f"Sweep {name}",
-        verdict=_verdict(done),
+        verdict=_headline(done),
         place=f"{finished} of {len(runs)} runs have finished",
-        **(_parts(done) if done else {"table": None}),
+        **(_tables_and_charts(done) if done else {"table": None}),
     )
 
 
 def importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) -> Shares:
-    """Return the share of a measure's variance that lies between the values of each key.
+    """Return, for each key, the share of a measure's variance that the key's values explain.
 
-    The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554): what a key
-    explains by chance alone is subtracted. Of keys with many values, ranges are compared.
+    The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554), from which
+    the share explained by chance is subtracted. Keys with many numbers are grouped into ranges.
     """
     found = {}
     for key in keys:
@@ -97,8 +97,8 @@ def _groups(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[floa
     return list(groups.values())
 
 
-def _verdict(done: Sequence[Setting]) -> Headline:
-    """Return one line: the best setting, and whether it differs from the second."""
+def _headline(done: Sequence[Setting]) -> Headline:
+    """Return the headline: the best setting, and whether it differs from the second best."""
     if not done:
         return Headline("No run has finished.", is_doubtful=True)
     best = f"best objective {cell(done[0].estimates()['objective'])}: {done[0].label}"
@@ -114,15 +114,15 @@ def _verdict(done: Sequence[Setting]) -> Headline:
     return Headline(f"{best}; {ending}", is_doubtful=told != "higher")
 
 
-def _parts(done: Sequence[Setting]) -> dict[str, Any]:
-    """Return the tables and charts of the settings that have finished runs."""
+def _tables_and_charts(done: Sequence[Setting]) -> dict[str, Any]:
+    """Return the template values for settings with finished runs: tables and charts by name."""
     runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in done[0].estimates() if all(title in s.estimates() for s in done)]
     drawn = [title for title in titles if _is_drawn(title, titles, done)]
     keys = list(done[0].values)
-    frontiers = [_frontier(done, goal) for goal in GOALS if goal in titles]
+    frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in titles]
     parts: dict[str, Any] = {
-        "table": _table(done, [title for title in titles if not _repeats(title, titles)]),
+        "table": _settings_table(done, [title for title in titles if not _repeats(title, titles)]),
         "frontiers": frontiers if KL in titles and len(done) > 1 else [],
         "parallel": None,
     }
@@ -133,7 +133,7 @@ def _parts(done: Sequence[Setting]) -> dict[str, Any]:
         shares = [importances(runs, [*keys, "seed"], title) for title in drawn]
         parts |= {
             "parallel": parallel_chart(columns, ranks),
-            "parameters": [_parameter(runs, key, title) for key in keys for title in drawn],
+            "parameters": [_parameter_chart(runs, key, title) for key in keys for title in drawn],
             "importances": shares,
             "explaining": list(dict.fromkeys(key for each in shares for key in each.of_parameter)),
         }
@@ -141,14 +141,14 @@ def _parts(done: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _is_drawn(title: str, titles: Sequence[str], done: Sequence[Setting]) -> bool:
-    """Return False for a measure that another repeats, or that is the same in all settings."""
+    """Return False for a measure that repeats another measure or is equal in all settings."""
     if title in UNDRAWN or _repeats(title, titles):
         return False
     return len({setting.estimates()[title].mean for setting in done}) > 1 or len(done) == 1
 
 
 def _repeats(title: str, titles: Sequence[str]) -> bool:
-    """Return True for the objective of runs with a judge: it is the gold score."""
+    """Return True for the objective of runs with a judge, which repeats the gold score."""
     return title == "objective" and "gold" in titles
 
 
@@ -168,7 +168,7 @@ class SettingsRow(NamedTuple):
     difference: str
 
 
-def _table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsTable:
+def _settings_table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsTable:
     rows = []
     for number, setting in enumerate(done):
         found = setting.estimates()
@@ -181,7 +181,7 @@ def _table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsTable:
     return SettingsTable(titles, rows)
 
 
-def _frontier(done: Sequence[Setting], goal: str) -> Chart | None:
+def _frontier_over_kl(done: Sequence[Setting], goal: str) -> Chart | None:
     places = [
         Place(number, setting.label, setting.estimates()[KL], setting.estimates()[goal])
         for number, setting in enumerate(done)
@@ -191,7 +191,7 @@ def _frontier(done: Sequence[Setting], goal: str) -> Chart | None:
     )
 
 
-def _parameter(runs: Sequence[ComparedRun], key: str, title: str) -> Chart | None:
+def _parameter_chart(runs: Sequence[ComparedRun], key: str, title: str) -> Chart | None:
     measured: dict[str, tuple[object, list[float]]] = {}
     for run in runs:
         value = run.keys.get(key)

@@ -15,7 +15,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
 
 from rlhf.base.errors import ConfigError
-from rlhf.jobs.search import JOURNAL, Running, Searcher, _measure
+from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
@@ -106,7 +106,7 @@ def test_hopeless_trials_end_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "is_hopeless"), [(0.9, True), (0.1, False)])
-def test_trial_that_is_worse_than_the_median_is_hopeless(
+def test_trial_that_is_worse_than_the_median_report_and_should_prune(
     value: float, is_hopeless: bool, tmp_path: Path
 ) -> None:
     prune = PruneConfig(metric="sft/eval_loss", after_trials=2)
@@ -120,12 +120,12 @@ def test_trial_that_is_worse_than_the_median_is_hopeless(
         f'{{"phase": "sft", "step": 10, "sft/eval_loss": {value}}}\n'
     )
     running = Running(made._study.ask(), 0, None, tmp_path)  # type: ignore[arg-type]
-    assert made._is_hopeless(running) is is_hopeless
-    assert made._is_hopeless(running) is is_hopeless, "a step is reported once"
+    assert made._report_and_should_prune(running) is is_hopeless
+    assert made._report_and_should_prune(running) is is_hopeless, "a step is reported once"
 
 
 def test_a_trial_with_a_measure_that_is_not_finite_has_failed(tmp_path: Path) -> None:
     phases = {"sft": {"perplexity_after": None}}
-    assert math.isnan(_measure(phases, "sft.perplexity_after"))
+    assert math.isnan(_read_result(phases, "sft.perplexity_after"))
     with pytest.raises(ConfigError, match=r"no result sft\.other; they have the phases sft"):
-        _measure(phases, "sft.other")
+        _read_result(phases, "sft.other")

@@ -105,13 +105,13 @@ import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from joblib import Parallel, delayed
-from rlhf.jobs.sweep_jobs import _run, end_with_launcher
+from rlhf.jobs.sweep_jobs import _run_process, end_with_launcher
 hardware = SimpleNamespace(ranks_per_node=1, device=None)
 os.environ["RLHF_LAUNCHER"] = str(os.getpid())
 jobs = int(sys.argv[1])
 def job():
     end_with_launcher()
-    _run(hardware, Path("job"), "job.py", jobs=jobs)
+    _run_process(hardware, Path("job"), "job.py", jobs=jobs)
 Parallel(n_jobs=jobs)([delayed(job)()])
 """
 

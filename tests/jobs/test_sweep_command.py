@@ -22,7 +22,7 @@ from rlhf.jobs.sweep_command import (
     expand_sweep,
     jobs_at_a_time,
     with_sweep_folders,
-    without_leavings,
+    with_temporary_plan_folder,
 )
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import SUMMARIES
@@ -112,7 +112,7 @@ def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None
         found = with_sweep_folders(words, words)
         start = found.index("seed=1,2")
         assert all("=" in word for word in found[start : start + 4]), found
-        with without_leavings(["seed=1,2", "plan=only", "-m"]) as kept:
+        with with_temporary_plan_folder(["seed=1,2", "plan=only", "-m"]) as kept:
             assert kept[-2].startswith("hydra.sweep.dir=")
 
 

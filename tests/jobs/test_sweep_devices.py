@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CapabilityError
-from rlhf.jobs.sweep_jobs import _devices
+from rlhf.jobs.sweep_jobs import _visible_devices
 
 TWO = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
@@ -39,17 +39,17 @@ def test_gpus_and_the_parts_of_a_divided_one_are_named(
     text: str, names: list[str], tmp_path: Path
 ) -> None:
     install(tmp_path, text)
-    assert _devices() == names
+    assert _visible_devices() == names
 
 
 def test_a_driver_that_is_down_has_no_gpus(tmp_path: Path) -> None:
     install(tmp_path, DOWN, code=9)
     with pytest.raises(CapabilityError, match=r"couldn't communicate.*CUDA_VISIBLE_DEVICES=0,1"):
-        _devices()
+        _visible_devices()
 
 
 def test_without_nvidia_smi_the_user_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CapabilityError, match=r"No such file.*CUDA_VISIBLE_DEVICES=0,1"):
-        _devices()
+        _visible_devices()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
-    assert _devices() == ["3", "GPU-5"]
+    assert _visible_devices() == ["3", "GPU-5"]

@@ -20,7 +20,7 @@ from rlhf.kernels.logprobs import logprob_kernel
 from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.models.output_layer import (
     GPU_BLOCK,
-    _read_by_torch,
+    _reduce_by_torch,
     _slope_by_torch_,
     fused_logprobs,
 )
@@ -162,7 +162,7 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
     ours = torch.full((3, len(ids_N)), 7.0, device=ids_N.device)
     theirs = ours.double()
     kernel.read(logits_NV, ids_N, scale=0.5, outs=(ours[0], ours[1], ours[2]))
-    _read_by_torch(logits_NV, ids_N, options, (theirs[0], theirs[1], theirs[2]))
+    _reduce_by_torch(logits_NV, ids_N, options, (theirs[0], theirs[1], theirs[2]))
     assert_close(ours.double(), theirs, rtol=rounding)
     sums_N = theirs[0].float()
     slopes_N = torch.linspace(-2, 3, len(ids_N), device=ids_N.device)

@@ -105,8 +105,10 @@ def test_shares_kept_or_made_again_give_the_same_gradients(
 ) -> None:
     """Nine tokens are kept with heads of 8, and are too many with room for none."""
     tensors, made = heads(), []
-    original = attention._shares
-    monkeypatch.setattr(attention, "_shares", lambda *args: made.append(1) or original(*args))
+    original = attention._attention_weights
+    monkeypatch.setattr(
+        attention, "_attention_weights", lambda *args: made.append(1) or original(*args)
+    )
     kept = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
     assert len(made) == 1
     monkeypatch.setattr(attention, "KEPT_TOKENS", 1)

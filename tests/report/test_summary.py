@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlhf.report.next_commands import what_to_type_next
+from rlhf.report.next_commands import suggest_commands
 from rlhf.report.summary import (
     answers_side_by_side,
+    list_files_of_run,
     show_summary,
     summary_blocks,
-    where_it_lies,
 )
 from rlhf.tracking.console import Console
 
@@ -214,7 +214,7 @@ def test_a_run_without_a_plan_shows_what_was_measured(run_dir: Path) -> None:
 
 
 def test_only_what_is_there_is_listed_as_one_would_type_it(run_dir: Path) -> None:
-    assert [line.split() for line in where_it_lies(run_dir)[1:]] == [
+    assert [line.split() for line in list_files_of_run(run_dir)[1:]] == [
         ["SFT", "model", "runs/mine/sft/model"],
         ["reward", "model", "runs/mine/reward/model"],
         ["actor", "runs/mine/ppo/actor"],
@@ -224,7 +224,7 @@ def test_only_what_is_there_is_listed_as_one_would_type_it(run_dir: Path) -> Non
 
 
 def test_the_next_commands_name_this_run(run_dir: Path) -> None:
-    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    lines = [line.strip() for line in suggest_commands(run_dir)]
     assert 'model = pipeline("text-generation", "runs/mine/ppo/actor")' in lines
     assert 'print(model("Your prompt")[0]["generated_text"])' in lines
     assert "python -m rlhf.chat runs/mine" in lines
@@ -237,7 +237,7 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
 def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     typed = "experiment=smoke data=hh data.size=9 'ppo.kl_ctl=0.3' 'name=my run' run_dir=runs/mine"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
-    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    lines = [line.strip() for line in suggest_commands(run_dir)]
     same = "python launch.py experiment=smoke"
     assert f"{same} data=hh data.size=9 'name=my run' ppo.kl_ctl=0.6" in lines
     assert f"{same} ppo.kl_ctl=0.3 'name=my run' data=local data.path=FILE" in lines
@@ -250,7 +250,7 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
     (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
     typed = "data=local data.path=my.jsonl data.split=[4,4,2] data.template=chat"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
-    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    lines = [line.strip() for line in suggest_commands(run_dir)]
     assert f"python launch.py data=local data.path=my.jsonl {QUOTED} ppo.kl_ctl=0.6" in lines
     assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
 
@@ -258,7 +258,7 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
 def test_own_data_is_divided_and_rendered_as_in_this_run(run_dir: Path) -> None:
     typed = "data=hh data.size=9 data.split=[4,4,2] data.template=chat +data.sets.a.weight=2"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
-    lines = [line.strip() for line in what_to_type_next(run_dir)]
+    lines = [line.strip() for line in suggest_commands(run_dir)]
     assert f"python launch.py {QUOTED} data=local data.path=FILE" in lines
 
 
@@ -270,26 +270,26 @@ def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     (run_dir / "ppo/actor/chat_template.jinja").touch()
     asked = '[{"role": "user", "content": "two words"}]'
     call = f'  print(model({asked})[0]["generated_text"][-1]["content"])'
-    assert call in what_to_type_next(run_dir)
+    assert call in suggest_commands(run_dir)
 
 
 def test_without_an_actor_the_sft_model_is_offered_and_without_both_none(run_dir: Path) -> None:
     (run_dir / "ppo/actor").rmdir()
-    assert any("runs/mine/sft/model" in line for line in what_to_type_next(run_dir))
+    assert any("runs/mine/sft/model" in line for line in suggest_commands(run_dir))
     (run_dir / "sft/model").rmdir()
-    assert not any("pipeline" in line for line in what_to_type_next(run_dir))
+    assert not any("pipeline" in line for line in suggest_commands(run_dir))
 
 
 def test_what_dpo_made_is_listed_and_offered(run_dir: Path) -> None:
     (run_dir / "ppo/actor").rmdir()
     (run_dir / "dpo/actor").mkdir(parents=True)
-    assert "  policy of DPO    runs/mine/dpo/actor" in where_it_lies(run_dir)
-    assert any("runs/mine/dpo/actor" in line for line in what_to_type_next(run_dir))
+    assert "  policy of DPO    runs/mine/dpo/actor" in list_files_of_run(run_dir)
+    assert any("runs/mine/dpo/actor" in line for line in suggest_commands(run_dir))
 
 
 def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:
     (run_dir / "wandb" / "offline-run-1-abc").mkdir(parents=True)
-    assert "  wandb sync runs/mine/wandb/offline-run-*" in what_to_type_next(run_dir)
+    assert "  wandb sync runs/mine/wandb/offline-run-*" in suggest_commands(run_dir)
 
 
 def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.report.next_commands import what_to_type_next
+from rlhf.report.next_commands import suggest_commands
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
 from tests.runtime.test_resume import is_there, wait_for
@@ -102,7 +102,7 @@ def test_plain_transformers_loads_the_models(run_dir: Path) -> None:
 def test_the_calls_that_are_printed_and_on_the_model_card_work(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = what_to_type_next(run_dir)
+    lines = suggest_commands(run_dir)
     start = lines.index("  # use the model, in Python") + 1
     card = (run_dir / "ppo" / "actor" / "README.md").read_text()
     (on_card,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)

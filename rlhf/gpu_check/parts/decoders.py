@@ -1,4 +1,4 @@
-"""Rollouts beside the model: the tokens and log-probabilities of every fused decoder.
+"""Compare the rollouts of every fused decoder with the model's own forward pass.
 
 Shapes: S = tokens of one sequence, T = tokens of one response, V = vocabulary.
 """
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKENS, ROWS, LIMIT = 24, 3, 12
-LENGTHS = (5, 1, 9, 3)  # of prompts: more than rows, so that rows leave and others join
+LENGTHS = (5, 1, 9, 3)  # prompt lengths; more prompts than ROWS, so that freed rows are reused
 SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Distance(NamedTuple):
-    """How far responses are from the model's own forward pass over them."""
+    """The distance between responses of a decoder and the model's own forward pass over them."""
 
     tokens: int
     equal: int
-    """Tokens that the model itself draws from the same numbers."""
+    """Number of tokens that the model itself draws from the same random numbers."""
     logprob: float
     """Largest difference of a log-probability, in standard deviations over the vocabulary."""
     draw: float
-    """Largest distance of a number from the interval of its token in the model's own CDF."""
+    """Largest distance of a random number from its token's interval in the model's own CDF."""
     allowed_draw: float
 
 
 def tasks(_: CheckSetting) -> Iterator[Task]:
-    """Yield a task for every model and precision, with and without CUDA graphs."""
+    """Yield a task per model and precision, which checks decoding with and without CUDA graphs."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
     for name in fused_models():
@@ -84,23 +84,25 @@ def _compare(name: str, dtype: torch.dtype) -> Finding:
 
 
 def is_near(distance: Distance, dtype: torch.dtype) -> bool:
-    """Return True if rounding explains the distance; NaN is no distance that it explains."""
+    """Return True if rounding explains the distance; return False for NaN."""
     return distance.logprob <= TOLERANCES[dtype] and distance.draw <= distance.allowed_draw
 
 
 def distance(model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool) -> Distance:
-    """Generate on the GPU, and compare with the model's own forward pass there."""
+    """Generate with the decoder on the GPU; return the distance from the model's forward pass."""
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [
-        _of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
+        _distance_of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
         for request in _generate(model, dtype, draws_NT, has_graphs)
     ]
     tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
-    return Distance(sum(tokens), sum(equal), _most(logprobs), _most(draws), min(allowed))
+    return Distance(
+        sum(tokens), sum(equal), _max_or_nan(logprobs), _max_or_nan(draws), min(allowed)
+    )
 
 
-def _most(values: tuple[float, ...]) -> float:
-    """Return the largest value, or NaN if one is."""
+def _max_or_nan(values: tuple[float, ...]) -> float:
+    """Return the largest value, or NaN if any value is NaN."""
     return float(torch.tensor(values, dtype=torch.float64).max())
 
 
@@ -132,7 +134,7 @@ def _generate(
     return requests
 
 
-def _of_response(
+def _distance_of_response(
     model: PreTrainedModel, request: Request, draws_T: Tensor, allowed: float
 ) -> Distance:
     ids_S = torch.tensor([*request.prompt, *request.ids], device=model.device)

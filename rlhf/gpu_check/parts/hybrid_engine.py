@@ -1,4 +1,4 @@
-"""DeepSpeed's Hybrid Engine: whether it runs here, and agrees with the model's own layers."""
+"""Check that DeepSpeed's Hybrid Engine runs here and agrees with the model's own layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
 from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, start_run
 
 EXPECTED = "yes with parity, or no with the reason"
-# Its kernels take heads of 64 numbers; a run compares them with the model before its first rollout.
+# The kernels require a head size of 64. A run compares them with the model before it uses them.
 LLAMA = (
     *("model=llama3.2_1b", "model.init=random", "model.path=null", "model.vocab_size=400"),
     *("model.architecture.vocab_size=400", "model.architecture.hidden_size=256"),
@@ -21,7 +21,7 @@ LLAMA = (
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for each stage with which DeepSpeed-Chat uses the engine."""
+    """Yield a task for each ZeRO stage with which DeepSpeed-Chat uses the engine."""
     for stage in (2, 3):
         yield Task(f"stage {stage}", partial(_try, setting, stage))
 

@@ -1,4 +1,4 @@
-"""The card, its driver, and the versions: what all other figures depend on."""
+"""Report the card, its driver and the package versions, on which all other figures depend."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CPU = "cpu"
 
 
 def tasks(_: CheckSetting) -> Iterator[Task]:
-    """Yield what describes this machine, and the check that torch computes on its GPU."""
+    """Yield tasks that describe this machine and check that torch computes on its GPU."""
     yield Task(CARD, _card)
-    yield Task("free memory", _memory)
+    yield Task("free memory", _check_free_memory)
     yield Task("driver", lambda: _measure(read_driver() or "unknown"))
     yield Task("CUDA of torch", lambda: _measure(f"{torch.version.cuda or torch.version.hip}"))
     yield Task("kernels of torch", _kernels)
-    yield Task("a product", _product)
+    yield Task("a product", _check_matmul)
     yield Task("AdamW by Triton", _triton)
     yield Task("hardware=auto", _profile)
     yield Task("host", _host)
@@ -48,7 +48,7 @@ def _card() -> Finding:
     return _measure(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
 
 
-def _memory() -> Finding:
+def _check_free_memory() -> Finding:
     free, total = (each / GIB for each in torch.cuda.mem_get_info())
     return Finding(
         figure=f"{free:.1f} of {total:.1f} GiB",
@@ -64,8 +64,8 @@ def _kernels() -> Finding:
     return Finding(figure=kernels, expected="the card's, or older", verdict=RowVerdict.passed)
 
 
-def _product() -> Finding:
-    """Multiply whole numbers, whose sums bf16 and fp16 round like fp32 does: not at all."""
+def _check_matmul() -> Finding:
+    """Multiply matrices of ones; the sums, 64, are exact in fp32, fp16 and bf16."""
     dtypes = [torch.float32, torch.float16]
     if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:
         dtypes.append(torch.bfloat16)

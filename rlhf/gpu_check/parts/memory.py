@@ -1,4 +1,4 @@
-"""Peak memory of whole phases, beside the planner's figure, for three shapes of models."""
+"""Compare the peak memory of whole phases with the planner's figure, for three models."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rlhf.gpu_check.hooks import planned_gib
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judge
 from rlhf.gpu_check.runs import SHORT_RUN, Run, start_run
 
-# torch may take less than planned, and what cuBLAS needs for itself and gaps more.
-LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # shares of the plan; GiB
+# Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
+LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # LEAST, MOST: shares of the plan; SPARE: GiB
 FEW = (
     *SHORT_RUN,
     *("sft.batch_size=128", "sft.epochs=0.5", "reward.batch_size=64", "reward.epochs=0.3"),
     *("ppo.steps=2", "ppo.rollout_batch_size=64", "ppo.mini_batch_size=64"),
 )
-# Few and small batches, for a GPU that is no GPU.
+# Few and small batches, for tests in which a CPU stands for the GPU.
 SMALL = (
     *("sft.epochs=0.1", "reward.epochs=0.1", "ppo.steps=1", "rollout.max_response_tokens=8"),
     *("sft.batch_size=32", "sft.micro_batch_size=32"),
     *("ppo.rollout_batch_size=16", "ppo.mini_batch_size=16"),
 )
 RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
-# Adapters need a model that has learned something: the one that the shape before has trained.
+# LoRA needs a trained model: the run of shape_2 has trained one.
 LORA = ("phase=sft", "lora=all", "model=pretrained", "reward_model.init=sft")
 
 
 class Shape(NamedTuple):
-    """A model and what is done with it."""
+    """A model and the phases to train: a name, and the options for launch.py."""
 
     name: str
     words: tuple[str, ...]
@@ -68,7 +68,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 
 def _compare(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Finding:
-    """Compare one phase; the first phase of a shape starts the run, which ``runs`` then holds."""
+    """Compare one phase with its plan; start the shape's run first, unless ``runs`` holds it."""
     words = [*FEW, *shape.words]
     if "lora=all" in words:
         words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")

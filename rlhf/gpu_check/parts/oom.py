@@ -1,4 +1,4 @@
-"""Out of memory on purpose: the run is retried with smaller micro-batches, or refused in words."""
+"""Check both settings of hardware.on_oom: retry with smaller micro-batches, and a clear error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = (
     *("model.vocab_size=400", "sft.eval_examples=8", "zero=stage1", "checkpoint.every_steps=1"),
     f"tracking.others=[{LESS_MEMORY}]",
 )
-# Activations outweigh the weights, so that half of the sequences need about half of the memory.
+# Activations are much larger than the weights, so half the sequences need about half the memory.
 BATCH = {Size.tiny: 64, Size.full: 1024}
 SIZES = {
     Size.tiny: ("data.size=400", "model.architecture.hidden_size=64"),
@@ -25,7 +25,7 @@ SIZES = {
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield the run that is retried, and the run that is refused."""
+    """Yield two tasks: the run that must be retried, and the run that must end with an error."""
     yield Task("hardware.on_oom=reduce_micro_batch", partial(_check_retry, setting))
     yield Task("hardware.on_oom=stop", partial(_check_refusal, setting))
 

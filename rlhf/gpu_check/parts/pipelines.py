@@ -1,4 +1,4 @@
-"""SFT, reward model and PPO on every engine and precision, beside the same run on the CPU."""
+"""Compare SFT, reward model and PPO on every engine and precision with the same run on the CPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, judge
 from rlhf.gpu_check.runs import TINY_RUN, Run, pool, start_run
 
 REFERENCE = "CPU, fp32"
-# Largest share by which the last losses of SFT and of the reward model may lie beside those of the
-# CPU: a hundred times the unit roundoff of fp32's and twice that of bf16's eight bits.
+# Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
+# is twice the unit roundoff of bf16.
 SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
-ERRORS = 4  # standard errors by which the last score may differ: other tokens may be drawn
+ERRORS = 4  # standard errors by which the last score may differ, since rounding changes tokens
 
 
 class Losses(NamedTuple):
@@ -45,7 +45,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 
 def variants() -> dict[str, list[str]]:
-    """Return the options of each run on the GPU by its name, which ends with the precision."""
+    """Return the options of each GPU run, by the run's name, which ends with the precision."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     torch_engine, deepspeed = "zero.engine=torch", "zero.engine=deepspeed"
     found = [("torch, stage 1", Dtype.fp32, "zero=stage1", torch_engine)]
@@ -54,7 +54,7 @@ def variants() -> dict[str, list[str]]:
         found += [("DeepSpeed, stage 0", half, "zero=stage0", deepspeed)]
     found += [(f"DeepSpeed, stage {n}", half, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)]
     found += [(f"offload, stage {n}", half, f"zero=stage{n}_offload", deepspeed) for n in (2, 3)]
-    if half is Dtype.bf16:  # fp16 at stage 0 is refused: nothing keeps its masters
+    if half is Dtype.bf16:  # fp16 at stage 0 is an error: it would have no fp32 master weights
         found += [
             (f"DeepSpeed, stage {n}", Dtype.fp16, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)
         ]
@@ -105,13 +105,13 @@ def _compare(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Findin
 
 
 def score_tolerance(there: Losses, here: Losses) -> float:
-    """Return the difference of two mean scores that other draws of all responses explain."""
+    """Return the largest difference of two mean scores that sampling noise explains."""
     variances = there.score_std**2 / there.responses + here.score_std**2 / here.responses
     return ERRORS * math.sqrt(variances)
 
 
 def are_near(there: Losses, here: Losses, share: float) -> bool:
-    """Return True if rounding and draws explain the difference; NaN is not explained."""
+    """Return True if rounding and sampling noise explain the difference; False for NaN."""
     return (
         abs(there.sft - here.sft) <= share * here.sft
         and abs(there.reward - here.reward) <= share * here.reward

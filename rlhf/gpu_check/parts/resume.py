@@ -1,4 +1,4 @@
-"""A run that is killed in a PPO step and resumed, beside the run that nobody killed."""
+"""Compare a run that is killed in a PPO step and resumed with a run that nobody killed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
     if not killed.code or not killed_marker_file(killed.run_dir).exists():
         return Finding(figure="it was not killed", expected=EXPECTED, verdict=RowVerdict.failed)
     _ = resume_run(killed.run_dir).result  # a run that failed raises here
-    whole = _whole(folder / "whole", words)
+    whole = _run_without_kill(folder / "whole", words)
     if not (found := differences(killed.run_dir, whole)):
         return Finding(figure="equal", expected=EXPECTED, verdict=RowVerdict.passed)
-    # Kernels that add in any order would make every two runs differ, and say nothing of resuming.
-    if differences(_whole(folder / "again", words), whole):
+    # If two runs without a kill differ too, nondeterministic kernels are the reason, not resuming.
+    if differences(_run_without_kill(folder / "again", words), whole):
         return Finding(
             figure="two runs that nobody killed differ too: this GPU's kernels add in any order",
             expected=EXPECTED,
@@ -51,7 +51,7 @@ def _compare(folder: Path, words: tuple[str, ...]) -> Finding:
     )
 
 
-def _whole(run_dir: Path, words: tuple[str, ...]) -> Path:
+def _run_without_kill(run_dir: Path, words: tuple[str, ...]) -> Path:
     """Run without a kill; return the run directory."""
     killed_marker_file(run_dir).touch()
     ended = start_run(run_dir, *words)

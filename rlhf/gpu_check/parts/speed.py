@@ -1,4 +1,4 @@
-"""Rollouts and PPO steps in tokens per second, beside transformers on the same weights.
+"""Measure rollouts and PPO steps in tokens per second, and transformers on the same weights.
 
 Shapes: B = prompts, P = prompt tokens, T = response tokens.
 """
@@ -41,7 +41,7 @@ FORCED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield PPO runs, then each way to generate with the policy that the first run trained."""
+    """Yield tasks: PPO runs, then each way to generate with the policy of the first run."""
     name, prompts, tokens, model = SHAPES[setting.size]
     words = [*COMMON, *model, "ppo.steps=3"]
     words += [f"ppo.rollout_batch_size={prompts}", f"ppo.mini_batch_size={prompts}"]
@@ -96,7 +96,7 @@ class Ways:
 
     @contextmanager
     def _policy(self) -> Iterator[Any]:
-        """Yield the policy with the attention that transformers itself would take."""
+        """Yield the policy with SDPA attention, the default of transformers."""
         with self._engine.actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)
             attention = policy.config._attn_implementation
@@ -161,7 +161,7 @@ class Ways:
 
 
 def _time_generation(ways: Ways, generate: Callable[[], int]) -> Finding:
-    """Generate twice; the second time counts, when kernels and caches are there."""
+    """Generate twice; return the speed of the second time, when kernels and caches are warm."""
     seconds, tokens = [], 0
     for _ in range(2):
         torch.cuda.synchronize()
@@ -178,7 +178,7 @@ def _time_generation(ways: Ways, generate: Callable[[], int]) -> Finding:
 
 
 def _time_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
-    """Measure another library's way; that it does not run here is no fault of ours."""
+    """Measure another library's generation; return a skipped finding if it raises."""
     try:
         return _time_generation(ways, generate)
     except Exception as error:
