@@ -39,7 +39,7 @@ class GpuLogprobKernel:
     ) -> None:
         """Write log-sum-exp, entropy and the id's logit to ``outs``; see ``LogprobKernel.read``."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
-        self._launch("read", logits_NV, ids_N, *outs, scale=scale)
+        self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
 
     def slope_(
         self,

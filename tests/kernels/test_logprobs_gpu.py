@@ -84,7 +84,7 @@ class Counted:
 @pytest.fixture
 def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     traffic = Traffic()
-    kernels = SimpleNamespace(**{name: Counted(name, gpu, traffic) for name in ("read", "slope")})
+    kernels = SimpleNamespace(**{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "slope")})
     monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: kernels)
     return traffic
 
@@ -119,7 +119,7 @@ def test_learning_moves_less_than_twice_the_products(
     """
     with gpu.counting() as counts:
         head(gpu, traffic)
-    assert [counts.operations[name] for name in ("read", "slope")] == [BLOCKS, BLOCKS]
+    assert [counts.operations[name] for name in ("reduce_row_kernel", "slope")] == [BLOCKS, BLOCKS]
     assert counts.events[Event.launch] <= 12 * BLOCKS + 20
     assert 3 * LOGITS < traffic.kernels < 3.001 * LOGITS
     assert traffic.others < 20 * HIDDEN
