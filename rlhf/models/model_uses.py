@@ -79,7 +79,7 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             return (actor, *_reference(config, actor))
         case Phase.ppo if config.ppo.shared_trunk:
             return (_trunk(config, policy), *_reward(config, scorer))
-        case _:
+        case Phase.ppo:
             actor = _use(config, policy, Role.actor, LoraRole.actor)
             critic = _use(config, scorer, Role.critic, LoraRole.critic)
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
