@@ -13,6 +13,16 @@ class Phase(StrEnum):
     ppo = "ppo"
     dpo = "dpo"
 
+    @property
+    def data_share(self) -> Phase:
+        """Return the phase of ``SPLIT_PHASES`` whose records this phase uses."""
+        return Phase.reward if self is Phase.dpo else self
+
+    @property
+    def learns_from_pairs(self) -> bool:
+        """Return True if an example of the phase is a pair of sequences."""
+        return self.data_share is Phase.reward
+
 
 SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # in the order of data.split
 

@@ -22,6 +22,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.user_paths import user_path
+from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import describe_type, schema_types
 from rlhf.config.rules.run import validate
@@ -32,7 +33,7 @@ from rlhf.config.typed import format_value, merge_into_schema, schema_error
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
-MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in ("sft", "reward", "dpo", "ppo"))
+MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rlhf.config.choices import Phase
+
 # Our overrides (alternatives separated by " or ") -> the names in the other programs. VALUE, N and
 # NAME stand for a value, and * for each of the phases. A dotted name also matches the end of a
 # longer name: rollout.n is actor_rollout_ref.rollout.n too. A name whose last part is the last part
@@ -192,8 +194,6 @@ NAMES = {
     "seed": "data_seed",
 }
 
-PHASES = ("sft", "reward", "dpo", "ppo")
-
 
 def _alternatives_by_name(names: dict[str, str]) -> dict[str, list[str]]:
     """Return our alternatives for each name of another program."""
@@ -201,7 +201,7 @@ def _alternatives_by_name(names: dict[str, str]) -> dict[str, list[str]]:
         name: [
             word.replace("*", phase)
             for word in ours.split(" or ")
-            for phase in (PHASES if "*" in word else ("",))
+            for phase in (Phase if "*" in word else ("",))
         ]
         for ours, others in names.items()
         for name in others.split()

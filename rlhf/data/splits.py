@@ -99,7 +99,7 @@ def check_usable(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None
         DataError: if a phase has none.
     """
     for phase in phases:
-        part = parts[Phase.reward if phase is Phase.dpo else phase]
+        part = parts[phase.data_share]
         for side, records in (("train on", part.train), ("hold out", part.eval)):
             if not any(_is_usable(record, phase) for record in records):
                 needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}

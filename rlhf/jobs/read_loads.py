@@ -69,10 +69,10 @@ def _load_of_phase(
     config: RunConfig, phase: Phase, parts: dict[Phase, PhaseData], encoder: Encoder, scale: float
 ) -> Load:
     """Return the load of ``phase``; each example in ``parts`` represents ``scale`` examples."""
-    part = parts[Phase.reward if phase is Phase.dpo else phase]
+    part = parts[phase.data_share]
     rows = list(islice(enumerate(part.train), ENCODED))
     columns, _ = COLUMNS_OF[phase](rows, encoder, limit_of(phase, config))
-    sides = ("chosen_ids", "rejected_ids") if phase in (Phase.reward, Phase.dpo) else ("ids",)
+    sides = ("chosen_ids", "rejected_ids") if phase.learns_from_pairs else ("ids",)
     lengths = sorted(len(ids) for side in sides for ids in columns[side])
     kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
     answer = None

@@ -82,7 +82,7 @@ def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             return (actor, *_frozen_reference(config, actor))
         case Phase.ppo if config.ppo.shared_trunk:
             return (_trunk_use(config, policy), *_frozen_reward_model(config, scorer))
-        case _:
+        case Phase.ppo:
             actor = _model_use(config, policy, Role.actor, LoraRole.actor)
             critic = _model_use(config, scorer, Role.critic, LoraRole.critic)
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae

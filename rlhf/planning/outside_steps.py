@@ -45,7 +45,7 @@ def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
         return {}
     config, phase = scene.config, scene.phase
     settings = getattr(config, phase.value)
-    pair = 1 if phase is Phase.sft else 2
+    pair = 2 if phase.learns_from_pairs else 1
     evaluated = pair * min(scene.load.held_out, settings.eval_examples) / num_readers(config)
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:

@@ -121,14 +121,14 @@ def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
     chosen = getattr(config, phase.value).micro_batch_size
     if chosen is not None:
         return [plan.micro]
-    pair = 2 if phase in (Phase.reward, Phase.dpo) else 1
+    pair = 2 if phase.learns_from_pairs else 1
     return divisors(plan.per_rank, max(1, config.hardware.max_micro_batch_size // pair))
 
 
 def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
     """Plan SFT, reward model training or DPO with micro-batches of size ``micro``."""
     at = scene.at
-    pair = 2 if scene.phase in (Phase.reward, Phase.dpo) else 1
+    pair = 2 if scene.phase.learns_from_pairs else 1
     longest = scene.load.longest
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}

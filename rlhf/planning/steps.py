@@ -93,8 +93,7 @@ def examples_of(data: DataConfig, phase: Phase) -> int | None:
     total = total_examples(data)
     if total is None:
         return None
-    part = Phase.reward if phase is Phase.dpo else phase
-    share = data.split[SPLIT_PHASES.index(part)] / sum(data.split)
+    share = data.split[SPLIT_PHASES.index(phase.data_share)] / sum(data.split)
     # The known hub datasets have held-out splits of their own.
     held_out = data.eval_share if data.source is not Source.hub and data.eval_path is None else 0.0
     return int(total * share * (1 - held_out))

@@ -11,6 +11,7 @@ import shlex
 from pathlib import Path
 
 from rlhf.base.atomic import replacing
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import command_words
 from rlhf.report.alarms import alarms_of
 from rlhf.report.evaluation_section import read_evaluation
@@ -27,7 +28,6 @@ from rlhf.report.summary import summary_blocks
 from rlhf.tracking.step_alarms import Alarm
 
 REPORT = "report.html"
-PHASES = ("sft", "reward", "dpo", "ppo")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -71,7 +71,7 @@ def run_page(run: RunFiles) -> str:
 def _headline(run: RunFiles) -> Headline:
     """Return the headline: the run's objective, and the number of reasons to doubt it."""
     if run.result is None:
-        phases = [name for name in PHASES if (run.folder / name / "result.json").exists()]
+        phases = [name for name in Phase if (run.folder / name / "result.json").exists()]
         done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
         return Headline(f"This run has not finished; {done}.", is_doubtful=True)
     doubts = len(run.alarms) + len(alarms_of(run.result["phases"]))

@@ -32,7 +32,8 @@ def test_every_health_metric_has_a_panel_on_the_steps_of_its_phase() -> None:
         if isinstance(panel, LinePlot)
         for name in panel.y
     }
-    assert set(shown) == {name for panels in PANELS.values() for p in panels for name in p.metrics}
+    panels = {name for panels in PANELS.values() for p in panels for name in p.metrics}
+    assert set(shown) == panels, "name the section of PANELS in build_dashboards"
     healthy = {name for name, info in METRICS.items() if info.healthy_range is not None}
     assert healthy <= set(shown)
     for name, axis in shown.items():

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import SPLIT_PHASES, Phase, Source
+from rlhf.config.choices import SPLIT_PHASES, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 
@@ -33,9 +33,10 @@ def check_data(config: RunConfig) -> None:
             "the proportions of sft, reward and ppo"
         )
     shares = dict(zip(SPLIT_PHASES, data.split, strict=True))
-    shares[Phase.dpo] = shares[Phase.reward]  # DPO uses the pairs of the reward phase
     for phase in config.phase.order:
-        if not shares[phase] and not any(phase in (s.phases or ()) for s in data.sets.values()):
+        if not shares[phase.data_share] and not any(
+            phase in (s.phases or ()) for s in data.sets.values()
+        ):
             raise ConfigError(
                 f"data.split={data.split}: the {phase} phase runs and has no share; "
                 f"make the number of {phase} positive, or remove {phase} from phase.order"

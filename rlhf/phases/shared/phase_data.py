@@ -11,7 +11,7 @@ from rlhf.phases.shared.context import RunContext
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
     """Return the records that a phase trains on; DPO uses the reward phase's pairs."""
-    return context.parts[Phase.reward if phase is Phase.dpo else phase]
+    return context.parts[phase.data_share]
 
 
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
