@@ -29,7 +29,7 @@ from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
-from rlhf.phases.ppo.reward_mix import build_mix
+from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import policy_source, rollout_backend
 from rlhf.phases.shared.policy_evaluation import (
@@ -91,7 +91,7 @@ class Evaluator:
             verify_model(run_dir / folder)
         self._reference = self._build_policy(policy_source(self.config))
         self.reward_model = self._reward_model()
-        self._rewards = build_mix(self.config.rewards, context.tokenizer)
+        self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
 
     @property
     def decoders(self) -> list[Decoding]:

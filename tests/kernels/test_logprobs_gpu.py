@@ -24,7 +24,7 @@ from rlhf.models.output_layer import (
     _slope_by_torch_,
     fused_logprobs,
 )
-from rlhf.rollout.sampling import SamplingSettings, _kernel_for
+from rlhf.rollout.sampling import SamplingSettings, _select_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
 from tests.runs import ROOT
@@ -84,7 +84,9 @@ class Counted:
 @pytest.fixture
 def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     traffic = Traffic()
-    kernels = SimpleNamespace(**{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "slope")})
+    kernels = SimpleNamespace(
+        **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "slope")}
+    )
     monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: kernels)
     return traffic
 
@@ -147,7 +149,7 @@ def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> No
     assert not isinstance(logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
     assert logprob_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
-    assert _kernel_for(logits_NV, plain) is None
+    assert _select_kernel(logits_NV, plain) is None
 
 
 def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:

@@ -111,7 +111,7 @@ def _generate(
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None, "fused_models has models with a fused decoder only"
-    extent = Extent.of(ROWS, TOKENS, draws_NT)
+    extent = Extent.for_rollout(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]
     decoder = (
@@ -128,7 +128,7 @@ def _generate(
         for index, prompt in enumerate(prompts)
     ]
     stop = StopTexts(None, ())
-    Scheduler(decoder, SAMPLING, end_id=-1, stop=stop, max_rows=ROWS, anyone_works=bool).run(
+    Scheduler(decoder, SAMPLING, end_id=-1, stop=stop, max_rows=ROWS, any_rank_works=bool).run(
         requests, draws_NT.to(model.device)
     )
     return requests

@@ -41,7 +41,7 @@ class MicroBatch(NamedTuple):
         return self.sequences.keep_BT
 
 
-def micro_batches(
+def cut_micro_batches(
     rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
 ) -> list[MicroBatch]:
     """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
@@ -68,7 +68,7 @@ class Aggregation(NamedTuple):
     num_tokens: Tensor  # kept response tokens of the mini-batch, over all ranks
 
     @classmethod
-    def of(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
+    def for_mini_batch(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
         """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it."""
         num_tokens = ranks.sum(keep_BT.sum())
         if config.loss_aggregation is LossAggregation.sequence_mean:
@@ -93,7 +93,7 @@ def policy_penalty(
     penalty: Tensor | float = 0.0
     metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
     if config.kl_placement is KlPlacement.loss:
-        kl_BT = kl_in_loss(policy, batch, estimator=config.kl_estimator.value)
+        kl_BT = differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
         penalty = kl_ctl * mean.total(kl_BT, keep_BT)
         metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
     if config.entropy_coef:
@@ -101,7 +101,7 @@ def policy_penalty(
     return penalty, metrics
 
 
-def kl_in_loss(
+def differentiable_kl(
     policy: ResponseLogprobs, batch: MicroBatch, *, estimator: KlEstimatorName
 ) -> Tensor:
     """Return KL(policy || reference) of each response token (B, T), with gradients.

@@ -14,7 +14,7 @@ from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.engine.settings import OptimizerSettings
 
 
-def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
+def ppo_optimizer_settings(config: RunConfig, role: Role) -> OptimizerSettings:
     """Return AdamW settings of actor or critic, with a schedule over all its optimizer steps.
 
     Raises:

@@ -28,9 +28,9 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
-from rlhf.phases.ppo.optimizers import ppo_optimizer
-from rlhf.phases.ppo.prompts import prompt_batch
-from rlhf.phases.ppo.reward_mix import build_mix
+from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
+from rlhf.phases.ppo.prompts import shard_prompt_batch
+from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_speed import StepSpeed
 from rlhf.phases.shared.policies import (
     AdapterOff,
@@ -86,7 +86,7 @@ class RLHFEngine:
             end_token=config.model.end_token,
         )
         self.scores = self._build_scores()
-        self.rewards = build_mix(config.rewards, self.tokenizer)
+        self.rewards = build_reward_mix(config.rewards, self.tokenizer)
         self.models: PpoModels = (
             self._build_trunk_models() if config.ppo.shared_trunk else self._build_separate_models()
         )
@@ -116,7 +116,7 @@ class RLHFEngine:
         return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
 
     @property
-    def trained(self) -> dict[str, Engine]:
+    def trained_engines(self) -> dict[str, Engine]:
         """Return the engines that are trained, by name: actor, and critic if it is separate."""
         engines: dict[str, Engine] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
@@ -133,7 +133,9 @@ class RLHFEngine:
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
         rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
         config, ranks = self.config, self.ranks
-        return prompt_batch(ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id)
+        return shard_prompt_batch(
+            ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id
+        )
 
     def close(self) -> None:
         """End the reward processes, close the engines and free their memory."""
@@ -226,7 +228,7 @@ class RLHFEngine:
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:
             plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
-        return self._build_engine(module, role, plan, ppo_optimizer(config, role))
+        return self._build_engine(module, role, plan, ppo_optimizer_settings(config, role))
 
     def _build_engine(
         self,

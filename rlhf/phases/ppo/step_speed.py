@@ -22,7 +22,7 @@ from rlhf.models.model_uses import (
     forward_operations,
     models_of,
 )
-from rlhf.phases.ppo.step_metrics import learners
+from rlhf.phases.ppo.step_metrics import trained_roles
 
 
 class PerStage(NamedTuple):
@@ -45,7 +45,7 @@ class StepSpeed:
         except UnknownModelError:  # FLOPs of this architecture cannot be counted
             self._models = ()
 
-    def values(
+    def metrics(
         self, rollout: Rollout, values: Mapping[str, float], *, train_seconds: float
     ) -> dict[str, float]:
         """Return metrics of one step; the rollout holds the seconds of generating and scoring.
@@ -64,7 +64,7 @@ class StepSpeed:
             return found
         kept_B = rollout.responses.keep_BT.sum(dim=1)
         lengths = (tokens_B.tolist(), kept_B.tolist())
-        trained = learners(values)
+        trained = trained_roles(values)
         parts = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
         # Updates may end early (ppo.stop_update_kl); mini-batches count as equally long.
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size

@@ -20,7 +20,7 @@ from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import answered_phase, phase_prompts, phase_tokens
-from rlhf.rollout.decoders.via_cache import decoding_obstacle
+from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
 from rlhf.rollout.hybrid.supported_models import model_obstacle
 from rlhf.rollout.vllm_client import VllmClient
@@ -134,7 +134,7 @@ def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
     is_fused = FAMILIES.get(config.model_type, UNKNOWN).block is not None
     if model is None or is_fused or config.is_encoder_decoder:
         return None
-    return decoding_obstacle(model, config, tokens=0)
+    return decoding_unsupported_reason(model, config, tokens=0)
 
 
 def _config_of(model: ModelConfig) -> PreTrainedConfig | None:

@@ -18,7 +18,7 @@ from rlhf.models.lora import LoraSpec
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
-from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_together
+from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
@@ -92,11 +92,11 @@ def learn(models: PpoModels, *, trains_actor: bool = True) -> dict[Role, StepRep
         actor_loss=lambda policy, _: (gain(policy), {}),
         critic_loss=lambda values_BT, _: (squares(values_BT), {}),
     )
-    for learners in models.learners(trains_actor=trains_actor):
+    for learners in models.learner_groups(trains_actor=trains_actor):
         for learner in learners:
             loss, _ = learner.loss(batch, objective)
             learner.engine.backward(loss)
-        reports |= step_together(learners)
+        reports |= step_optimizers_together(learners)
     return reports
 
 
@@ -166,7 +166,7 @@ def test_language_logprobs_are_those_of_each_sequence_alone(
         logs_SV = alone(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected += [logs_SV[place, token] for place, token in enumerate(ids[1:])]
     for each in (models, separate_twin(models, tokenizer)):
-        got_N = each.language_logprobs(batch)
+        got_N = each.actor_logprobs(batch)
         assert_near(got_N, torch.stack(expected), terms=TERMS)
 
 

@@ -11,7 +11,7 @@ from rlhf.config.batches import num_steps
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.phases.ppo.optimizers import ppo_optimizer
+from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -41,7 +41,7 @@ def of_ppo(compose: Compose, *overrides: str) -> tuple[OptimizerSettings, Optimi
     short = ["ppo.steps=3", "ppo.rollout_batch_size=8", "ppo.mini_batch_size=4", "ppo.ppo_epochs=2"]
     short += ["ppo.lr_schedule=linear", "ppo.min_lr_ratio=0", "ppo.warmup_steps=0"]
     config = to_run_config(compose([*short, *overrides]))
-    return ppo_optimizer(config, Role.actor), ppo_optimizer(config, Role.critic)
+    return ppo_optimizer_settings(config, Role.actor), ppo_optimizer_settings(config, Role.critic)
 
 
 def test_actor_and_critic_learn_at_rates_of_their_own(compose: Compose) -> None:
