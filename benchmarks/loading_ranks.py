@@ -76,7 +76,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.config.roles import Role
     from rlhf.engine.select import build_engine
     from rlhf.engine.settings import EngineSettings
-    from rlhf.engine.zero3_partition import placer
+    from rlhf.engine.zero3_partition import build_parameter_placer
     from rlhf.models.build import build_actor
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.sources import ModelSource
@@ -99,7 +99,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     }
 
     def load() -> Any:
-        shard = placer(Role.reference, **shared)
+        shard = build_parameter_placer(Role.reference, **shared)
         model = build_actor(source, tokenizer, seed=1, shard=shard)
         return build_engine(LanguageModel(model), role=Role.reference, **shared)
 

@@ -36,7 +36,7 @@ from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
-from rlhf.models.pretrained import adapters_of
+from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
@@ -164,8 +164,8 @@ def push(folder: Path, hub_id: str, *, public: bool) -> str:
 def _write_merged(source: Path, folder: Path, *, base: ModelConfig) -> None:
     """Merge the adapter in ``source`` into its base; write the model in the dtype of the base."""
     tokenizer = load_tokenizer(source, key=RUN_FOLDER)
-    place = ModelSource.folder(source, base=base)
-    adapters, bottom = adapters_of(place)
+    place = ModelSource.from_folder(source, base=base)
+    adapters, bottom = find_adapter_chain(place)
     if adapters[0].config.task_type == "SEQ_CLS":
         model = build_scorer(place, tokenizer, seed=0).pretrained
     else:

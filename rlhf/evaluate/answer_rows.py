@@ -121,7 +121,7 @@ class Evaluator:
                 f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
                 "by itself, or start the other with from_run"
             )
-        return self._build_policy(ModelSource.folder(folder, base=self.config.model))
+        return self._build_policy(ModelSource.from_folder(folder, base=self.config.model))
 
     def answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
@@ -190,9 +190,9 @@ class Evaluator:
             return None
         if Phase.reward in config.phase.order:
             _, base = reward_model_base(config)
-            source = ModelSource.folder(folder, base=base)
+            source = ModelSource.from_folder(folder, base=base)
         elif config.reward_model.init is ModelInit.pretrained:
-            source = ModelSource.of(config.reward_model, key="reward_model")
+            source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
         return self._freeze_model(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)

@@ -22,9 +22,9 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import require_positions
-from rlhf.models.language_model import logprobs_of_kept
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import require_enough_positions
+from rlhf.models.language_model import kept_token_logprobs
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -118,17 +118,19 @@ class DpoTrainer:
         self._context = context
         self._plan = phase_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
-        shard = placer(Role.actor, **shared)
+        shard = build_parameter_placer(Role.actor, **shared)
         module = build_policy(config, tokenizer, dropout=0.0, shard=shard)
-        require_positions(
+        require_enough_positions(
             module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
         )
         lr = adapter_lr(config.lora, LoraRole.actor)
-        settings = OptimizerSettings.of(config.dpo, total_steps=total_steps, adapter_lr=lr)
+        settings = OptimizerSettings.from_config(config.dpo, total_steps=total_steps, adapter_lr=lr)
         self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
         self._reference: TokenModel = AdapterOff(self.policy)
         self._copy: AnyEngine | None = None
-        copy = build_reference(config, tokenizer, shard=placer(Role.reference, **shared))
+        copy = build_reference(
+            config, tokenizer, shard=build_parameter_placer(Role.reference, **shared)
+        )
         if copy is not None:
             self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
         rollout = config.rollout
@@ -207,7 +209,7 @@ class DpoTrainer:
 def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, ...]:
     """Return log-probabilities (B,) of chosen and rejected responses, from one forward pass."""
     both = batch.both()
-    logprobs_N, rows_N = logprobs_of_kept(model, both), TokenPositions.of(both).rows_N
+    logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.of(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return logprobs_B.chunk(2)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.algorithms.reward import (
     RewardLoss,
-    combine_pairs,
+    build_reward_loss,
     divergence_loss,
     end_loss,
     end_scores,
@@ -30,8 +30,8 @@ from rlhf.data.records import Record
 from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import build_scorer, lora_spec, require_positions
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import save_trained
@@ -173,11 +173,11 @@ class RewardTrainer:
             context.tokenizer,
             seed=seed_for(config.seed, "reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
-            shard=placer(
+            shard=build_parameter_placer(
                 Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
             ),
         )
-        require_positions(
+        require_enough_positions(
             scorer.pretrained,
             config.reward.max_tokens,
             key="reward_model",
@@ -189,7 +189,7 @@ class RewardTrainer:
             settings=context.settings,
             plan=self.plan,
             ranks=context.ranks,
-            optimizer=OptimizerSettings.of(
+            optimizer=OptimizerSettings.from_config(
                 config.reward,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.reward),
@@ -206,7 +206,7 @@ class RewardTrainer:
         def loss_of(batch: tuple[PreferenceBatch, Tensor]) -> tuple[Tensor, Metrics]:
             pairs, weights_B = batch  # pairs that are repeated as padding have weight 0
             chosen_B, rejected_B, losses_B = self._scores(pairs)
-            result = combine_pairs(losses_B, chosen_B, rejected_B, weights_B)
+            result = build_reward_loss(losses_B, chosen_B, rejected_B, weights_B)
             return result.loss / num_prompts, _metrics(result)
 
         max_tokens = self._context.config.reward.max_tokens

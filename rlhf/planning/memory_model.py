@@ -243,4 +243,4 @@ def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int)
 
 def kv_cache(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
     """Return the bytes of the KV cache of ``rows`` sequences of ``tokens`` tokens."""
-    return rows * tokens * shape.kv_per_token * size
+    return rows * tokens * shape.kv_elements_per_token * size

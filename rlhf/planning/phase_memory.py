@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from rlhf.config.choices import Backend, Dtype, Phase
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import ModelUse, forward_operations
+from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.planning import memory_model
 from rlhf.planning.memory_model import Parts, States
 from rlhf.planning.process_memory import cpu_process, gpu_process
@@ -268,7 +268,7 @@ def _work(
             "tokens": tokens,
             "positions": tokens if answer is None else answer,
         }
-        operations += forward_operations(model, **each)
+        operations += forward_flops(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
     return Pass(operations / share, touched / share, len(lengths), padded / share)

@@ -18,7 +18,7 @@ from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.models.model_uses import ModelUse, models_of
+from rlhf.models.model_uses import ModelUse, models_in_phase
 from rlhf.planning.advice import advice
 from rlhf.planning.memory_model import weight_bytes
 from rlhf.planning.phase_costs import PhasePlan, as_fast_as_any, plan_phase
@@ -204,7 +204,7 @@ def plan_run(
     found = assume_loads(config) if loads is None else loads
     # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
-    models = {phase: models_of(config, phase) for phase in order}
+    models = {phase: models_in_phase(config, phase) for phase in order}
 
     def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_operations
+from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
 from rlhf.planning.memory_model import (
     kv_cache,
     layer_activations,
@@ -250,10 +250,8 @@ def sampling_seconds(at: CostModel, actor: ModelUse, how: Sampling) -> float:
     shape, size = actor.shape, at.size(actor)
     waves = math.ceil(how.responses / how.rows)
     tokens = how.prompt_tokens + how.response_tokens
-    prefill = forward_operations(
-        actor, sequences=how.responses, tokens=how.prompt_tokens, positions=1
-    )
-    step = forward_operations(actor, sequences=how.rows, tokens=1, positions=1)
+    prefill = forward_flops(actor, sequences=how.responses, tokens=how.prompt_tokens, positions=1)
+    step = forward_flops(actor, sequences=how.rows, tokens=1, positions=1)
     seen = round(how.prompt_tokens + tokens) // 2
     cached = kv_cache(shape, rows=how.rows, tokens=seen, size=size)
     each = max(actor.weights * size / tp / at.bandwidth, step / at.operations)

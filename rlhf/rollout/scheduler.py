@@ -167,7 +167,7 @@ class Scheduler:
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)
-            request.has_ended = token == self._end_id or self._stop.ends(request.ids)
+            request.has_ended = token == self._end_id or self._stop.completes_stop_text(request.ids)
 
     def _remove_answered(self) -> None:
         """Remove answered requests, and fill each gap with the last active request."""

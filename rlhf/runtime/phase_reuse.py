@@ -34,7 +34,7 @@ from rlhf.checkpoint.results import phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import forget_peak_memory
+from rlhf.engine.devices import reset_peak_memory
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import data_key
 from rlhf.runtime.plan_comparison import beside_the_plan
@@ -60,7 +60,7 @@ def run_phase(
             if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
                 take_phase(context, phase, store.folder / key)
                 return
-        forget_peak_memory(ranks)
+        reset_peak_memory(ranks)
         result = runner(replace(context, phase_started=time.monotonic()))
         result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:

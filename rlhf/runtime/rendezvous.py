@@ -187,7 +187,7 @@ class Rendezvous:
 
     def start(self, config: RunConfig) -> None:
         """Start the process group of all ranks."""
-        from rlhf.engine.devices import start_group, use_device
+        from rlhf.engine.devices import start_process_group, use_device
 
         if self._size != num_ranks(config):
             raise ConfigError(
@@ -196,7 +196,7 @@ class Rendezvous:
                 f"{config.hardware.ranks_per_node}; start exactly that many ranks"
             )
         use_device(config.hardware.device)
-        start_group(
+        start_process_group(
             config.hardware.device,
             store=self._store,
             rank=self._rank,

@@ -16,7 +16,7 @@ VECTORS = {"log_sums": "*fp32", "entropies": "*fp32", "picked": "*fp32", "slopes
 
 def main() -> None:
     """Compile each kernel for an H100; check widths of reads and writes, and the work per logit."""
-    for name in ("reduce_row_kernel", "slope"):
+    for name in ("reduce_row_kernel", "gradient_kernel"):
         for dtype in ("bf16", "fp16", "fp32"):
             kernel = compiled(name, dtype)
             ptx = str(kernel.asm["ptx"])

@@ -12,7 +12,7 @@ from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import models_of
+from rlhf.models.model_uses import models_in_phase
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.phase_costs import PhasePlan, plan_phase
 from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
@@ -31,7 +31,7 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMem
         efficiency=EFFICIENCY[config.hardware.device],
     )
     load = replace(assume_loads(config)[phase], steps=steps)
-    models = models_of(config, phase)
+    models = models_in_phase(config, phase)
     return PhaseMemory(config=config, at=at, phase=phase, models=models, load=load)
 
 
@@ -49,7 +49,7 @@ def eight_gpus(compose: Compose, *more: str, **groups: dict[str, Any]) -> RunCon
 def test_states_of_all_models_are_resident(compose: Compose) -> None:
     here = scene(eight_gpus(compose), Phase.ppo)
     policy, scorer = 1315758080, 331196928  # OPT-350M's head reads 512 numbers
-    uses = named(models_of(here.config, Phase.ppo))
+    uses = named(models_in_phase(here.config, Phase.ppo))
     assert (uses["actor"].weights, uses["critic"].weights) == (policy, scorer)
     parts = here.resident()
     assert parts["weights"] == 2 * (2 * policy + 2 * scorer)
@@ -244,7 +244,7 @@ def test_the_fast_rollout_saves_scoring_by_the_actor(compose: Compose) -> None:
     config = eight_gpus(compose, rollout={"reuse_logprobs": When.never})
     measures = phase(config, Phase.ppo).step_seconds["score"]
     here = scene(config, Phase.ppo)
-    work = time_model.forward_operations(here.models[0], sequences=16, tokens=288, positions=32)
+    work = time_model.forward_flops(here.models[0], sequences=16, tokens=288, positions=32)
     assert measures - reuses == pytest.approx(work / here.at.operations)
 
 
@@ -269,7 +269,7 @@ def test_how_often_the_actor_reads_a_rollout(
     spent = 0.0
     for model in here.models:
         times = readings if model.role is Role.actor else 1
-        work = time_model.forward_operations(model, sequences=16, tokens=288, positions=32)
+        work = time_model.forward_flops(model, sequences=16, tokens=288, positions=32)
         spent += times * work / here.at.operations
     assert phase(config, Phase.ppo).step_seconds["score"] == pytest.approx(spent)
 
@@ -277,11 +277,11 @@ def test_how_often_the_actor_reads_a_rollout(
 def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose) -> None:
     order = {"order": [Phase.sft, Phase.dpo]}
     config = eight_gpus(compose, phase=order, lora={"rank": 4})
-    (learner,) = models_of(config, Phase.dpo)
+    (learner,) = models_in_phase(config, Phase.dpo)
     here = scene(config, Phase.dpo)
     settings = config.dpo
     shape = {"sequences": 2 * settings.batch_size // 8, "tokens": settings.max_tokens}
-    work = time_model.forward_operations(learner, **shape, positions=settings.max_tokens)
+    work = time_model.forward_flops(learner, **shape, positions=settings.max_tokens)
     found = phase(config, Phase.dpo).step_seconds["score"]
     assert found == pytest.approx(work / here.at.operations)
 

@@ -40,13 +40,11 @@ def setting(
 def test_operations_of_a_forward_pass() -> None:
     # 3 sequences of 5 tokens: 2 * 1536 for each token, attention 2 * 2 layers * 8 * 5 * 5 for each
     # sequence, and 2 * 100 * 8 for each of its 4 positions with logits.
-    found = time_model.forward_operations(use(), sequences=3, tokens=5, positions=4)
+    found = time_model.forward_flops(use(), sequences=3, tokens=5, positions=4)
     assert found == 3 * (5 * 3072 + 800 + 4 * 1600)
-    scorer = time_model.forward_operations(use(Role.critic), sequences=3, tokens=5, positions=4)
+    scorer = time_model.forward_flops(use(Role.critic), sequences=3, tokens=5, positions=4)
     assert scorer == 3 * (5 * 3072 + 800 + 4 * 16)
-    adapted = time_model.forward_operations(
-        use(extra_weights=100), sequences=1, tokens=1, positions=0
-    )
+    adapted = time_model.forward_flops(use(extra_weights=100), sequences=1, tokens=1, positions=0)
     assert adapted == 2 * 1636 + 32
 
 
@@ -246,7 +244,7 @@ STAGES: tuple[dict[str, Any], ...] = (
 
 def seconds(at: CostModel, model: ModelUse, *, passes: int = 4) -> tuple[float, float, float]:
     """Reading, training and sampling."""
-    work = time_model.forward_operations(model, sequences=8, tokens=512, positions=256)
+    work = time_model.forward_flops(model, sequences=8, tokens=512, positions=256)
     how = Sampling(
         responses=8,
         rows=4,

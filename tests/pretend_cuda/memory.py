@@ -90,7 +90,7 @@ def without_values() -> Iterator[None]:
     from tests.models_on_disk import small_tokenizer
 
     def critic_source(config: RunConfig) -> ModelSource:
-        return ModelSource.of(config.reward_model, key="reward_model")
+        return ModelSource.from_config(config.reward_model, key="reward_model")
 
     with ExitStack() as replaced:
         for place, name, value in (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.engine.torch_engine import weight_storage
+from rlhf.engine.torch_engine import allocate_weights
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judge
 from rlhf.models.families import find_decoder_modules
@@ -61,7 +61,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
 def _compare(name: str, dtype: torch.dtype) -> Finding:
     model = tiny_model(name).to("cuda")
     # Side by side, as an engine stores them. Not buffers: rotary frequencies stay in fp32.
-    places = weight_storage(list(model.parameters()), dtype, torch.device("cuda", 0))
+    places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
     ways = {"eager": distance(model, dtype, False), "graphs": distance(model, dtype, True)}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import KlController, guarded_lr_scale
+from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics
@@ -294,5 +294,5 @@ class PPOTrainer:
         if limit is not None and "ppo/approx_kl" in values:
             logged["ppo/lr_scale"] = actor.lr_scale
             kl = values["ppo/approx_kl"]
-            actor.lr_scale = guarded_lr_scale(actor.lr_scale, kl, limit=limit)
+            actor.lr_scale = adapt_lr_scale(actor.lr_scale, kl, limit=limit)
         return logged

@@ -23,7 +23,7 @@ from rlhf.base.types import (
     ValueEngine,
 )
 from rlhf.config.roles import Role
-from rlhf.models.language_model import logprobs_of_kept
+from rlhf.models.language_model import kept_token_logprobs
 from rlhf.models.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
@@ -118,7 +118,7 @@ class SeparateModels:
 
     def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the actor's log-probabilities (N,) of the kept tokens."""
-        return logprobs_of_kept(self.actor, batch)
+        return kept_token_logprobs(self.actor, batch)
 
     def _response_logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
         with model.evaluating():

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
-from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
-from rlhf.algorithms.masking import masked_sum, sum_of_means
+from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
+from rlhf.algorithms.masking import masked_sum, sum_of_row_means
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import Ranks, Rollout, take_rows
 from rlhf.config.choices import KlPlacement, LossAggregation
@@ -72,7 +72,7 @@ class Aggregation(NamedTuple):
         """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it."""
         num_tokens = ranks.sum(keep_BT.sum())
         if config.loss_aggregation is LossAggregation.sequence_mean:
-            return cls(sum_of_means, len(keep_BT) * ranks.size, num_tokens)
+            return cls(sum_of_row_means, len(keep_BT) * ranks.size, num_tokens)
         return cls(masked_sum, num_tokens, num_tokens)
 
 
@@ -113,4 +113,4 @@ def differentiable_kl(
     # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
     sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
     kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)
-    return kl_estimate(*kept, estimator=estimator)
+    return estimate_kl(*kept, estimator=estimator)

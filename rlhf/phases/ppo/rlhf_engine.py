@@ -21,8 +21,8 @@ from rlhf.engine.deepspeed_config import hybrid_engine_section
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import build_scorer, lora_spec, require_positions
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
@@ -44,7 +44,7 @@ from rlhf.phases.shared.policies import (
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
-from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
+from rlhf.rollout.hybrid.hybrid_rollout import adapt_deepspeed_layers, copy_generate_to_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -94,7 +94,7 @@ class RLHFEngine:
         self.critic = self.models.critic
         self.constant_metrics: dict[str, float] = {}  # logged with every step
         if self.settings.hybrid_engine is not None:
-            layers = adapt_layers(self.actor.module)
+            layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
         backend = partial(
             rollout_backend, config, self.tokenizer, dtype=self.settings.dtype, ranks=self.ranks
@@ -152,9 +152,9 @@ class RLHFEngine:
             dropout=config.ppo.actor_dropout,
             shard=self._shard(Role.actor),
         )
-        self._require_positions(policy.pretrained, key="model")
+        self._require_enough_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
-            open_to_engine(policy)
+            copy_generate_to_wrapper(policy)
         actor = self._build_learner(policy, Role.actor)
         copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
         reference = AdapterOff(actor) if copy is None else self._build_engine(copy, Role.reference)
@@ -180,7 +180,7 @@ class RLHFEngine:
             num_value_layers=config.ppo.num_value_layers,
             seed=seed_for(config.seed, "model"),
         )
-        self._require_positions(trunk.pretrained, key="model")
+        self._require_enough_positions(trunk.pretrained, key="model")
         return TrunkModels(
             self._build_learner(trunk, Role.actor),
             self.scores,
@@ -194,7 +194,7 @@ class RLHFEngine:
         if not has_reward_model(self.config):
             return no_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
-        self._require_positions(scorer.pretrained, key="reward_model")
+        self._require_enough_positions(scorer.pretrained, key="reward_model")
         return ModelScores(self._build_engine(scorer, Role.reward))
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
@@ -212,11 +212,13 @@ class RLHFEngine:
         return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
 
     def _shard(self, role: Role) -> Shard | None:
-        return placer(role, settings=self.settings, plan=self.plan, ranks=self.ranks)
+        return build_parameter_placer(
+            role, settings=self.settings, plan=self.plan, ranks=self.ranks
+        )
 
-    def _require_positions(self, model: PreTrainedModel, *, key: str) -> None:
+    def _require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
         rollout = self.config.rollout
-        require_positions(
+        require_enough_positions(
             model,
             rollout.max_prompt_tokens + rollout.max_response_tokens,
             key=key,

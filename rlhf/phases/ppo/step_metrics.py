@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
 from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
@@ -42,7 +42,7 @@ def rollout_metrics(
     metrics include the differences.
     """
     keep_BT = rollout.responses.keep_BT
-    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
+    kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
     metrics: Metrics = {
         "ppo/score": Moments.of(rollout.scores_B),
         "ppo/reward": Moments.of(targets.rewards_BT.sum(dim=1)),

@@ -19,8 +19,8 @@ from rlhf.models.model_uses import (
     ModelUse,
     UnknownModelError,
     backward_to_forward_ratio,
-    forward_operations,
-    models_of,
+    forward_flops,
+    models_in_phase,
 )
 from rlhf.phases.ppo.step_metrics import trained_roles
 
@@ -41,7 +41,7 @@ class StepSpeed:
         self._ppo = config.ppo
         self._peak = machine_of(config.hardware).operations  # FLOPs per second of one rank
         try:
-            self._models: tuple[ModelUse, ...] = models_of(config, Phase.ppo)
+            self._models: tuple[ModelUse, ...] = models_in_phase(config, Phase.ppo)
         except UnknownModelError:  # FLOPs of this architecture cannot be counted
             self._models = ()
 
@@ -89,7 +89,7 @@ class StepSpeed:
         """
         forward = {
             model: sum(
-                forward_operations(model, sequences=1, tokens=length, positions=response)
+                forward_flops(model, sequences=1, tokens=length, positions=response)
                 for length, response in zip(tokens, kept, strict=True)
             )
             for model in self._models

@@ -21,9 +21,9 @@ from rlhf.algorithms.advantages import (
     scale_scores,
     token_rewards,
 )
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
-from rlhf.algorithms.ppo import truncated_weights
+from rlhf.algorithms.ppo import truncated_importance_weights
 from rlhf.base.metrics import Moments
 from rlhf.base.types import Ranks, Rollout
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrection, ScaleReward
@@ -107,7 +107,7 @@ class TargetMaker:
             missing_end_penalty=config.missing_end_penalty,
             missing_end_score=config.missing_end_score,
         )
-        kl_BT = kl_estimate(
+        kl_BT = estimate_kl(
             rollout.logprobs_BT,
             rollout.reference_logprobs_BT,
             estimator=config.kl_estimator.value,
@@ -136,7 +136,7 @@ class TargetMaker:
         if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
             return None
         keep_BT, cap = rollout.responses.keep_BT, self._config.rollout_correction_cap
-        return truncated_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
+        return truncated_importance_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
 
     def _combine_scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,): weighted sums of the parts, normalised if configured."""

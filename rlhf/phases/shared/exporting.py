@@ -16,9 +16,9 @@ from rlhf.checkpoint.model_folder import apply_umask, save_model
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.models.lora import adapter_tensors, has_adapters, save_adapter, stream_merged
+from rlhf.models.lora import adapter_tensors, has_adapters, merge_adapters_in_stream, save_adapter
 from rlhf.models.sources import ModelSource
-from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
+from rlhf.models.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Export(NamedTuple):
             for _ in stream:
                 pass
         elif self.base is None:
-            merged = stream_merged(self.model, stream)
+            merged = merge_adapters_in_stream(self.model, stream)
             save_streamed(folder, self.model, merged, shard_bytes=shard_bytes)
         else:
             place, revision = self.base.path, self.base.revision
@@ -140,5 +140,5 @@ def _example_call(context: RunContext, folder: Path) -> str:
 def make_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
     """Return the export of a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
-    tensors = critic_state(trunk.module, saved_tensors(trunk.module))
-    return Export(critic_model(trunk.module, tokenizer), trunk, tensors)
+    tensors = select_critic_state(trunk.module, saved_tensors(trunk.module))
+    return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
+from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
     LogprobOptions,
@@ -239,5 +239,5 @@ def split_rows(rows: list[int], size: int) -> list[list[int]]:
 
 def kl_per_sequence(rollout: Rollout, *, estimator: KlEstimatorName = "k1") -> Tensor:
     """Return KL(policy || reference) of each response (B,), in nats."""
-    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator=estimator)
+    kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator=estimator)
     return kl_BT.masked_fill(~rollout.responses.keep_BT, 0.0).sum(dim=1)

@@ -111,14 +111,14 @@ class _Blocks:
         self._activation = ACTIVATIONS[parts.activation].compiled
         sizes = {name: len(getattr(parts.blocks[0], name).weight) for name in ("output", "up")}
         heads = parts.num_heads + 2 * parts.num_kv_heads
-        state = program.buffer(sizes["output"])
+        state = program.add_buffer(sizes["output"])
         assert state == self.STATE
-        self._normed = program.buffer(sizes["output"])
-        self._normed_too = program.buffer(sizes["output"])
-        self._joined = program.buffer(heads * parts.head_dim)
-        self._mixed = program.buffer(parts.num_heads * parts.head_dim)
-        self._inner = program.buffer(sizes["up"])
-        self._gate = program.buffer(sizes["up"])
+        self._normed = program.add_buffer(sizes["output"])
+        self._normed_too = program.add_buffer(sizes["output"])
+        self._joined = program.add_buffer(heads * parts.head_dim)
+        self._mixed = program.add_buffer(parts.num_heads * parts.head_dim)
+        self._inner = program.add_buffer(sizes["up"])
+        self._gate = program.add_buffer(sizes["up"])
 
     def add_block(self, block: BlockModules, kv_cache_2RKLD: Tensor) -> None:
         """Add the steps of one block to the program; its KV cache is ``kv_cache_2RKLD``."""
@@ -140,34 +140,34 @@ class _Blocks:
         self._add_mlp(block, x=normed)
 
     def _add_norm(self, module: Any, *, x: int, y: int) -> None:
-        self.program.norm(self._builder.norm_parameters(module), x=x, y=y)
+        self.program.add_norm(self._builder.norm_parameters(module), x=x, y=y)
 
     def _add_attention(self, block: BlockModules, kv_cache_2RKLD: Tensor, *, x: int) -> None:
         """Add to the program: state += attention(x)."""
         heads = self._locate_heads(interleaved=len(block.query_key_value) == 1)
         joined = self._builder.join_linear_layers(*block.query_key_value)
-        self.program.linear(joined, x=x, y=self._joined)
+        self.program.add_linear(joined, x=x, y=self._joined)
         for each, module in zip(heads, (block.query_norm, block.key_norm), strict=False):
             norm = None if module is None else self._builder.norm_parameters(module)
             if norm is not None or self._rotary is not None:
-                self.program.turn(each, norm, self._rotary)
-        self.program.attend(heads, kv_cache_2RKLD, mixed=self._mixed)
+                self.program.add_rotary(each, norm, self._rotary)
+        self.program.add_attention(heads, kv_cache_2RKLD, mixed=self._mixed)
         self._add_to_state(block.output, x=self._mixed)
 
     def _add_mlp(self, block: BlockModules, *, x: int) -> None:
         """Add to the program: state += mlp(x)."""
         up = self._builder.join_linear_layers(block.up)
         if block.gate is None:
-            self.program.linear(up, x=x, y=self._inner, activation=self._activation)
+            self.program.add_linear(up, x=x, y=self._inner, activation=self._activation)
         else:
             gate = self._builder.join_linear_layers(block.gate)
-            self.program.linear(gate, x=x, y=self._gate, activation=self._activation)
-            self.program.linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
+            self.program.add_linear(gate, x=x, y=self._gate, activation=self._activation)
+            self.program.add_linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
         self._add_to_state(block.down, x=self._inner)
 
     def _add_to_state(self, module: Any, *, x: int) -> None:
         layer = self._builder.join_linear_layers(module)
-        self.program.linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
+        self.program.add_linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
 
     def _locate_heads(self, *, interleaved: bool) -> tuple[HeadsAt, HeadsAt, HeadsAt]:
         """Return where queries, keys and values are in the joined projection."""
@@ -187,18 +187,18 @@ class _Blocks:
 
 def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
     """Add the layers after the last block to the program; return the logits buffer's number."""
-    x = program.buffer(len(parts.blocks[0].output.weight))
+    x = program.add_buffer(len(parts.blocks[0].output.weight))
     for module in parts.final:
         if hasattr(module, "in_features"):
             layer = builder.join_linear_layers(module)
-            y = program.buffer(len(layer.weight_OI))
-            program.linear(layer, x=x, y=y)
+            y = program.add_buffer(len(layer.weight_OI))
+            program.add_linear(layer, x=x, y=y)
             x = y
         else:
-            program.norm(builder.norm_parameters(module), x=x, y=x)
+            program.add_norm(builder.norm_parameters(module), x=x, y=x)
     head = builder.join_linear_layers(parts.head)
-    logits = program.buffer(len(head.weight_OI))
-    program.linear(head, x=x, y=logits)
+    logits = program.add_buffer(len(head.weight_OI))
+    program.add_linear(head, x=x, y=logits)
     return logits
 
 

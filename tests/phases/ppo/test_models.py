@@ -13,7 +13,7 @@ from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel, logprobs_of_kept
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.lora import LoraSpec
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
@@ -210,16 +210,16 @@ def test_without_its_adapters_an_actor_is_the_untouched_base(tokenizer: Any) -> 
     with reference.evaluating() as module, base.evaluating():
         assert not module.training
         assert not torch.is_grad_enabled()
-        assert torch.equal(logprobs_of_kept(reference, batch), logprobs_of_kept(base, batch))
+        assert torch.equal(kept_token_logprobs(reference, batch), kept_token_logprobs(base, batch))
         inside = module.pretrained(batch.ids_BS).logits
         expected = base.module.pretrained(batch.ids_BS).logits
         assert torch.equal(inside, expected), "within the context the module itself has none"
     assert engine.module.training
     with torch.no_grad(), base.evaluating():
-        alone = logprobs_of_kept(reference, batch)
-        assert torch.equal(alone, logprobs_of_kept(base, batch)), "without a context neither"
+        alone = kept_token_logprobs(reference, batch)
+        assert torch.equal(alone, kept_token_logprobs(base, batch)), "without a context neither"
     with engine.evaluating():
-        moved = logprobs_of_kept(engine, batch) - logprobs_of_kept(base, batch)
+        moved = kept_token_logprobs(engine, batch) - kept_token_logprobs(base, batch)
     assert moved.abs().max() > 0.01, "the actor has its adapters back"
 
 

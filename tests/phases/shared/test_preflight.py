@@ -40,8 +40,8 @@ def hybrid(compose: Compose, model_type: str, **fields: Any) -> RunConfig:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that can run the Hybrid Engine."""
-    monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
-    monkeypatch.setattr(rollout_checks, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(rollout_checks, "hybrid_engine_unavailable_reason", lambda **_: None)
+    monkeypatch.setattr(rollout_checks, "op_unavailable_reason", lambda _: None)
 
 
 @pytest.mark.slow
