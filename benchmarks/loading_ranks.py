@@ -81,7 +81,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import load_tokenizer
-    from rlhf.phases.shared.exporting import make_export
+    from rlhf.phases.shared.exporting import build_export
 
     folder = Path(task["folder"])
     is_stored = task["source"] == "stored" and shape == task["shape"]
@@ -105,7 +105,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
 
     engine, loading = peak_of(load)
     parameters = list(engine.module.parameters())
-    export = make_export(engine, as_=LoraExport.merged, source=source)
+    export = build_export(engine, lora_export=LoraExport.merged, source=source)
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) if ranks.is_main else None
         _, saving = peak_of(lambda: export.write(written, shard_bytes=SHARD_BYTES))

@@ -45,7 +45,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward import RewardTrainer
 from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import make_export, save_export
+from rlhf.phases.shared.exporting import build_export, save_export
 from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
 from rlhf.tracking.console import build_console
@@ -110,7 +110,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     engine, source = _build_engine(context, phase)
     engine.training_state.load(found.reader(ENGINES[phase]))
     with engine.swap_in_average() if average else nullcontext():
-        export = make_export(engine, as_=LoraExport.merged, source=source)
+        export = build_export(engine, lora_export=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."
         save_export(context, export, folder, what=what, answers=phase is not Phase.reward)
 

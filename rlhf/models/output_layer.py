@@ -120,7 +120,7 @@ class _FusedLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, bias_V, ids_N, *sums = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         exact = slopes[0].dtype
-        hidden_slope = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
+        hidden_gradient_bytes = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
         # The first block of tokens overwrites the weight's gradient, later blocks add to it.
         new_slope = torch.empty_like if len(ids_N) else torch.zeros_like
         weight_slope = new_slope(weight_VH) if wants_weight else None
@@ -131,14 +131,14 @@ class _FusedLogprobs(torch.autograd.Function):
                 for column in _chunks(len(weight_VH), ctx.block.vocabulary):
                     slope_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
                     _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
-                    if hidden_slope is not None:
-                        hidden_slope[rows] += slope_RW @ weight_VH[column]
+                    if hidden_gradient_bytes is not None:
+                        hidden_gradient_bytes[rows] += slope_RW @ weight_VH[column]
                     if weight_slope is not None:
                         beta = min(rows.start, 1)
                         weight_slope[column].addmm_(slope_RW.T, hidden_NH[rows], beta=beta)
                     if bias_slope is not None:
                         bias_slope[column] += slope_RW.sum(dim=0, dtype=exact)
-        found = (hidden_slope, weight_slope, bias_slope)
+        found = (hidden_gradient_bytes, weight_slope, bias_slope)
         dtype = hidden_NH.dtype
         return *(None if slope is None else slope.to(dtype) for slope in found), None, None, None
 

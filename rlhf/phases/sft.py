@@ -30,15 +30,15 @@ from rlhf.models.sequence_shards import (
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import save_trained
+from rlhf.phases.shared.exporting import save_trained_model
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import (
     Rows,
+    local_share,
     measure_held_out,
     run_supervised,
-    share_of_rank,
     split_columns,
-    take_step,
+    take_optimizer_step,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     def train_step(step: int) -> dict[str, float]:
         rows = shuffle.batch(step - 1, config.batch_size)
         row_lengths = [lengths[row] for row in rows]
-        mine = share_of_rank(context, rows, row_lengths, micro=trainer.plan.micro)
+        mine = local_share(context, rows, row_lengths, micro=trainer.plan.micro)
         return trainer.train_step(data.train[mine])
 
     run_supervised(
@@ -75,7 +75,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     )
     after = trainer.evaluate(data.eval)
     checkpoints.log_held_out(after)
-    save_trained(
+    save_trained_model(
         context,
         trainer.engine,
         context.run_dir / "sft" / "model",
@@ -87,7 +87,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
         "perplexity_before": checkpoints.results["before"]["sft/eval_perplexity"],
         "perplexity_after": after["sft/eval_perplexity"],
         "steps": checkpoints.step,
-        "seconds": checkpoints.seconds,
+        "seconds": checkpoints.elapsed_seconds,
     }
 
 
@@ -157,7 +157,7 @@ class SftTrainer:
             result = sft_loss(kept_token_logprobs(self.engine, batch))
             return result.loss / num_kept, {"sft/loss": result.mean_loss}
 
-        _, values = take_step(context, Phase.sft, self.engine, batches, loss_of)
+        _, values = take_optimizer_step(context, Phase.sft, self.engine, batches, loss_of)
         return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:

@@ -36,7 +36,7 @@ from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import reset_peak_memory
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import data_key
+from rlhf.phases.shared.phase_data import phase_data_hash
 from rlhf.runtime.plan_comparison import beside_the_plan
 
 PrintNote = Callable[[str], None]
@@ -102,7 +102,7 @@ def store_key(context: RunContext, phase: Phase) -> str | None:
     if config.reuse.phases is not Reuse.always or phase not in REUSED:
         return None
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]
-    data = "".join(data_key(context, each) for each in so_far)
+    data = "".join(phase_data_hash(context, each) for each in so_far)
     return phase_key(config, phase, data=data, code=code_version())
 
 

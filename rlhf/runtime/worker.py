@@ -47,7 +47,7 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
-from rlhf.rewards.isolated import check_terms
+from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_reuse import look_over, run_phase
@@ -171,7 +171,7 @@ def build_context(
     """
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
-        check_terms(config)
+        check_reward_parts(config)
     command_words(run_dir)  # model cards show it: a damaged file is refused before training
     if ranks.is_main:
         read_plan(run_dir, console.say)

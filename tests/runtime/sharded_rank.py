@@ -25,7 +25,7 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, merge_adapters_in_stream, save_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.shared.exporting import make_export
+from rlhf.phases.shared.exporting import build_export
 from tests.models_on_disk import (
     disturb,
     save_base,
@@ -75,7 +75,9 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     values = [o if isinstance(o, Tensor) else o.logits for o in outputs]
     torch.testing.assert_close(values[1], values[0])
 
-    export = make_export(engine, as_=LoraExport.merged, source=ModelSource(key="k", path=None))
+    export = build_export(
+        engine, lora_export=LoraExport.merged, source=ModelSource(key="k", path=None)
+    )
     export.write(folder if ranks.is_main else None, shard_bytes=4000)
     if ranks.is_main:
         state = dict(merge_adapters_in_stream(inner(whole), expected.items()))

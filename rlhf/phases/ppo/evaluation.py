@@ -16,18 +16,18 @@ from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import (
-    make_critic_export,
-    make_export,
+    build_critic_export,
+    build_export,
     save_export,
-    save_trained,
+    save_trained_model,
 )
 from rlhf.phases.shared.phase_data import phase_records
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     PolicyEvaluation,
     TokenAdvantages,
-    answer_samples,
     evaluate_policy,
+    sample_answers,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class PpoEvaluation:
         so that answers can be compared.
         """
         context, config = self._context, self._context.config.ppo
-        answer = partial(answer_samples, context, self._engine.policy, self._prompts, advantages)
+        answer = partial(sample_answers, context, self._engine.policy, self._prompts, advantages)
         samples = answer(model="actor")
         if is_last and config.ema_beta:
             with self._engine.actor.swap_in_average():
@@ -120,15 +120,15 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
     ppo, folder = context.config.ppo, context.run_dir / "ppo"
     actor, source = engine.actor, engine.policy_source
     what = "A language model after PPO."
-    save_trained(context, actor, folder / "actor", source=source, what=what)
+    save_trained_model(context, actor, folder / "actor", source=source, what=what)
     if ppo.ema_beta:
         what = "The moving average of a language model during PPO."
         with actor.swap_in_average():
-            save_trained(context, actor, folder / "actor_ema", source=source, what=what)
+            save_trained_model(context, actor, folder / "actor_ema", source=source, what=what)
     what = "PPO's critic: one label, read at every position."
     save = partial(save_export, context, folder=folder / "critic", what=what, answers=False)
     if ppo.shared_trunk:
-        save(make_critic_export(actor, context.tokenizer))
+        save(build_critic_export(actor, context.tokenizer))
     elif engine.critic is not None:
-        as_, source = context.config.lora.export, engine.critic_source
-        save(make_export(engine.critic, as_=as_, source=source))
+        lora_export, source = context.config.lora.export, engine.critic_source
+        save(build_export(engine.critic, lora_export=lora_export, source=source))

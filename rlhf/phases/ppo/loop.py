@@ -79,8 +79,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
             if (reason := early_end_reason(config, stats.metrics)) is not None:
-                checkpoints.end(reason)
-            if checkpoints.wants_evaluation(config.eval_every):
+                checkpoints.end_phase(reason)
+            if checkpoints.is_evaluation_due(config.eval_every):
                 checkpoints.log_evaluation(evaluation.evaluate_metrics())
             if step % config.sample_every == 0 and not checkpoints.is_last:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)
@@ -97,7 +97,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     return result | {
         "kl_to_reference": result["kl_after"],
         "steps": checkpoints.step,
-        "seconds": checkpoints.seconds,
+        "seconds": checkpoints.elapsed_seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
 

@@ -152,7 +152,7 @@ class _Trunk(NamedTuple):
         sequences = batch.sequences
         output = self.engine(sequences.ids_BS, sequences.positions, self.options)
         assert output.policy is not None
-        values_BT = sequences.before_response(output.values_BS)
+        values_BT = sequences.select_predicting_positions(output.values_BS)
         critic_loss, values = objective.critic_loss(values_BT, batch)
         policy = sequences.scatter_logprobs(output.policy)
         actor_loss, found = objective.actor_loss(policy, batch)
@@ -198,7 +198,7 @@ class TrunkModels:
             if output.policy is None
             else sequences.scatter_logprobs(output.policy).logprobs_BT,
             sequences.scatter_logprobs(output.reference).logprobs_BT,
-            sequences.before_response(output.values_BS),
+            sequences.select_predicting_positions(output.values_BS),
             self.scores(sequences),
         )
 

@@ -20,7 +20,7 @@ from rlhf.config.schema.ppo import PpoConfig
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
-    rows_by_length,
+    sort_rows_by_length,
     split_rows,
 )
 
@@ -46,7 +46,7 @@ def cut_micro_batches(
 ) -> list[MicroBatch]:
     """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
     batches = []
-    for part in split_rows(rows_by_length(rollout.prompts, rollout.responses, rows), size):
+    for part in split_rows(sort_rows_by_length(rollout.prompts, rollout.responses, rows), size):
         taken = take_rows(rollout, part)
         batches.append(
             MicroBatch(

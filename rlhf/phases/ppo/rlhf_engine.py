@@ -36,14 +36,14 @@ from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
     build_reference,
+    build_rollout_backend,
     critic_source,
-    learning_source,
     policy_source,
-    rollout_backend,
+    trainable_policy_source,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
-from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_scores
 from rlhf.rollout.hybrid.hybrid_rollout import adapt_deepspeed_layers, copy_generate_to_wrapper
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ class RLHFEngine:
         if self.settings.hybrid_engine is not None:
             layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
-        backend = partial(
-            rollout_backend, config, self.tokenizer, dtype=self.settings.dtype, ranks=self.ranks
-        )
+        dtype, ranks = self.settings.dtype, self.ranks
+        backend = partial(build_rollout_backend, config, self.tokenizer, dtype=dtype, ranks=ranks)
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
         # The actor with the rollout backends that an evaluation samples with.
@@ -174,7 +173,7 @@ class RLHFEngine:
     def _build_trunk_models(self) -> TrunkModels:
         config = self.config
         trunk = build_trunk(
-            learning_source(config, dropout=config.ppo.actor_dropout),
+            trainable_policy_source(config, dropout=config.ppo.actor_dropout),
             self.tokenizer,
             num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
             num_value_layers=config.ppo.num_value_layers,
@@ -192,7 +191,7 @@ class RLHFEngine:
     def _build_scores(self) -> Scores:
         """Build the function that scores sequences: reward model, synthetic judge, or zeros."""
         if not has_reward_model(self.config):
-            return no_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
+            return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
         self._require_enough_positions(scorer.pretrained, key="reward_model")
         return ModelScores(self._build_engine(scorer, Role.reward))

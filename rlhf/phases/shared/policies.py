@@ -98,7 +98,7 @@ def _run_dir(config: RunConfig) -> Path:
     return Path(config.run_dir)
 
 
-def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:
+def trainable_policy_source(config: RunConfig, *, dropout: float) -> ModelSource:
     """Return the source of the policy to train: the SFT model, with settings for training."""
     return replace(
         policy_source(config),
@@ -117,7 +117,7 @@ def build_policy(
     """Build the policy, with adapters if ``config`` has any; ``shard`` shards it as it is built."""
     return LanguageModel(
         build_actor(
-            learning_source(config, dropout=dropout),
+            trainable_policy_source(config, dropout=dropout),
             tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.actor),
@@ -137,7 +137,7 @@ def build_reference(
     return LanguageModel(build_actor(policy_source(config), tokenizer, seed=seed, shard=shard))
 
 
-def rollout_backend(
+def build_rollout_backend(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     *,

@@ -19,7 +19,7 @@ from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import answered_phase, phase_prompts, phase_tokens
+from rlhf.phases.shared.phase_data import phase_answered_by_dpo, phase_prompts, phase_tokens
 from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
@@ -97,7 +97,10 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
                 f"{f'Use {sizes}, or give' if sizes else 'Give'} more data, a larger share of "
                 "data.split, or higher token limits if many examples were skipped"
             )
-        if phase is Phase.dpo and len(phase_prompts(context, answered_phase(context)).eval) == 0:
+        if (
+            phase is Phase.dpo
+            and len(phase_prompts(context, phase_answered_by_dpo(context)).eval) == 0
+        ):
             raise DataError(
                 "data: the dpo phase has no held-out prompt to answer that fits "
                 f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise that limit"

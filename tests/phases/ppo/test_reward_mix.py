@@ -32,11 +32,11 @@ class Fake:
         self.part, self.outcome, self.rows = part, outcome, 0
         self.asked: list[Answers] = []
 
-    def ask(self, answers: Answers) -> None:
+    def send_answers(self, answers: Answers) -> None:
         self.asked.append(answers)
         self.rows = len(answers.responses)
 
-    def scores(self) -> list[float]:
+    def receive_scores(self) -> list[float]:
         if isinstance(self.outcome, FailureError):
             raise self.outcome
         return self.outcome
