@@ -59,7 +59,7 @@ def run(job: Job) -> float | None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)
         from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 
-        return launcher.start_ranks(config, run_dir, script, at_end.reporting)
+        return launcher.start_ranks(config, run_dir, script, at_end.report_on_exit)
     except KeyboardInterrupt:
         if run_dir is None:
             raise

@@ -76,12 +76,12 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.config.roles import Role
     from rlhf.engine.select import build_engine
     from rlhf.engine.settings import EngineSettings
-    from rlhf.engine.zero3_partition import placer
+    from rlhf.engine.zero3_partition import build_parameter_placer
     from rlhf.models.build import build_actor
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import load_tokenizer
-    from rlhf.phases.shared.exporting import make_export
+    from rlhf.phases.shared.exporting import build_export
 
     folder = Path(task["folder"])
     is_stored = task["source"] == "stored" and shape == task["shape"]
@@ -99,13 +99,13 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     }
 
     def load() -> Any:
-        shard = placer(Role.reference, **shared)
+        shard = build_parameter_placer(Role.reference, **shared)
         model = build_actor(source, tokenizer, seed=1, shard=shard)
         return build_engine(LanguageModel(model), role=Role.reference, **shared)
 
     engine, loading = peak_of(load)
     parameters = list(engine.module.parameters())
-    export = make_export(engine, as_=LoraExport.merged, source=source)
+    export = build_export(engine, lora_export=LoraExport.merged, source=source)
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) if ranks.is_main else None
         _, saving = peak_of(lambda: export.write(written, shard_bytes=SHARD_BYTES))

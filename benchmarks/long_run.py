@@ -47,8 +47,8 @@ class Meter(Tracker):
         self._memory_mib: list[float] = []
         self._started = time.perf_counter()
         for part, owner, method in (
-            ("checkpoints", Checkpoints, "_save"),
-            ("signals and due checkpoints, with checkpoints", Checkpoints, "_after_step"),
+            ("checkpoints", Checkpoints, "_save_checkpoint"),
+            ("signals and due checkpoints, with checkpoints", Checkpoints, "_finish_step"),
             ("watchdog: signs of life", Heartbeat, "start"),
             (NORMS, SplitAdamW, "grad_norm"),
             (NORMS, WholeAdamW, "grad_norm"),

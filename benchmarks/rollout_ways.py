@@ -49,7 +49,7 @@ def by_generate(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
 def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     """The backend that the config names, on the actor that PPO trains."""
     from rlhf import RLHFEngine
-    from rlhf.phases.shared.policies import rollout_backend
+    from rlhf.phases.shared.policies import build_rollout_backend
     from rlhf.runtime.malloc import keep_freed_memory
 
     folder, device, dtype = Path(task["folder"]), task["device"], task["dtype"]
@@ -61,7 +61,7 @@ def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     only_first = replace(config.rollout, max_response_tokens=1, min_response_tokens=1)
     backends = {
         work.response_tokens: engine.rollout,
-        1: rollout_backend(
+        1: build_rollout_backend(
             replace(config, rollout=only_first),
             engine.tokenizer,
             temperature=1.0,

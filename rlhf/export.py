@@ -36,7 +36,7 @@ from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
-from rlhf.models.pretrained import adapters_of
+from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
@@ -45,7 +45,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward import RewardTrainer
 from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import make_export, save_export
+from rlhf.phases.shared.exporting import build_export, save_export
 from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
 from rlhf.tracking.console import build_console
@@ -110,7 +110,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     engine, source = _build_engine(context, phase)
     engine.training_state.load(found.reader(ENGINES[phase]))
     with engine.swap_in_average() if average else nullcontext():
-        export = make_export(engine, as_=LoraExport.merged, source=source)
+        export = build_export(engine, lora_export=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."
         save_export(context, export, folder, what=what, answers=phase is not Phase.reward)
 
@@ -164,8 +164,8 @@ def push(folder: Path, hub_id: str, *, public: bool) -> str:
 def _write_merged(source: Path, folder: Path, *, base: ModelConfig) -> None:
     """Merge the adapter in ``source`` into its base; write the model in the dtype of the base."""
     tokenizer = load_tokenizer(source, key=RUN_FOLDER)
-    place = ModelSource.folder(source, base=base)
-    adapters, bottom = adapters_of(place)
+    place = ModelSource.from_folder(source, base=base)
+    adapters, bottom = find_adapter_chain(place)
     if adapters[0].config.task_type == "SEQ_CLS":
         model = build_scorer(place, tokenizer, seed=0).pretrained
     else:

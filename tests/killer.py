@@ -34,7 +34,7 @@ class Killer(Tracker):
         self._updates = 0  # of the step in progress
         # Processes are forked for each run: nothing outlives it.
         if self._moment == "update":
-            loop.step_together = self._step_together(loop.step_together)
+            loop.step_optimizers_together = self._step_together(loop.step_optimizers_together)
         if self._moment == "save":
             checkpoints.write_checkpoint = self._write_checkpoint(checkpoints.write_checkpoint)
 
@@ -45,13 +45,13 @@ class Killer(Tracker):
             kill()
 
     def _step_together(self, original: Any) -> Any:
-        def step_together(*args: Any, **how: Any) -> Any:
+        def step_optimizers_together(*args: Any, **how: Any) -> Any:
             self._updates += 1
             if self._updates == 2 and self._logged == (self._phase, self._step - 1):
                 kill()
             return original(*args, **how)
 
-        return step_together
+        return step_optimizers_together
 
     def _write_checkpoint(self, original: Any) -> Any:
         def write_checkpoint(

@@ -62,8 +62,8 @@ def test_no_kind_of_part_runs_them(hostile: Path, tmp_path: Path) -> None:
         }
         for kind, keys in parts.items():
             part = IsolatedReward("mine", RewardTerm(kind=kind, **keys))
-            part.ask(Answers(["?"], ["1"], [True], [1], {}))
-            assert part.scores() == [1], kind
+            part.send_answers(Answers(["?"], ["1"], [True], [1], {}))
+            assert part.receive_scores() == [1], kind
             part.close()
     assert not hostile.exists(), hostile.read_text()
 
@@ -82,8 +82,8 @@ def test_what_a_function_starts_is_the_users_own(
         "    return [float(subprocess.check_output([sys.executable, 'script.py']))]\n"
     )
     part = IsolatedReward("mine", RewardTerm(kind=RewardKind.function, function="mine:f"))
-    part.ask(Answers(["?"], ["1"], [True], [1], {}))
-    assert part.scores() == [2]
+    part.send_answers(Answers(["?"], ["1"], [True], [1], {}))
+    assert part.receive_scores() == [2]
     part.close()
 
 

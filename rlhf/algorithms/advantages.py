@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.masking import last_kept
+from rlhf.algorithms.masking import last_kept_index
 from rlhf.base.metrics import Moments
 
 MIN_DEVIATION = 1e-3  # scores with a smaller standard deviation are not divided
@@ -61,7 +61,7 @@ def token_rewards(kl_BT: Tensor, scores_B: Tensor, keep_BT: Tensor, *, kl_ctl: f
     https://arxiv.org/abs/2203.02155 eq. 2, without the pretraining term. Cells not kept are 0.
     """
     rewards_BT = (-kl_ctl * kl_BT).masked_fill(~keep_BT, 0.0)
-    return rewards_BT.scatter_add(1, last_kept(keep_BT)[:, None], scores_B[:, None])
+    return rewards_BT.scatter_add(1, last_kept_index(keep_BT)[:, None], scores_B[:, None])
 
 
 def gae(

@@ -11,7 +11,7 @@ from torch import Tensor
 KlEstimatorName = Literal["k1", "k2", "k3"]
 
 
-def kl_estimate(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstimatorName) -> Tensor:
+def estimate_kl(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstimatorName) -> Tensor:
     """Estimate KL(p || other) per token, in nats, from tokens sampled from p.
 
     http://joschu.net/blog/kl-approx.html, with d = log p - log other:
@@ -61,7 +61,7 @@ class KlController:
         return replace(self, coefficient=self.coefficient * factor)
 
 
-def guarded_lr_scale(scale: float, approx_kl: float, *, limit: float) -> float:
+def adapt_lr_scale(scale: float, approx_kl: float, *, limit: float) -> float:
     """Return the learning-rate scale after an update that moved the policy by ``approx_kl`` nats.
 
     Above ``limit`` the scale is divided by 1.5, to no less than 1e-3; below half the limit it is

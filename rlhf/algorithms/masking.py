@@ -8,7 +8,7 @@ from torch import Tensor
 from rlhf.base.metrics import Moments
 
 
-def last_kept(keep_BT: Tensor) -> Tensor:
+def last_kept_index(keep_BT: Tensor) -> Tensor:
     """Return the index (B,) of each row's last kept token.
 
     Raises:
@@ -25,7 +25,7 @@ def masked_sum(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
     return x_BT.masked_fill(~keep_BT, 0.0).sum()
 
 
-def sum_of_means(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
+def sum_of_row_means(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
     """Return the sum over rows of each row's mean over kept cells; a row without any adds 0."""
     counts_B = keep_BT.sum(dim=1).clamp(min=1)
     return (x_BT.masked_fill(~keep_BT, 0.0).sum(dim=1) / counts_B).sum()

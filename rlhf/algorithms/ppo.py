@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import masked_sum
 from rlhf.base.metrics import Maximum, Mean
 
@@ -62,7 +62,7 @@ def policy_loss(
     ``dual_clip``, which should be above 1, the loss is at most -dual_clip * A where A < 0,
     https://arxiv.org/abs/1912.09729 eq. 5. Log-ratios are clamped to 20 nats, beyond which a token
     has no gradient. ``total`` reduces the token losses to a scalar: ``masked_sum``, or
-    ``sum_of_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
+    ``sum_of_row_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
     """
     # Ratio exp(0) = 1 in masked cells, so that their log-probs cannot overflow into the gradient.
     log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
@@ -78,7 +78,7 @@ def policy_loss(
     dual_BT = loss_BT > bound_BT
     loss_BT = loss_BT.minimum(bound_BT)
     still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: pass (0, log_ratio)
-    approx_kl_BT = kl_estimate(still_BT, log_ratio_BT.detach(), estimator="k3")
+    approx_kl_BT = estimate_kl(still_BT, log_ratio_BT.detach(), estimator="k3")
     return PolicyLoss(
         loss=total(loss_BT, keep_BT),
         actor_loss=Mean.of(loss_BT, keep_BT),
@@ -90,7 +90,7 @@ def policy_loss(
     )
 
 
-def truncated_weights(
+def truncated_importance_weights(
     logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, keep_BT: Tensor, *, cap: float
 ) -> Tensor:
     """Return min(p / p_sampled, cap) of each token (B, T), without gradients; 1 where not kept.

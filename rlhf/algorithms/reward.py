@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.algorithms.masking import last_kept
+from rlhf.algorithms.masking import last_kept_index
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch
 
@@ -29,7 +29,7 @@ class RewardLoss(NamedTuple):
 
 def end_scores(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
     """Return the score (B,) of each sequence: the value at its last token."""
-    return values_BS.gather(1, last_kept(attend_BS)[:, None]).squeeze(1)
+    return values_BS.gather(1, last_kept_index(attend_BS)[:, None]).squeeze(1)
 
 
 def end_loss(chosen_scores_B: Tensor, rejected_scores_B: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ def divergence_loss(
     Past the end of the shorter sequence its end score is repeated (DeepSpeed-Chat uses the values
     of the padding). Both batches must be padded to the same length.
     """
-    chosen_BS = _hold_end(chosen_values_BS, batch.chosen.attend_BS)
-    rejected_BS = _hold_end(rejected_values_BS, batch.rejected.attend_BS)
+    chosen_BS = _repeat_end_score(chosen_values_BS, batch.chosen.attend_BS)
+    rejected_BS = _repeat_end_score(rejected_values_BS, batch.rejected.attend_BS)
     either_BS = batch.chosen.attend_BS | batch.rejected.attend_BS
     differs_BS = (batch.chosen.ids_BS != batch.rejected.ids_BS) & either_BS
     differs_BS = differs_BS | (batch.chosen.attend_BS != batch.rejected.attend_BS)
@@ -59,14 +59,14 @@ def divergence_loss(
     return losses_BS.sum(dim=1) / keep_BS.sum(dim=1).clamp(min=1)
 
 
-def _hold_end(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
+def _repeat_end_score(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
     """Return the values with the end score repeated over the right padding."""
-    last_B1 = last_kept(attend_BS)[:, None]
+    last_B1 = last_kept_index(attend_BS)[:, None]
     columns_S = torch.arange(values_BS.shape[1], device=values_BS.device)
     return torch.where(columns_S > last_B1, values_BS.gather(1, last_B1), values_BS)
 
 
-def combine_pairs(
+def build_reward_loss(
     losses_B: Tensor,
     chosen_scores_B: Tensor,
     rejected_scores_B: Tensor,

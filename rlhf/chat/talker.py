@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.base.errors import DataError
 from rlhf.data.tokens import Encoder
-from rlhf.rollout.hf import only
+from rlhf.rollout.hf import replace_generation_config
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
 
@@ -83,13 +83,13 @@ class Talker:
         stop, has_ended = StopTexts(self.tokenizer, self._stop), [False]
 
         def ends(ids_1S: Tensor, *_: object, **__: object) -> Tensor:
-            has_ended[0] = stop.ends(ids_1S[0, len(prompt_ids) :].tolist())
+            has_ended[0] = stop.completes_stop_text(ids_1S[0, len(prompt_ids) :].tolist())
             return torch.tensor(has_ended, device=ids_1S.device)
 
         ids_1P = torch.tensor([prompt_ids], device=self._model.device)
         settings = self._generation_config(sampling)
         try:
-            with torch.no_grad(), only(settings, self._model):
+            with torch.no_grad(), replace_generation_config(settings, self._model):
                 self._model.generate(
                     input_ids=ids_1P,
                     attention_mask=torch.ones_like(ids_1P),

@@ -91,7 +91,7 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     return "reward_model", config.reward_model
 
 
-def torch_obstacle(
+def torch_unsupported_setting(
     zero: ZeroConfig, *, ranks: int, dtype: Dtype | None = None, is_hybrid: bool = False
 ) -> str | None:
     """Return the first setting that plain torch does not support, as key=value, or None.
@@ -125,4 +125,4 @@ def runs_on_torch(zero: ZeroConfig, *, ranks: int, dtype: Dtype, is_hybrid: bool
     """Return True if plain torch runs a model, because DeepSpeed is neither chosen nor needed."""
     if zero.engine is TrainingEngine.deepspeed:
         return False
-    return torch_obstacle(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid) is None
+    return torch_unsupported_setting(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid) is None

@@ -25,11 +25,11 @@ class BaseEngine:
     def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""
         assert self._average is not None, "this engine keeps no average: ema_beta is 0"
-        return self._average.in_place()
+        return self._average.swap_in()
 
     def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
-        return self._gathered(list(of.parameters()))
+        return self._gather(list(of.parameters()))
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield each name and whole tensor of ``state``, one at a time; clone a tensor to keep it.
@@ -37,10 +37,10 @@ class BaseEngine:
         Every rank must iterate over all of them.
         """
         for name, tensor in state.items():
-            with self._gathered([tensor]):
+            with self._gather([tensor]):
                 yield name, tensor.detach()
 
-    def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
+    def _gather(self, tensors: list[Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
         """Gather ``tensors``, which may be sharded, on every rank."""
         return nullcontext()
 
@@ -48,14 +48,14 @@ class BaseEngine:
     def evaluating(self) -> Iterator[nn.Module]:
         """Yield the module without dropout and gradients; restore its mode on exit."""
         was_training = self.module.training
-        self._train(mode=False)
+        self._set_train_mode(mode=False)
         try:
             with torch.no_grad(), self._autocast():
                 yield self.module
         finally:
-            self._train(mode=was_training)
+            self._set_train_mode(mode=was_training)
 
-    def _train(self, *, mode: bool) -> None:
+    def _set_train_mode(self, *, mode: bool) -> None:
         self.module.train(mode)
 
     def _autocast(self) -> torch.autocast:

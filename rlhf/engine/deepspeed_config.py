@@ -73,12 +73,12 @@ def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:
         section |= {"overlap_comm": zero.overlap_comm, "contiguous_gradients": True}
         section |= _drop_nulls(reduce_bucket_size=zero.reduce_bucket_size)
         if zero.offload_optimizer:
-            section["offload_optimizer"] = _place(role, zero)
+            section["offload_optimizer"] = _offload_section(role, zero)
     if stage != SHARDED_WEIGHTS:
         return section
     offloads = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
     if offloads.get(role, zero.offload_parameters):
-        section["offload_param"] = _place(role, zero)
+        section["offload_param"] = _offload_section(role, zero)
     section["memory_efficient_linear"] = zero.memory_efficient_linear
     section |= _drop_nulls(
         stage3_prefetch_bucket_size=zero.prefetch_bucket_size,
@@ -101,7 +101,7 @@ def _drop_nulls(**values: int | None) -> dict[str, int]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _place(role: Role, zero: ZeroConfig) -> dict[str, Any]:
+def _offload_section(role: Role, zero: ZeroConfig) -> dict[str, Any]:
     """Return the section that sends offloaded tensors to the host's memory or to NVMe."""
     if zero.nvme_path is None:
         return {"device": "cpu", "pin_memory": True}

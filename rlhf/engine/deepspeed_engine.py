@@ -24,7 +24,7 @@ from rlhf.engine.deepspeed_state import DeepSpeedState
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.training_state import TrainingState
-from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
+from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 
 DRIVE_BLOCK = 512  # bytes per block that a drive reads or writes
 
@@ -68,7 +68,7 @@ class DeepSpeedEngine(BaseEngine):
         if self._casts_to_bf16:
             # Autocast inside DeepSpeed's forward pass, because it disables an outer CUDA autocast.
             module.forward = self._autocast()(module.forward)
-        self._deepspeed = self._initialize(module, config, optimizer)
+        self._deepspeed = self._initialize_deepspeed(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
         self._state = DeepSpeedState(self._deepspeed, ranks, stage=stage)
         if optimizer is not None and optimizer.ema_beta:
@@ -106,7 +106,7 @@ class DeepSpeedEngine(BaseEngine):
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
         grad_norm = 0.0 if self._measures_norm else self._unsharded_grad_norm()
-        with self._discarding() if discard else self._skipping(grad_norm):
+        with self._force_overflow() if discard else self._skip_if_not_finite(grad_norm):
             self._deepspeed.step()
         if self._measures_norm:
             grad_norm = float(self._deepspeed.get_global_grad_norm() or 0.0)
@@ -122,7 +122,7 @@ class DeepSpeedEngine(BaseEngine):
             group["lr"] = self.lr_scale * lr
 
     @contextmanager
-    def _discarding(self) -> Iterator[None]:
+    def _force_overflow(self) -> Iterator[None]:
         """Make DeepSpeed treat the gradients as overflowed without changing its loss scale."""
         optimizer = self._deepspeed.optimizer
         scaler = vars(optimizer.loss_scaler).copy()
@@ -134,7 +134,7 @@ class DeepSpeedEngine(BaseEngine):
             vars(optimizer.loss_scaler).update(scaler)
 
     @contextmanager
-    def _skipping(self, unsharded_norm: float) -> Iterator[None]:
+    def _skip_if_not_finite(self, unsharded_norm: float) -> Iterator[None]:
         """Skip the optimizer's step if the norm is not finite, as DeepSpeed does from stage 1 on.
 
         At stage 0 plain AdamW would write NaN into the weights.
@@ -154,10 +154,10 @@ class DeepSpeedEngine(BaseEngine):
     def training_state(self) -> TrainingState:
         """Return the tensors that training changes; not available with NVMe."""
         average = None if self._average is None else self._average.shards
-        return self._state.tensors(average)
+        return self._state.build_training_state(average)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the other state that training changes, such as step counters, for a checkpoint."""
+        """Return the training state that is not in tensors, such as step counters."""
         return {"lr_scale": self.lr_scale} | self._state.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,10 +165,10 @@ class DeepSpeedEngine(BaseEngine):
         self.lr_scale = state["lr_scale"]
         self._state.load_state_dict(state)
 
-    def _train(self, *, mode: bool) -> None:
+    def _set_train_mode(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)
 
-    def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager[None]:
+    def _gather(self, tensors: list[Tensor]) -> AbstractContextManager[None]:
         import deepspeed
 
         sharded = [tensor for tensor in tensors if hasattr(tensor, "ds_id")]
@@ -183,14 +183,14 @@ class DeepSpeedEngine(BaseEngine):
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
-    def _initialize(
+    def _initialize_deepspeed(
         self, module: nn.Module, config: dict[str, Any], optimizer: OptimizerSettings | None
     ) -> Any:
         import deepspeed
 
-        leave_uncompiled_kernels_alone()
+        skip_shm_kernel_compilation()
         section = config["zero_optimization"]
-        _require_drives(section)
+        _require_nvme_support(section)
         for buffer in module.buffers():  # DeepSpeed does not move buffers at stage 3
             buffer.data = buffer.data.to(self._device)
         if optimizer is None:
@@ -208,20 +208,20 @@ class DeepSpeedEngine(BaseEngine):
         quantizes = section.get("zero_quantized_nontrainable_weights", False)
         frozen = [p for p in module.parameters() if quantizes and not p.requires_grad]
         # DeepSpeed 0.19.8 prints its memory use at every start; its log messages stay visible.
-        with redirect_stdout(StringIO()), _marked_as_trained(frozen):
+        with redirect_stdout(StringIO()), _mark_as_trained(frozen):
             engine = deepspeed.initialize(
                 model=module, optimizer=adamw, lr_scheduler=scheduler, config=config
             )[0]
         if frozen:
             engine.optimizer.quantize_nontrainable_params()
         if getattr(engine.optimizer, "swap_optimizer", False):
-            require_aligned(engine.optimizer)
+            require_aligned_nvme_gradients(engine.optimizer)
         engine.train(mode=optimizer is not None)
         return engine
 
 
 @contextmanager
-def _marked_as_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
+def _mark_as_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
     """Mark frozen weights as trained so that DeepSpeed shards them in their own precision.
 
     DeepSpeed 0.19.8 casts frozen weights to int8 shards without a scale, which leaves zeros. The
@@ -236,7 +236,7 @@ def _marked_as_trained(frozen: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad = False
 
 
-def _require_drives(section: dict[str, Any]) -> None:
+def _require_nvme_support(section: dict[str, Any]) -> None:
     """Check that this machine can offload to NVMe drives, if ``section`` configures that.
 
     Raises:
@@ -269,7 +269,7 @@ def _has_async_io() -> bool:
     return "async_io" in ALL_OPS and bool(probe_is_compatible(ALL_OPS["async_io"]))
 
 
-def require_aligned(optimizer: Any) -> None:
+def require_aligned_nvme_gradients(optimizer: Any) -> None:
     """Check that DeepSpeed 0.19.8 would not silently mix up gradients on NVMe.
 
     It reads each gradient from the drive into a slice of a flat fp32 buffer, but drives transfer

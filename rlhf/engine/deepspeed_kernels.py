@@ -16,11 +16,11 @@ def require_quantizer(zero: ZeroConfig) -> None:
     """
     keys = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
     used = [f"zero.{key}=true" for key in keys if getattr(zero, key)]
-    if used and (obstacle := compile_obstacle("QuantizerBuilder")) is not None:
+    if used and (obstacle := op_unavailable_reason("QuantizerBuilder")) is not None:
         raise CapabilityError(f"{', '.join(used)}: {obstacle}; or run without this option")
 
 
-def compile_obstacle(builder: str) -> str | None:
+def op_unavailable_reason(builder: str) -> str | None:
     """Return why the kernels of DeepSpeed's op ``builder`` are not available; None if they are."""
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import op_builder

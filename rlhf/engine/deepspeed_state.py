@@ -29,7 +29,7 @@ class DeepSpeedState:
         self._stage = stage
         self._ranks = ranks
 
-    def tensors(self, average: Sequence[Tensor] | None) -> TrainingState:
+    def build_training_state(self, average: Sequence[Tensor] | None) -> TrainingState:
         """Return the training state; ``average`` has this rank's shards of the moving average."""
         places = _parameter_places(self._engine, self._ranks, stage=self._stage)
         masters, shards = self._masters(), self._shards()

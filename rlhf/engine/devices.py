@@ -71,8 +71,8 @@ def check_gpus(ranks_per_node: int) -> None:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not found:
         raise CapabilityError(
-            f"hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or {_remedy()} "
-            "(plan=only needs no GPU)"
+            "hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or "
+            f"{_missing_gpu_advice()} (plan=only needs no GPU)"
         )
     if found < ranks_per_node:
         raise CapabilityError(
@@ -110,7 +110,7 @@ def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
         return Dtype.fp32
 
 
-def _remedy() -> str:
+def _missing_gpu_advice() -> str:
     """Return the advice for a user whose GPU torch does not find."""
     if torch.version.cuda is None:
         return "install a CUDA build of torch and check nvidia-smi"
@@ -158,7 +158,7 @@ def current_ranks(device: Device) -> Ranks:
     """
     place = use_device(device)
     if not torch.distributed.is_initialized():
-        start_group(device, store=_own_store(device), rank=0, world_size=1)
+        start_process_group(device, store=_build_one_rank_store(device), rank=0, world_size=1)
         if device is Device.cuda:
             atexit.register(torch.distributed.destroy_process_group)  # or NCCL prints a warning
     return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), place)
@@ -182,7 +182,7 @@ def use_device(device: Device) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def start_group(device: Device, **how: Any) -> None:
+def start_process_group(device: Device, **how: Any) -> None:
     """Start the process group of all ranks, with gloo or, on GPUs, with NCCL.
 
     NCCL gets the GPU that ``use_device`` has chosen, and therefore connects at once: a failure ends
@@ -194,7 +194,7 @@ def start_group(device: Device, **how: Any) -> None:
     torch.distributed.init_process_group(backend, **how)
 
 
-def _own_store(device: Device) -> Store:
+def _build_one_rank_store(device: Device) -> Store:
     """Return a store for a group of one rank: on a GPU a file, because NCCL's threads share it."""
     if device is Device.cpu:
         return HashStore()
@@ -203,7 +203,7 @@ def _own_store(device: Device) -> Store:
     return FileStore(f"{folder}/store", 1)
 
 
-def forget_peak_memory(ranks: Ranks) -> None:
+def reset_peak_memory(ranks: Ranks) -> None:
     """Reset a GPU's peak memory; on a CPU do nothing: a process's peak cannot be reset."""
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -89,11 +89,13 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
         return Masters(trained, lambda: None)
     if stage == SHARDED_WEIGHTS:
         flat = optimizer.fp32_partitioned_groups_flat
-        return Masters(flat, lambda: _publish_sharded(optimizer))
-    return Masters(optimizer.single_partition_of_fp32_groups, lambda: _publish_flat(optimizer))
+        return Masters(flat, lambda: _copy_sharded_to_model(optimizer))
+    return Masters(
+        optimizer.single_partition_of_fp32_groups, lambda: _copy_flat_to_model(optimizer)
+    )
 
 
-def _publish_flat(optimizer: Any) -> None:
+def _copy_flat_to_model(optimizer: Any) -> None:
     """Copy the masters to the model as DeepSpeed 0.19.8 does after a step of stages 1 and 2.
 
     DeepSpeed's Hybrid Engine moves some weights of the model out of the flat buffer; the second
@@ -104,7 +106,7 @@ def _publish_flat(optimizer: Any) -> None:
         optimizer._update_model_bit16_weights(group)
 
 
-def _publish_sharded(optimizer: Any) -> None:
+def _copy_sharded_to_model(optimizer: Any) -> None:
     """Copy the masters to the model as DeepSpeed 0.19.8 does after a step of stage 3."""
     for group in range(len(optimizer.fp32_partitioned_groups_flat)):
         optimizer._reassign_or_swap_out_partitioned_parameters(group)
@@ -125,8 +127,10 @@ class MovingAverage:
     def __init__(self, masters: Masters, *, beta: float, on_host: bool = False) -> None:
         self._masters = masters
         self._beta = beta
-        self._average = [_copy(fp32_weights(shard), on_host=on_host) for shard in masters.shards]
-        self._table = None if on_host else _average_table(masters.shards)
+        self._average = [
+            _copy_weights(fp32_weights(shard), on_host=on_host) for shard in masters.shards
+        ]
+        self._table = None if on_host else _build_average_table(masters.shards)
 
     @property
     def shards(self) -> Sequence[Tensor]:
@@ -139,7 +143,7 @@ class MovingAverage:
         """Update the average with the current weights."""
         if self._table is not None:
             splits = [shard for shard in self._masters.shards if isinstance(shard, Split)]
-            self._table.average(self._average, splits, 1.0 - self._beta)
+            self._table.update_averages(self._average, splits, 1.0 - self._beta)
             return
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             parts = average.view(-1), fp32_weights(shard).reshape(-1)
@@ -148,13 +152,13 @@ class MovingAverage:
                 part.copy_(visitor.lerp_(weights, 1.0 - self._beta), non_blocking=True)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def swap_in(self) -> Iterator[None]:
         """Swap the average into the model; every rank must enter and leave."""
-        self._exchange()
+        self._swap_weights()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap_weights()
 
     def _finish_copies(self) -> None:
         """Wait for the asynchronous copies to the host that ``update`` has started."""
@@ -164,7 +168,7 @@ class MovingAverage:
                 return
 
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def _swap_weights(self) -> None:
         self._finish_copies()
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             weights = fp32_weights(shard).to(average.device, copy=True)
@@ -173,7 +177,7 @@ class MovingAverage:
         self._masters.publish()
 
 
-def _average_table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
+def _build_average_table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
     """Return the table with which Triton averages split weights on a GPU; None elsewhere."""
     splits = [shard for shard in shards if isinstance(shard, Split)]
     if not splits or splits[0].high.device.type == "cpu":
@@ -184,7 +188,7 @@ def _average_table(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
     return None if kernels is None else ParameterTable(kernels, sizes, device)
 
 
-def _copy(weights: Tensor, *, on_host: bool) -> Tensor:
+def _copy_weights(weights: Tensor, *, on_host: bool) -> Tensor:
     device = torch.device("cpu") if on_host else weights.device
     is_pinned = device != weights.device
     copy = torch.empty(weights.shape, dtype=weights.dtype, device=device, pin_memory=is_pinned)

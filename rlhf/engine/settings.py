@@ -12,7 +12,7 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Schedule
 from rlhf.config.choices import Dtype
-from rlhf.config.roles import Role, runs_on_torch, torch_obstacle
+from rlhf.config.roles import Role, runs_on_torch, torch_unsupported_setting
 from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.config.schema.zero import ZeroConfig
 
@@ -31,9 +31,9 @@ class EngineSettings:
     dtype: Dtype
     hybrid_engine: dict[str, Any] | None = None
 
-    def torch_obstacle(self, role: Role, *, ranks: int) -> str | None:
+    def torch_unsupported_setting(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting that plain torch does not support, as key=value, or None."""
-        return torch_obstacle(
+        return torch_unsupported_setting(
             self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
         )
 
@@ -75,7 +75,7 @@ class OptimizerSettings:
     schedule: Schedule
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: OptimizerConfig,
         *,

@@ -29,7 +29,7 @@ class _State(NamedTuple):
     second: Tensor
 
     @property
-    def split(self) -> SplitState:
+    def split_state(self) -> SplitState:
         """Return the tensors that a step updates; ``high`` is the weight itself, not a copy."""
         return SplitState(self.parameter.data.view(-1), self.low, self.first, self.second)
 
@@ -61,12 +61,12 @@ class SplitAdamW:
             p: torch.empty(p.shape, dtype=torch.bfloat16, device=p.device) for p in trained
         }
         self._states = [_new_state(p, halves[p], moments) for p in trained]
-        self._way = _adamw_for([state.parameter for state in self._states])
+        self._way = _select_adamw([state.parameter for state in self._states])
 
     @property
     def masters(self) -> Masters:
         """Return the fp32 weights, split into bf16 weights and the lower bits."""
-        splits = (state.split for state in self._states)
+        splits = (state.split_state for state in self._states)
         return Masters([Split(each.high, each.low) for each in splits], lambda: None)
 
     @property
@@ -85,7 +85,7 @@ class SplitAdamW:
     @torch.no_grad()
     def grad_norm(self) -> float:
         """Return the Euclidean norm of all gradients, summed in fp32 or better."""
-        return math.sqrt(self._way.squares(self._gradients()))
+        return math.sqrt(self._way.sum_of_squares(self._gradients()))
 
     @torch.no_grad()
     def step(self, *, scale: float = 1.0) -> None:
@@ -106,7 +106,7 @@ class SplitAdamW:
             for group in self.param_groups
             for _ in group["params"]
         ]
-        self._way.step([state.split for state in self._states], self._gradients(), numbers)
+        self._way.step([state.split_state for state in self._states], self._gradients(), numbers)
 
     def _gradients(self) -> list[Tensor | None]:
         return [state.parameter.grad for state in self._states]
@@ -121,7 +121,7 @@ class SplitAdamW:
 class TorchAdamw:
     """AdamW and gradient norms computed by operations of torch, on any device."""
 
-    def squares(self, gradients: Sequence[Tensor | None]) -> Tensor | float:
+    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor | float:
         """Return the sum of the squares of bf16 gradients; None counts as zeros."""
         present = [each for each in gradients if each is not None]
         if not present:
@@ -161,7 +161,7 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
         split.split(weights)
 
 
-def _adamw_for(
+def _select_adamw(
     parameters: Sequence[nn.Parameter],
 ) -> AdamwKernel | ParameterTable | TorchAdamw:
     """Return the implementation of AdamW for this device: C, Triton, or operations of torch."""
@@ -182,5 +182,5 @@ def _new_state(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> _
     low = torch.empty(weights.shape, dtype=torch.int16, device=weights.device)
     first, second = (torch.zeros_like(weights, dtype=moments) for _ in range(2))
     state = _State(parameter, low, first, second)
-    Split(state.split.high, low).split(weights)
+    Split(state.split_state.high, low).split(weights)
     return state

@@ -104,7 +104,7 @@ class TorchEngine(BaseEngine):
         if optimizer is None:
             module.requires_grad_(requires_grad=False)
         dtype = torch.bfloat16 if has_half else torch.float32
-        places = weight_storage(list(module.parameters()), dtype, ranks.device)
+        places = allocate_weights(list(module.parameters()), dtype, ranks.device)
         for parameter, home in places.items():
             if not has_half:
                 parameter.data = home.copy_(parameter.data)
@@ -178,7 +178,7 @@ class TorchEngine(BaseEngine):
         return TrainingState(places, optimizer.masters, optimizer.moments, average, Ranks())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the other state that training changes, such as step counters, for a checkpoint."""
+        """Return the training state that is not in tensors, such as step counters."""
         assert self._optimizer is not None, "this model does not learn"
         return {"steps": self._steps, "lr_scale": self.lr_scale} | self._optimizer.state_dict()
 
@@ -194,7 +194,7 @@ class TorchEngine(BaseEngine):
         self._optimizer = self._average = None
 
 
-def weight_storage(
+def allocate_weights(
     parameters: Sequence[nn.Parameter], dtype: torch.dtype, device: torch.device
 ) -> dict[nn.Parameter, Tensor]:
     """Return the tensor in which each fp32 parameter will be stored on ``device``, as ``dtype``.

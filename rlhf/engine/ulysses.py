@@ -27,7 +27,7 @@ class HeadCounts(NamedTuple):
     width: int
 
 
-def shared_attention(
+def sequence_parallel_attention(
     attention: Attention, heads: HeadCounts, *, ranks: Ranks, size: int, sequences: int
 ) -> Attention:
     """Return ``attention`` for sequences that are split over ``size`` consecutive ranks.
@@ -56,7 +56,7 @@ def shared_attention(
         attn_head_size=heads.width,
         kv_head_count=heads.keys,
         num_hidden_layers=1,  # only read in a debugging mode
-        process_group=_group_of(ranks, size),
+        process_group=_create_group(ranks, size),
         seq_length_is_variable=True,
     )
 
@@ -71,7 +71,7 @@ def shared_attention(
     return attend
 
 
-def _group_of(ranks: Ranks, size: int) -> Any:
+def _create_group(ranks: Ranks, size: int) -> Any:
     """Create the group of every ``size`` consecutive ranks, and return this rank's group."""
     starts = range(0, ranks.size, size)
     groups = [torch.distributed.new_group(list(range(s, s + size))) for s in starts]

@@ -15,7 +15,7 @@ from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.engine.settings import EngineSettings
 
 
-def placer(
+def build_parameter_placer(
     role: Role, *, settings: EngineSettings, plan: BatchPlan, ranks: Ranks
 ) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
@@ -64,7 +64,7 @@ class Partitioner:
         )
         self._ranks = ranks
         self._dtype = _dtype(role, settings)
-        leave_uncompiled_kernels_alone()
+        skip_shm_kernel_compilation()
         self._init = deepspeed.zero.Init(config_dict_or_path=config)
         if self._init.mem_efficient_linear:
             # DeepSpeed 0.19.8 does this for modules that it partitions itself: torch's own linear
@@ -76,12 +76,12 @@ class Partitioner:
         """Shard ``parameter`` and return this rank's part; None if it is sharded already."""
         if hasattr(parameter, "ds_id"):
             return None
-        parameter.data, own = self._own_shard(parameter.data)
+        parameter.data, own = self._fill_own_shard(parameter.data)
         self._init._convert_to_deepspeed_param(parameter)
         parameter.partition()  # type: ignore[attr-defined]
         return own
 
-    def _own_shard(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _fill_own_shard(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a tensor shaped like ``whole`` with only this rank's part filled, and that part.
 
         DeepSpeed 0.19.8 assigns rank r the elements from r * ceil(size / ranks) on. With a
@@ -96,7 +96,7 @@ class Partitioner:
         return like, own
 
 
-def leave_uncompiled_kernels_alone() -> None:
+def skip_shm_kernel_compilation() -> None:
     """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
 
     They serve tensor-parallel inference, which is not used here. Building them needs a compiler,

@@ -30,7 +30,7 @@ from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.phase_data import phase_tokens
-from rlhf.report.evaluation_section import EVALUATION, table_rows, win_rows
+from rlhf.report.evaluation_section import EVALUATION, model_rows, win_rate_rows
 from rlhf.report.run_page import write_report
 from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import JsonlWriter
@@ -161,8 +161,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         tasks=options.lm_eval,
     )
     console = build_console(is_main=True, log_every=1)
-    console.table("models", table_rows(found, SHOWN))
-    console.table("win rates by score, sampled answers", win_rows(found))
+    console.table("models", model_rows(found, SHOWN))
+    console.table("win rates by score, sampled answers", win_rate_rows(found))
     if "reward_model" in found:
         figures = found["reward_model"]
         console.say(

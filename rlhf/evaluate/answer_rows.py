@@ -29,16 +29,16 @@ from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
-from rlhf.phases.ppo.reward_mix import build_mix
+from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.policies import policy_source, rollout_backend
+from rlhf.phases.shared.policies import build_rollout_backend, policy_source
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
     answer_prompts,
-    values_of,
+    measure_answers,
 )
-from rlhf.phases.shared.scoring import JudgeScores, ModelScores, no_scores, response_texts
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, response_texts, zero_scores
 from rlhf.runtime.worker import load_phase_data, quieten_libraries
 
 # The policies that a run can have, in training order, and their folders in the run directory.
@@ -91,7 +91,7 @@ class Evaluator:
             verify_model(run_dir / folder)
         self._reference = self._build_policy(policy_source(self.config))
         self.reward_model = self._reward_model()
-        self._rewards = build_mix(self.config.rewards, context.tokenizer)
+        self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
 
     @property
     def decoders(self) -> list[Decoding]:
@@ -103,7 +103,7 @@ class Evaluator:
     @cached_property
     def prompts(self) -> HeldOutPrompts:
         """Return the held-out prompts that the run's own evaluation uses."""
-        return HeldOutPrompts.of(self.context, Phase.ppo)
+        return HeldOutPrompts.from_phase(self.context, Phase.ppo)
 
     def policy(self, folder: Path) -> AnyEngine:
         """Load the policy that is stored in ``folder``.
@@ -121,7 +121,7 @@ class Evaluator:
                 f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
                 "by itself, or start the other with from_run"
             )
-        return self._build_policy(ModelSource.folder(folder, base=self.config.model))
+        return self._build_policy(ModelSource.from_folder(folder, base=self.config.model))
 
     def answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
@@ -129,7 +129,7 @@ class Evaluator:
         """Generate and score answers to ``num_prompts`` held-out prompts; yield one row each."""
         context, scorer = self.context, self.reward_model
         is_judged = context.judge is not None and not self.config.rewards
-        scores = JudgeScores(GoldJudge(), context.tokenizer) if is_judged else no_scores
+        scores = JudgeScores(GoldJudge(), context.tokenizer) if is_judged else zero_scores
         models = SeparateModels(
             actor,
             self._reference,
@@ -139,7 +139,7 @@ class Evaluator:
             temperature=self.config.rollout.temperature,
         )
         backend = partial(
-            rollout_backend,
+            build_rollout_backend,
             self.config,
             context.tokenizer,
             temperature=decoder.temperature,
@@ -150,7 +150,8 @@ class Evaluator:
         answering = partial(answer_prompts, context, policy, self.prompts, num_prompts=num_prompts)
         for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
             values = {
-                key: values_B.tolist() for key, values_B in values_of(context, rollout).items()
+                key: values_B.tolist()
+                for key, values_B in measure_answers(context, rollout).items()
             }
             texts = response_texts(context.tokenizer, rollout.responses)
             for row in batch.keep_B.nonzero().flatten().tolist():
@@ -190,9 +191,9 @@ class Evaluator:
             return None
         if Phase.reward in config.phase.order:
             _, base = reward_model_base(config)
-            source = ModelSource.folder(folder, base=base)
+            source = ModelSource.from_folder(folder, base=base)
         elif config.reward_model.init is ModelInit.pretrained:
-            source = ModelSource.of(config.reward_model, key="reward_model")
+            source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
         return self._freeze_model(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)

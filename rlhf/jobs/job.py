@@ -31,7 +31,7 @@ from rlhf.jobs.from_run import take_over
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.this_machine import is_auto, on_machine, this_machine
-from rlhf.planning.decide import decide
+from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import check_can_start, check_started, env_rank, with_started_ranks
@@ -108,7 +108,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
 
             measure_cpu()
         loads = read_loads(config)
-    config, plan, notes = decide(config, loads, finished=reused_phases(config))
+    config, plan, notes = plan_and_configure(config, loads, finished=reused_phases(config))
     check_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
@@ -136,7 +136,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
-    plan = decide(config, read_loads(config), finished=reused_phases(config)).plan
+    plan = plan_and_configure(config, read_loads(config), finished=reused_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
         write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, plan_as_json(plan))

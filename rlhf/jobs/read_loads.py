@@ -24,7 +24,7 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, blend, divide
 from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
-from rlhf.models.tokenizers import byte_level_bpe
+from rlhf.models.tokenizers import train_byte_level_bpe
 from rlhf.planning.steps import Load, Loads, total_examples
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _load_or_train_tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> T
         model = config.reward_model
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     if place is None:
-        return byte_level_bpe(_sample_texts(parts), vocab_size=model.vocab_size)
+        return train_byte_level_bpe(_sample_texts(parts), vocab_size=model.vocab_size)
     file = user_path(place, key="model.tokenizer") / "tokenizer.json"
     return Tokenizer.from_file(str(file)) if file.is_file() else None
 

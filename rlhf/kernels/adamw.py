@@ -71,7 +71,7 @@ class AdamwKernel:
             )
             self._library.adamw_step(ctypes.byref(call))
 
-    def squares(self, gradients: Sequence[Tensor | None]) -> float:
+    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> float:
         """Return the sum of the squares of bf16 gradients; None counts as zeros."""
         total = 0.0
         for gradient in gradients:

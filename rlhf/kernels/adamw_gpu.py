@@ -37,12 +37,12 @@ class ParameterTable:
         self._device = device
         self._parts = copy_to_device(chunk_table(sizes, part), device)
 
-    def squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
+    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sum of the squares of all bf16 gradients, an fp64 scalar; None counts as 0."""
-        kept = _contiguous(gradients)
+        kept = _make_contiguous(gradients)
         addresses, align = self._addresses(kept)
         sums = torch.empty(len(self._parts), device=self._device)
-        self._launch("sum_squares", addresses, sums, ALIGN=align)
+        self._launch("sum_squares_kernel", addresses, sums, ALIGN=align)
         return sums.sum(dtype=torch.float64)
 
     def step(
@@ -52,15 +52,15 @@ class ParameterTable:
         numbers: Sequence[AdamwScalars],
     ) -> None:
         """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
-        kept = _contiguous(gradients)
+        kept = _make_contiguous(gradients)
         addresses, align = self._addresses(kept, *zip(*states, strict=True))
         scalars = copy_to_device(
             torch.tensor([_kernel_scalars(each) for each in numbers]), self._device
         )
         half = states[0].first.dtype is torch.bfloat16
-        self._launch("step", addresses, scalars, HALF=half, ALIGN=align)
+        self._launch("adamw_step_kernel", addresses, scalars, HALF=half, ALIGN=align)
 
-    def average(
+    def update_averages(
         self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
     ) -> None:
         """Update the fp32 ``averages`` in place: average += new * (weight - average).
@@ -69,7 +69,7 @@ class ParameterTable:
         """
         addresses, align = self._addresses(averages, *zip(*halves, strict=True))
         share = copy_to_device(torch.tensor([new]), self._device)
-        self._launch("average", addresses, share, ALIGN=align)
+        self._launch("average_kernel", addresses, share, ALIGN=align)
 
     def _addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
         """Return the addresses (parameters, columns) and their common alignment in bytes."""
@@ -99,28 +99,28 @@ def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
 def adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the module of the kernels, or log a warning and return None if they do not run."""
     otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
-    return try_kernels(partial(_load, device), otherwise=otherwise)
+    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
 
 
-def _load(device: torch.device) -> ModuleType:
-    """Import the kernels, launch each of them once on one weight, and return their module."""
+def _load_kernels(device: torch.device) -> ModuleType:
+    """Import the kernels, compile each by launching it once on one element; return their module."""
     from rlhf.kernels import adamw_triton
 
     table = ParameterTable(adamw_triton, [1], device)
     half = torch.zeros(1, dtype=torch.bfloat16, device=device)
     low, mean = half.to(torch.int16), half.float()
     table.step([SplitState(half, low, mean, mean.clone())], [half.clone()], [STILL])
-    table.average([mean], [(half, low)], 0.5)
-    float(table.squares([half]))  # waits for the GPU, so that a failed launch raises here
+    table.update_averages([mean], [(half, low)], 0.5)
+    float(table.sum_of_squares([half]))  # waits for the GPU, so that a failed launch raises here
     return adamw_triton
 
 
-def _contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _make_contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if gradient is None else gradient.contiguous() for gradient in gradients]
 
 
 def _kernel_scalars(numbers: AdamwScalars) -> list[float]:
-    """Return the 8 scalars that adamw_triton.step reads, computed in double precision."""
+    """Return the 8 scalars that adamw_step_kernel reads, computed in double precision."""
     return [
         numbers.scale,
         1.0 - numbers.beta1,

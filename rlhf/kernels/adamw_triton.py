@@ -16,67 +16,67 @@ import triton.language as tl
 
 
 @triton.jit
-def sum_squares(addresses, parts, sums, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
+def sum_squares_kernel(addresses, parts, sums, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
     """Write the sum of the squares of each part of the bf16 gradients to ``sums``."""
-    tensor, start, whole, end = _part(parts, BLOCK)
-    gradient = _pointer(addresses + tensor, tl.int16, ALIGN)
+    tensor, start, whole, end = _load_part(parts, BLOCK)
+    gradient = _load_pointer(addresses + tensor, tl.int16, ALIGN)
     end = tl.where(tl.load(addresses + tensor) == 0, start, end)  # no gradient
     whole = tl.minimum(whole, end)
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, whole - start, BLOCK):
-        numbers = _of_bf16(tl.load(gradient + (start + first + tl.arange(0, BLOCK))))
+        numbers = _bf16_to_fp32(tl.load(gradient + (start + first + tl.arange(0, BLOCK))))
         total += numbers * numbers
     at = whole + tl.arange(0, BLOCK)
-    numbers = _of_bf16(tl.load(gradient + at, at < end, 0))
+    numbers = _bf16_to_fp32(tl.load(gradient + at, at < end, 0))
     tl.store(sums + tl.program_id(0), tl.sum(total + numbers * numbers))
 
 
 @triton.jit
-def step(
+def adamw_step_kernel(
     addresses, parts, scalars, HALF: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Take an AdamW step on this program's part of one tensor.
 
     Columns of ``addresses``: gradient, high, low, first and second moment. HALF: moments are bf16.
     """
-    tensor, start, whole, end = _part(parts, BLOCK)
+    tensor, start, whole, end = _load_part(parts, BLOCK)
     row, numbers = addresses + 5 * tensor, scalars + 8 * tensor
     end = tl.where(tl.load(row) == 0, start, end)  # no gradient
     whole = tl.minimum(whole, end)
     for first in range(0, whole - start, BLOCK):
-        _step(row, numbers, start + first + tl.arange(0, BLOCK), None, HALF, ALIGN)
+        _update_weights(row, numbers, start + first + tl.arange(0, BLOCK), None, HALF, ALIGN)
     if whole < end:
         at = whole + tl.arange(0, BLOCK)
-        _step(row, numbers, at, at < end, HALF, ALIGN)
+        _update_weights(row, numbers, at, at < end, HALF, ALIGN)
 
 
 @triton.jit
-def average(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
+def average_kernel(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
     """Add share * (weight - average) to fp32 averages. Columns: average, high, low."""
-    tensor, start, whole, end = _part(parts, BLOCK)
+    tensor, start, whole, end = _load_part(parts, BLOCK)
     row, new = addresses + 3 * tensor, tl.load(share)
     for first in range(0, whole - start, BLOCK):
-        _average(row, start + first + tl.arange(0, BLOCK), None, new, ALIGN)
+        _update_average(row, start + first + tl.arange(0, BLOCK), None, new, ALIGN)
     if whole < end:
         at = whole + tl.arange(0, BLOCK)
-        _average(row, at, at < end, new, ALIGN)
+        _update_average(row, at, at < end, new, ALIGN)
 
 
 @triton.jit
-def _step(row, numbers, at, mask, HALF: tl.constexpr, ALIGN: tl.constexpr):
+def _update_weights(row, numbers, at, mask, HALF: tl.constexpr, ALIGN: tl.constexpr):
     """Update the weights at the indices ``at``, with the operations of torch's AdamW in order."""
     scale, new1 = tl.load(numbers), tl.load(numbers + 1)
     beta2, new2, correction2 = tl.load(numbers + 2), tl.load(numbers + 3), tl.load(numbers + 4)
     eps, keep, rate = tl.load(numbers + 5), tl.load(numbers + 6), tl.load(numbers + 7)
     moments: tl.constexpr = tl.int16 if HALF else tl.float32
-    high = _pointer(row + 1, tl.int16, ALIGN) + at
-    low = _pointer(row + 2, tl.int16, ALIGN) + at
-    first = _pointer(row + 3, moments, ALIGN) + at
-    second = _pointer(row + 4, moments, ALIGN) + at
-    gradient = _of_bf16(tl.load(_pointer(row, tl.int16, ALIGN) + at, mask)) * scale
+    high = _load_pointer(row + 1, tl.int16, ALIGN) + at
+    low = _load_pointer(row + 2, tl.int16, ALIGN) + at
+    first = _load_pointer(row + 3, moments, ALIGN) + at
+    second = _load_pointer(row + 4, moments, ALIGN) + at
+    gradient = _bf16_to_fp32(tl.load(_load_pointer(row, tl.int16, ALIGN) + at, mask)) * scale
     m, v = tl.load(first, mask), tl.load(second, mask)
     if HALF:
-        m, v = _of_bf16(m), _of_bf16(v)
+        m, v = _bf16_to_fp32(m), _bf16_to_fp32(v)
     m += new1 * (gradient - m)
     v = v * beta2 + new2 * gradient * gradient
     root = tl.sqrt_rn(tl.div_rn(v, correction2)) + eps
@@ -86,22 +86,22 @@ def _step(row, numbers, at, mask, HALF: tl.constexpr, ALIGN: tl.constexpr):
     tl.store(low, bits.to(tl.int16), mask)
     tl.store(high, ((bits + 0x8000) >> 16).to(tl.int16), mask)
     if HALF:
-        m, v = _to_bf16(m), _to_bf16(v)
+        m, v = _fp32_to_bf16(m), _fp32_to_bf16(v)
     tl.store(first, m, mask)
     tl.store(second, v, mask)
 
 
 @triton.jit
-def _average(row, at, mask, new, ALIGN: tl.constexpr):
-    mean = _pointer(row, tl.float32, ALIGN) + at
-    high = tl.load(_pointer(row + 1, tl.int16, ALIGN) + at, mask)
-    low = tl.load(_pointer(row + 2, tl.int16, ALIGN) + at, mask)
+def _update_average(row, at, mask, new, ALIGN: tl.constexpr):
+    mean = _load_pointer(row, tl.float32, ALIGN) + at
+    high = tl.load(_load_pointer(row + 1, tl.int16, ALIGN) + at, mask)
+    low = tl.load(_load_pointer(row + 2, tl.int16, ALIGN) + at, mask)
     old = tl.load(mean, mask)
     tl.store(mean, old + new * (_join_halves(high, low) - old), mask)
 
 
 @triton.jit
-def _part(parts, BLOCK: tl.constexpr):
+def _load_part(parts, BLOCK: tl.constexpr):
     """Return this program's tensor index, start, end of its whole blocks, and end, as int64."""
     row = parts + 3 * tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(row + 1), BLOCK)
@@ -110,7 +110,7 @@ def _part(parts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pointer(entry, TYPE: tl.constexpr, ALIGN: tl.constexpr):
+def _load_pointer(entry, TYPE: tl.constexpr, ALIGN: tl.constexpr):
     return tl.multiple_of(tl.load(entry).to(tl.pointer_type(TYPE)), ALIGN)
 
 
@@ -121,12 +121,12 @@ def _join_halves(high, low):
 
 
 @triton.jit
-def _of_bf16(bits):
+def _bf16_to_fp32(bits):
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _to_bf16(numbers):
+def _fp32_to_bf16(numbers):
     """Return the bits of the nearest bf16 numbers; ties go to even."""
     bits = numbers.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)

@@ -57,14 +57,14 @@ class GpuAttention:
             positions_B,
             out_BQD,
             tuple(strides),
-            **constants(num_heads // num_kv_heads, size, query_BQD.dtype, self._block_bytes),
+            **kernel_constants(num_heads // num_kv_heads, size, query_BQD.dtype, self._block_bytes),
             num_warps=WARPS,
             **FUSED,
         )
         return out_BQD
 
 
-def constants(
+def kernel_constants(
     group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:
     """Return the kernel's compile-time constants; ``group``: query heads per key head."""
@@ -84,13 +84,13 @@ def gpu_attention(
     if device.type != "cuda" or dtype not in DTYPES:
         return None
     otherwise = "torch attends over the KV cache to the longest row's length, which is slower"
-    load = partial(_load, device, dtype, group, size)
+    load = partial(_load_kernel, device, dtype, group, size)
     kernels = try_kernels(load, otherwise=otherwise)
     return None if kernels is None else GpuAttention(kernels)
 
 
-def _load(device: torch.device, dtype: torch.dtype, group: int, size: int) -> ModuleType:
-    """Import the kernel, launch it once on one row of two tokens, and return its module."""
+def _load_kernel(device: torch.device, dtype: torch.dtype, group: int, size: int) -> ModuleType:
+    """Import the kernel, compile it by launching it once on two tokens; return its module."""
     from rlhf.kernels import attention_triton
 
     kv_cache_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)

@@ -79,7 +79,7 @@ def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
     if name in X86_ONLY and "asimd" in read_cpu().flags:
         return Kernel(None, "needs an x86 CPU")
     try:
-        library = _load(Path(__file__).with_name(f"{name}.c"), isa, half)
+        library = _load_library(Path(__file__).with_name(f"{name}.c"), isa, half)
     except _Failure as failure:  # gcc may be older than the CPU
         return _next_lower_kernel(name, isa, half, str(failure))
     enable = getattr(library, f"{name}_enable", None)
@@ -98,7 +98,7 @@ def _next_lower_kernel(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
     return kernel(name, Isa(isa - 1), half=half)._replace(reason=reason)
 
 
-def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
+def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     """Load the library from the cache; compile it first if it is missing.
 
     If the cache cannot be used, compile into a temporary folder, for this process only.
@@ -111,19 +111,19 @@ def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     library = cache_folder() / f"{source.stem}-{digest}.so"
     try:
         library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _require_trust(library.parent)
+        _require_trusted_file(library.parent)
         if not library.exists():
             with replacing(library, shared=True) as made:  # other ranks may compile it too
-                _compile(source, made, options)
+                _compile_library(source, made, options)
                 made.chmod(made.stat().st_mode & ~0o022)  # the umask may let a group write
-        _require_trust(library)
+        _require_trusted_file(library)
         return ctypes.CDLL(str(library))
     except OSError as error:
         unusable = f"{library.parent} cannot hold compiled code ({_text_of_error(error)})"
     try:
         with TemporaryDirectory(prefix="rlhf-") as folder:  # a loaded library outlives its file
             made = Path(folder) / library.name
-            _compile(source, made, options)
+            _compile_library(source, made, options)
             return ctypes.CDLL(str(made))
     except OSError as error:
         raise _Failure(
@@ -132,7 +132,7 @@ def _load(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
         ) from error
 
 
-def _require_trust(path: Path) -> None:
+def _require_trusted_file(path: Path) -> None:
     if not is_trusted(path):
         raise OSError(errno.EPERM, "another user can write there")
 
@@ -148,16 +148,16 @@ def _isa_options(isa: Isa) -> list[str]:
     return ["-march=x86-64-v3" if is_capped else "-march=native"]
 
 
-def _compile(source: Path, made: Path, options: list[str]) -> None:
+def _compile_library(source: Path, made: Path, options: list[str]) -> None:
     """Compile ``source`` into the library ``made``."""
-    command = [_gcc(), *options, str(source), "-lm", "-o", str(made)]
+    command = [_find_gcc(), *options, str(source), "-lm", "-o", str(made)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode or not made.exists():
         lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
         raise _Failure(f"{command[0]} failed with exit code {run.returncode} ({lines[0].strip()})")
 
 
-def _gcc() -> str:
+def _find_gcc() -> str:
     """Return the path of gcc, which may be named gcc or cc.
 
     clang is not used: its OpenMP threads would compete with torch's threads for the same cores.

@@ -61,38 +61,38 @@ class _Kind(IntEnum):
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
 
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+def _struct_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
 class _Heads(ctypes.Structure):
-    _fields_ = _fields(_Size, "buffer first token head heads")
+    _fields_ = _struct_fields(_Size, "buffer first token head heads")
 
 
 class _Linear(ctypes.Structure):
     _fields_ = [
-        *_fields(_Pointer, "packed bias next"),
-        *_fields(_Size, "x y other inputs outputs activation combine"),
+        *_struct_fields(_Pointer, "packed bias next"),
+        *_struct_fields(_Size, "x y other inputs outputs activation combine"),
     ]
 
 
 class _Norm(ctypes.Structure):
     _fields_ = [
-        *_fields(_Pointer, "weight bias"),
-        *_fields(_Size, "x y size is_rms"),
+        *_struct_fields(_Pointer, "weight bias"),
+        *_struct_fields(_Size, "x y size is_rms"),
         ("epsilon", ctypes.c_float),
     ]
 
 
 class _Turn(ctypes.Structure):
-    _fields_ = [("heads", _Heads), *_fields(_Pointer, "norm cos sin"), ("turned", _Size)]
+    _fields_ = [("heads", _Heads), *_struct_fields(_Pointer, "norm cos sin"), ("turned", _Size)]
 
 
 class _Attention(ctypes.Structure):
     _fields_ = [
-        *_fields(_Heads, "query key value"),
-        *_fields(_Pointer, "keys values"),
-        *_fields(_Size, "capacity size"),
+        *_struct_fields(_Heads, "query key value"),
+        *_struct_fields(_Pointer, "keys values"),
+        *_struct_fields(_Size, "capacity size"),
         ("scale", ctypes.c_float),
         ("mixed", _Size),
     ]
@@ -103,7 +103,11 @@ class _Step(ctypes.Structure):
 
 
 class _Pass(ctypes.Structure):
-    _fields_ = [("buffers", _Pointer), ("tokens", _Size), *_fields(_Pointer, "rows positions")]
+    _fields_ = [
+        ("buffers", _Pointer),
+        ("tokens", _Size),
+        *_struct_fields(_Pointer, "rows positions"),
+    ]
 
 
 class Linear(NamedTuple):
@@ -145,12 +149,12 @@ class DecodeProgram:
         self._scratch: list[Tensor] = []
         self._kept: list[Any] = []  # references to the objects that the steps point to
 
-    def buffer(self, width: int) -> int:
+    def add_buffer(self, width: int) -> int:
         """Add a buffer of ``width`` numbers per token; return its index."""
         self._scratch.append(torch.empty(0, width, dtype=self._dtype))
         return len(self._scratch) - 1
 
-    def linear(
+    def add_linear(
         self,
         layer: Linear,
         *,
@@ -178,27 +182,29 @@ class DecodeProgram:
         if self._last_linear is not None:
             self._last_linear.next = ctypes.addressof(step)
         self._last_linear = step
-        self._add(_Kind.linear, step)
+        self._add_step(_Kind.linear, step)
 
-    def norm(self, norm: Norm, *, x: int, y: int) -> None:
+    def add_norm(self, norm: Norm, *, x: int, y: int) -> None:
         """Add a step y = norm(x) on buffers ``x`` and ``y``; ``y`` may be ``x``."""
-        self._add(_Kind.norm, self._norm(norm, x, y))
+        self._add_step(_Kind.norm, self._norm_struct(norm, x, y))
 
-    def turn(self, heads: HeadsAt, norm: Norm | None, rotary: tuple[Tensor, Tensor] | None) -> None:
+    def add_rotary(
+        self, heads: HeadsAt, norm: Norm | None, rotary: tuple[Tensor, Tensor] | None
+    ) -> None:
         """Add a step that norms each head, then applies rotary embeddings; each is optional.
 
         ``rotary`` holds the tables cos and sin (positions, turned), computed in fp32; the first
         half of each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
         """
-        own = None if norm is None else self._keep(self._norm(norm, 0, 0))
+        own = None if norm is None else self._keep_alive(self._norm_struct(norm, 0, 0))
         step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
         if rotary is not None:
             padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotary)
             step.cos, step.sin = (self._address_of(table) for table in padded)
             step.turned = rotary[0].shape[1]
-        self._add(_Kind.turn, step)
+        self._add_step(_Kind.turn, step)
 
-    def attend(
+    def add_attention(
         self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], kv_cache_2RKLD: Tensor, *, mixed: int
     ) -> None:
         """Add steps for causal attention over a layer's KV cache, written to the buffer ``mixed``.
@@ -212,8 +218,8 @@ class DecodeProgram:
             *(self._address_of(numbers_RKLD) for numbers_RKLD in kv_cache_2RKLD.unbind()),
             *(capacity, size, size**-0.5, mixed),
         )
-        self._add(_Kind.remember, step)
-        self._add(_Kind.attend, step)
+        self._add_step(_Kind.remember, step)
+        self._add_step(_Kind.attend, step)
 
     def run(self, given: dict[int, Tensor], rows_T: Tensor, positions_T: Tensor) -> None:
         """Run all steps on T tokens; each has its own row and position in the KV cache.
@@ -232,22 +238,22 @@ class DecodeProgram:
         call = _Pass(ctypes.addressof(pointers), tokens, *tables)
         self._library.decode_run(self._array, _Size(len(self._steps)), ctypes.byref(call))
 
-    def _norm(self, norm: Norm, x: int, y: int) -> _Norm:
+    def _norm_struct(self, norm: Norm, x: int, y: int) -> _Norm:
         vectors = (
             None if each is None else self._address_of(self._as_contiguous(each))
             for each in (norm.weight, norm.bias)
         )
         return _Norm(*vectors, x, y, norm.size, norm.is_rms, norm.epsilon)
 
-    def _add(self, kind: _Kind, of: Any) -> None:
-        self._steps.append(_Step(kind, ctypes.addressof(self._keep(of))))
+    def _add_step(self, kind: _Kind, of: Any) -> None:
+        self._steps.append(_Step(kind, ctypes.addressof(self._keep_alive(of))))
 
     def _as_contiguous(self, x: Tensor) -> Tensor:
         return x.detach().to(self._dtype).contiguous()
 
     def _address_of(self, x: Tensor) -> int:
-        return int(self._keep(x).data_ptr())
+        return int(self._keep_alive(x).data_ptr())
 
-    def _keep(self, value: Any) -> Any:
+    def _keep_alive(self, value: Any) -> Any:
         self._kept.append(value)
         return value

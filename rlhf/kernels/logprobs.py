@@ -35,7 +35,7 @@ class LogprobKernel:
         self._library = library
         self.dtype = dtype
 
-    def read(
+    def reduce_rows(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
         """Write three fp32 vectors (N,) to ``outs``, all for the logits multiplied by ``scale``.
@@ -45,11 +45,11 @@ class LogprobKernel:
         block the third vector keeps its value.
         """
         self._library.logprobs_read(
-            *self._common(logits_NV, ids_N, scale),
+            *self._shared_arguments(logits_NV, ids_N, scale),
             *(ctypes.c_void_p(row_N.data_ptr()) for row_N in outs),
         )
 
-    def slope_(
+    def replace_by_gradient_(
         self,
         logits_NV: Tensor,
         ids_N: Tensor,
@@ -65,7 +65,7 @@ class LogprobKernel:
         """
         vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
         self._library.logprobs_slope(
-            *self._common(logits_NV, ids_N, scale),
+            *self._shared_arguments(logits_NV, ids_N, scale),
             *(ctypes.c_void_p(row_N.data_ptr()) for row_N in vectors),
         )
 
@@ -97,7 +97,7 @@ class LogprobKernel:
         )
         return tokens_N, logprobs_N
 
-    def _common(self, logits_NV: Tensor, ids_N: Tensor, scale: float) -> tuple[Any, ...]:
+    def _shared_arguments(self, logits_NV: Tensor, ids_N: Tensor, scale: float) -> tuple[Any, ...]:
         assert logits_NV.is_contiguous()
         assert logits_NV.dtype is self.dtype
         assert ids_N.is_contiguous()

@@ -28,20 +28,20 @@ def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
 
 
 class GpuLogprobKernel:
-    """The kernels of logprobs_triton.py, with ``read`` and ``slope_`` as in LogprobKernel."""
+    """The kernels of logprobs_triton.py, with two of the methods of ``LogprobKernel``."""
 
     def __init__(self, kernels: ModuleType, *, block: int = BLOCK) -> None:
         self._kernels = kernels
         self._block = block
 
-    def read(
+    def reduce_rows(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write log-sum-exp, entropy and the id's logit to ``outs``; see ``LogprobKernel.read``."""
+        """Write each row's log-sum-exp, entropy and logit of its id to ``outs``."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
         self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
 
-    def slope_(
+    def replace_by_gradient_(
         self,
         logits_NV: Tensor,
         ids_N: Tensor,
@@ -50,9 +50,9 @@ class GpuLogprobKernel:
         log_sums_N: Tensor,
         slopes_N: Tensor,
     ) -> None:
-        """Overwrite the logits with their gradient, as ``LogprobKernel.slope_`` does."""
+        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits."""
         vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
-        self._launch("slope", logits_NV, ids_N, *vectors, scale=scale)
+        self._launch("gradient_kernel", logits_NV, ids_N, *vectors, scale=scale)
 
     def _launch(
         self, name: str, logits_NV: Tensor, ids_N: Tensor, *vectors: Tensor, scale: float
@@ -68,18 +68,18 @@ class GpuLogprobKernel:
 def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the module of the kernels, or log a warning and return None if they do not run."""
     otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
-    return try_kernels(partial(_load, device), otherwise=otherwise)
+    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
 
 
-def _load(device: torch.device) -> ModuleType:
-    """Import the kernels, launch each of them once on two logits, and return their module."""
+def _load_kernels(device: torch.device) -> ModuleType:
+    """Import the kernels, compile each by launching it once on two logits; return their module."""
     from rlhf.kernels import logprobs_triton
 
     kernel = GpuLogprobKernel(logprobs_triton)
     logits_NV = torch.zeros(1, 2, dtype=torch.bfloat16, device=device)
     ids_N = torch.zeros(1, dtype=torch.int64, device=device)
     sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
-    kernel.read(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
-    kernel.slope_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
+    kernel.reduce_rows(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
+    kernel.replace_by_gradient_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
     float(sum_N)  # waits for the GPU, so that a failed launch raises here
     return logprobs_triton

@@ -46,7 +46,7 @@ def reduce_row_kernel(logits, ids, log_sums, entropies, picked, scale, size, BLO
 
 
 @triton.jit
-def slope(logits, ids, log_sums, slopes, scale, size, BLOCK: tl.constexpr):
+def gradient_kernel(logits, ids, log_sums, slopes, scale, size, BLOCK: tl.constexpr):
     """Overwrite each row of logits with its gradient: slope * scale * (1[id] - p)."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * size

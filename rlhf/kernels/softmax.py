@@ -23,7 +23,7 @@ def softmax_(scores: Tensor) -> Tensor:
     return scores
 
 
-def softmax_slopes_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
+def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
     """Overwrite ``slopes`` with scale times the gradient of the scores (..., S); return it.
 
     ``slopes`` is first the gradient of ``shares``, which are the softmax of the scores.

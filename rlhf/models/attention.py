@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.kernels.softmax import softmax_, softmax_slopes_
+from rlhf.kernels.softmax import softmax_, softmax_gradient_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +36,7 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(MATMUL)
 
 
-def own_attention(name: str | None) -> str | None:
+def attention_at_build(name: str | None) -> str | None:
     """Return ``name``, or None for MATMUL, which is set only after the model is built."""
     return None if name == MATMUL else name
 
@@ -130,7 +130,7 @@ class _MatmulAttention(torch.autograd.Function):
         gradient_MSD = gradient.reshape(query_MSD.shape)
         of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
         of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
-        of_products_MSS = softmax_slopes_(of_shares_MSS, shares_MSS, scale=ctx.scaling)
+        of_products_MSS = softmax_gradient_(of_shares_MSS, shares_MSS, scale=ctx.scaling)
         of_query_MSD = torch.bmm(of_products_MSS, key_MSD)
         of_key_MSD = torch.bmm(of_products_MSS.transpose(1, 2), query_MSD)
         parts = (of_query_MSD, of_key_MSD, of_value_MSD)

@@ -13,14 +13,14 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
-from rlhf.models.attention import MATMUL, own_attention, use_matmul_attention
+from rlhf.models.attention import MATMUL, attention_at_build, use_matmul_attention
 from rlhf.models.lora import LoraSpec, add_adapters
 from rlhf.models.pretrained import load_pretrained
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
-from rlhf.models.train_settings import checkpoint_gradients, compile_layers, set_dropout
+from rlhf.models.train_settings import compile_layers, enable_gradient_checkpointing, set_dropout
 from rlhf.models.weight_files import require_finite_weights
-from rlhf.models.zero3_init import Shard, draw_in_blocks, shard_parameters
+from rlhf.models.zero3_init import Shard, draw_weights_by_block, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -59,7 +59,7 @@ def build_actor(
     """
     from transformers import AutoModelForCausalLM
 
-    model = _build(AutoModelForCausalLM, source, tokenizer, seed=seed, shard=shard)
+    model = _build_model(AutoModelForCausalLM, source, tokenizer, seed=seed, shard=shard)
     if lora is not None:
         add_adapters(model, lora, seed=seed)
         if shard is not None:
@@ -86,7 +86,7 @@ def build_scorer(
     from transformers import AutoModelForSequenceClassification
 
     auto_class = AutoModelForSequenceClassification
-    scorer = Scorer(_build(auto_class, source, tokenizer, seed=seed, shard=shard))
+    scorer = Scorer(_build_model(auto_class, source, tokenizer, seed=seed, shard=shard))
     if lora is not None:
         add_adapters(scorer.pretrained, lora, seed=seed, trained=(scorer.head_name,))
         if shard is not None:
@@ -94,7 +94,7 @@ def build_scorer(
     return scorer
 
 
-def _build(
+def _build_model(
     auto_class: Any,
     source: ModelSource,
     tokenizer: PreTrainedTokenizerBase,
@@ -130,7 +130,7 @@ def _build(
         use_matmul_attention(model)
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
-        checkpoint_gradients(model, source.gradient_checkpointing, key=source.key)
+        enable_gradient_checkpointing(model, source.gradient_checkpointing, key=source.key)
     if source.compiles:
         compile_layers(model, key=source.key)
     if model.can_generate():
@@ -152,11 +152,11 @@ def _build_random(
     # Embeddings that will be resized must not be sharded before.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
     with (
-        translate_errors(partial(_no_architecture, source.key, fields)),
-        nullcontext() if is_whole else draw_in_blocks(shard),
+        translate_errors(partial(_architecture_error, source.key, fields)),
+        nullcontext() if is_whole else draw_weights_by_block(shard),
     ):
         return auto_class.from_config(
-            config, dtype=torch.float32, attn_implementation=own_attention(source.attention)
+            config, dtype=torch.float32, attn_implementation=attention_at_build(source.attention)
         )
 
 
@@ -169,11 +169,11 @@ def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig
     from transformers import AutoConfig
 
     rest = {name: value for name, value in fields.items() if name != "model_type"}
-    with translate_errors(partial(_no_architecture, key, fields)):
+    with translate_errors(partial(_architecture_error, key, fields)):
         return AutoConfig.for_model(fields.get("model_type"), **rest)
 
 
-def _no_architecture(key: str, fields: Mapping[str, Any], reason: str) -> ConfigError:
+def _architecture_error(key: str, fields: Mapping[str, Any], reason: str) -> ConfigError:
     return ConfigError(
         f"{key}: transformers cannot build a model of model_type={fields.get('model_type')!r} with "
         f"these fields: {reason}"
@@ -193,7 +193,7 @@ def _require_embeddings(
         )
 
 
-def require_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
+def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
     """Check that the model has positions for ``tokens`` tokens, the value of config key ``wanted``.
 
     Raises:

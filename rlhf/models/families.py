@@ -156,15 +156,17 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
     if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
         return None
     heads = config.num_attention_heads
-    positions = submodule(base, family.positions)
-    tail = (submodule(base, name) for name in family.tail)
+    positions = find_submodule(base, family.positions)
+    tail = (find_submodule(base, name) for name in family.tail)
     return DecoderModules(
-        tokens=submodule(base, family.tokens),
+        tokens=find_submodule(base, family.tokens),
         positions=positions,
         position_offset=getattr(positions, "offset", 0),
-        project_in=submodule(base, family.project_in),
-        rotary=submodule(base, family.rotary),
-        blocks=[_block_modules(block, family.block) for block in submodule(base, family.blocks)],
+        project_in=find_submodule(base, family.project_in),
+        rotary=find_submodule(base, family.rotary),
+        blocks=[
+            _block_modules(block, family.block) for block in find_submodule(base, family.blocks)
+        ],
         order=family.order(config),
         final=[module for module in tail if module is not None],
         head=model.get_output_embeddings(),
@@ -175,7 +177,7 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
     )
 
 
-def submodule(module: Any, name: str | None) -> Any:
+def find_submodule(module: Any, name: str | None) -> Any:
     """Return the child of ``module`` at the dotted ``name``; None if it does not exist."""
     if name is None:
         return None
@@ -183,9 +185,9 @@ def submodule(module: Any, name: str | None) -> Any:
 
 
 def _block_modules(block: Any, names: BlockNames) -> BlockModules:
-    joined = tuple(submodule(block, name) for name in names.query_key_value)
+    joined = tuple(find_submodule(block, name) for name in names.query_key_value)
     single = {
-        field: submodule(block, name)
+        field: find_submodule(block, name)
         for field, name in names._asdict().items()
         if field != "query_key_value"
     }

@@ -25,7 +25,7 @@ class OutputLayer(nn.Linear):
     """
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> OutputLayer:
+    def from_linear(cls, linear: nn.Linear) -> OutputLayer:
         """Return an output layer that shares the parameters of ``linear``."""
         has_bias = linear.bias is not None
         layer = cls(linear.in_features, linear.out_features, bias=has_bias, device="meta")
@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
     def __init__(self, pretrained: PreTrainedModel) -> None:
         super().__init__()
         self.pretrained = pretrained
-        self.is_plain = set_output_layer(pretrained)
+        self.is_plain = replace_output_layer(pretrained)
 
     def forward(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS
@@ -82,18 +82,18 @@ def logprobs_at(
     return found
 
 
-def set_output_layer(pretrained: PreTrainedModel) -> bool:
+def replace_output_layer(pretrained: PreTrainedModel) -> bool:
     """Replace the output layer by an ``OutputLayer``; return False if the family forbids it."""
     output = pretrained.get_output_embeddings()
     if isinstance(output, OutputLayer):
         return True
     if not family_of(pretrained).has_plain_output or type(output) is not nn.Linear:
         return False
-    pretrained.set_output_embeddings(OutputLayer.of(output))
+    pretrained.set_output_embeddings(OutputLayer.from_linear(output))
     return True
 
 
-def logprobs_of_kept(model: TokenModel, batch: SequenceBatch) -> Tensor:
+def kept_token_logprobs(model: TokenModel, batch: SequenceBatch) -> Tensor:
     """Return log-probabilities (N,) of the tokens that ``batch`` keeps in its loss, row by row.
 
     Tokens in column 0 are skipped, because no earlier token predicts them.

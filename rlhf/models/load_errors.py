@@ -24,7 +24,7 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
     if folder.is_dir():
         return CheckpointError(
             f"{key}={place} does not hold {what}: a Hugging Face folder has config.json, "
-            f"safetensors weights and tokenizer files; found {_file_names(folder)} ({reason})"
+            f"safetensors weights and tokenizer files; found {_list_file_names(folder)} ({reason})"
         )
     return CheckpointError(
         f"{key}={place} is not a local folder, and {what} could not be loaded from the hub under "
@@ -39,7 +39,7 @@ def _damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointErr
     run_dir = folder.parent if is_tokenizer else folder.parent.parent
     state = "is missing"
     if folder.is_dir():
-        state = f"does not hold {what}: found {_file_names(folder)} ({reason})"
+        state = f"does not hold {what}: found {_list_file_names(folder)} ({reason})"
     return CheckpointError(
         f"{folder} {state}. The run wrote it, so it was "
         "removed or damaged later: restore it from a copy, or make it again: remove "
@@ -48,5 +48,5 @@ def _damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointErr
     )
 
 
-def _file_names(folder: Path) -> str:
+def _list_file_names(folder: Path) -> str:
     return ", ".join(sorted(item.name for item in folder.iterdir())[:8]) or "nothing"

@@ -92,7 +92,7 @@ def is_adapter_name(parameter_name: str) -> bool:
 
 
 @contextmanager
-def adapters_off(module: nn.Module) -> Iterator[None]:
+def disable_adapters(module: nn.Module) -> Iterator[None]:
     """Switch off the adapters of ``module`` within the context."""
     layers = [layer for _, layer in _iterate_adapted_layers(module)]
     before = [layer._disable_adapters for layer in layers]
@@ -106,7 +106,7 @@ def adapters_off(module: nn.Module) -> Iterator[None]:
             layer._disable_adapters = was_off
 
 
-def stream_merged(
+def merge_adapters_in_stream(
     model: nn.Module, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the named weights of ``stream`` with adapters merged: W + scaling * B A.
@@ -219,7 +219,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
     from safetensors.torch import load_file
     from transformers.utils import cached_file
 
-    def misfit(reason: str) -> CheckpointError:
+    def mismatch_error(reason: str) -> CheckpointError:
         return CheckpointError(
             f"{source.key}={source.path}: the adapter does not fit its base "
             f"{config.base_model_name_or_path} ({reason}); set base_model_name_or_path in "
@@ -231,17 +231,19 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
     largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)
     if not isinstance(config.r, int) or config.r > largest:
-        raise misfit(f"adapter_config.json has r={config.r!r}, its weights have rank {largest}")
-    with translate_errors(misfit):
+        raise mismatch_error(
+            f"adapter_config.json has r={config.r!r}, its weights have rank {largest}"
+        )
+    with translate_errors(mismatch_error):
         lora = LoraModel(base, config, ADAPTER)
         try:
             result = set_peft_model_state_dict(base, weights)
         except RuntimeError as error:  # torch raises it if shapes differ; the last line names them
-            raise misfit(str(error).strip().splitlines()[-1].strip()) from error
+            raise mismatch_error(str(error).strip().splitlines()[-1].strip()) from error
         absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
         if absent or result.unexpected_keys:
             wrong = [*absent, *result.unexpected_keys][:3]
-            raise misfit(f"missing or unexpected: {', '.join(wrong)}")
+            raise mismatch_error(f"missing or unexpected: {', '.join(wrong)}")
         return lora.merge_and_unload()
 
 

@@ -36,9 +36,7 @@ class ModelUse:
         return (shape.scorer_weights if self.is_scorer else shape.weights) + self.extra_weights
 
 
-def forward_operations(
-    model: ModelUse, *, sequences: float, tokens: float, positions: float
-) -> float:
+def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions: float) -> float:
     """Return the FLOPs of a forward pass over ``sequences``, each of ``tokens`` tokens.
 
     Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
@@ -65,7 +63,7 @@ class UnknownModelError(Exception):
     """A model has an unknown shape; the message names its configuration key."""
 
 
-def models_of(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
+def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     """Return the models of ``phase``, trained models first.
 
     Raises:
@@ -100,7 +98,7 @@ def _model_use(
     key, source = model
     shape = shape_of(source, key=key)
     if shape is None:
-        raise UnknownModelError(_why_unknown(key, source))
+        raise UnknownModelError(_unknown_shape_message(key, source))
     is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
     weights = shape.scorer_weights if is_scorer else shape.weights
     lora = config.lora
@@ -128,7 +126,7 @@ def _model_use(
     )
 
 
-def _why_unknown(key: str, model: ModelConfig) -> str:
+def _unknown_shape_message(key: str, model: ModelConfig) -> str:
     is_random = model.init is ModelInit.random
     origin = f"{key}.architecture" if is_random else f"{key}.path={model.path}"
     if kind := config_fields(model, key=key).get("model_type"):
@@ -158,8 +156,8 @@ def _trunk_use(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
     use = _model_use(config, policy, Role.actor, None)
     shape = use.shape
     unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
-    top = unfrozen * shape.layer + shape.tail + shape.head
-    branch = ppo.num_value_layers * shape.layer + shape.tail if ppo.num_value_layers else 0
+    top = unfrozen * shape.layer_weights + shape.tail + shape.head
+    branch = ppo.num_value_layers * shape.layer_weights + shape.tail if ppo.num_value_layers else 0
     learning = top + branch + shape.embedding
     return replace(
         use,

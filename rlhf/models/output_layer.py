@@ -101,7 +101,7 @@ class _FusedLogprobs(torch.autograd.Function):
         picked_N = torch.empty_like(log_sum_KN[0])
         for rows in _chunks(len(ids_N), block.tokens):
             for k, column in enumerate(columns):
-                logits_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
+                logits_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
                 _reduce_block(logits_RW, ids_N[rows] - column.start, options, outs)
         log_sum_N = log_sum_KN.logsumexp(dim=0)
@@ -120,7 +120,7 @@ class _FusedLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, bias_V, ids_N, *sums = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         exact = slopes[0].dtype
-        hidden_slope = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
+        hidden_gradient_bytes = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
         # The first block of tokens overwrites the weight's gradient, later blocks add to it.
         new_slope = torch.empty_like if len(ids_N) else torch.zeros_like
         weight_slope = new_slope(weight_VH) if wants_weight else None
@@ -129,21 +129,23 @@ class _FusedLogprobs(torch.autograd.Function):
             for rows in _chunks(len(ids_N), ctx.block.tokens):
                 given = [x_N[rows] for x_N in (*sums, *slopes)]
                 for column in _chunks(len(weight_VH), ctx.block.vocabulary):
-                    slope_RW = _logits(hidden_NH[rows], weight_VH, bias_V, column)
-                    _logits_slope_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
-                    if hidden_slope is not None:
-                        hidden_slope[rows] += slope_RW @ weight_VH[column]
+                    slope_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
+                    _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
+                    if hidden_gradient_bytes is not None:
+                        hidden_gradient_bytes[rows] += slope_RW @ weight_VH[column]
                     if weight_slope is not None:
                         beta = min(rows.start, 1)
                         weight_slope[column].addmm_(slope_RW.T, hidden_NH[rows], beta=beta)
                     if bias_slope is not None:
                         bias_slope[column] += slope_RW.sum(dim=0, dtype=exact)
-        found = (hidden_slope, weight_slope, bias_slope)
+        found = (hidden_gradient_bytes, weight_slope, bias_slope)
         dtype = hidden_NH.dtype
         return *(None if slope is None else slope.to(dtype) for slope in found), None, None, None
 
 
-def _logits(hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice) -> Tensor:
+def _block_logits(
+    hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice
+) -> Tensor:
     bias_W = None if bias_V is None else bias_V[column]
     return functional.linear(hidden_RH, weight_VH[column], bias_W)
 
@@ -158,7 +160,7 @@ def _reduce_block(
     """
     kernel = logprob_kernel(logits_RW)
     if kernel is not None:
-        kernel.read(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
+        kernel.reduce_rows(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
     for part in _chunks(len(ids_R), TORCH_TOKENS):
         own = (outs[0][part], outs[1][part], outs[2][part])
@@ -170,7 +172,7 @@ def _reduce_by_torch(
 ) -> None:
     log_sum_R, entropy_R, picked_R = outs
     logits_RW = logits_RW.to(log_sum_R.dtype).div_(options.temperature)
-    is_here_R, ids_R = _in_range(ids_R, logits_RW.shape[1])
+    is_here_R, ids_R = _mask_and_clamp_ids(ids_R, logits_RW.shape[1])
     picked_R.copy_(torch.where(is_here_R, logits_RW.gather(1, ids_R[:, None])[:, 0], picked_R))
     torch.logsumexp(logits_RW, dim=1, out=log_sum_R)
     if options.with_entropy:
@@ -179,7 +181,7 @@ def _reduce_by_torch(
         entropy_R.copy_(-logs_RW.exp().mul_(logs_RW.clamp_(min=LEAST_LOG)).sum(dim=1))
 
 
-def _logits_slope_(
+def _replace_by_gradient_(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *given: Tensor
 ) -> None:
     """Overwrite a block's logits with their gradient.
@@ -191,13 +193,15 @@ def _logits_slope_(
     kernel = None if options.entropy_gradient else logprob_kernel(logits_RW)
     if kernel is not None:
         scale, (log_sum_R, _, slopes_R, _) = 1 / options.temperature, given
-        kernel.slope_(logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes_R)
+        kernel.replace_by_gradient_(
+            logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes_R
+        )
         return
     for part in _chunks(len(ids_R), TORCH_TOKENS):
-        _slope_by_torch_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in given))
+        _gradient_by_torch_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in given))
 
 
-def _slope_by_torch_(
+def _gradient_by_torch_(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *given: Tensor
 ) -> None:
     log_sum_R, entropy_R, *slopes = given
@@ -209,11 +213,11 @@ def _slope_by_torch_(
         slope_RW = probs_RW.mul_(logs_RW.mul_(entropy_slope_R1).add_(logprob_R1)).neg_()
     else:
         slope_RW = logs_RW.exp_().mul_(-logprob_R1)
-    is_here_R, ids_R = _in_range(ids_R, logits_RW.shape[1])
+    is_here_R, ids_R = _mask_and_clamp_ids(ids_R, logits_RW.shape[1])
     logits_RW.copy_(slope_RW.scatter_add_(1, ids_R[:, None], logprob_R1 * is_here_R[:, None]))
 
 
-def _in_range(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _mask_and_clamp_ids(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return a mask of the ids in [0, size), and the ids clamped to this range."""
     return (ids_R >= 0) & (ids_R < size), ids_R.clamp(0, size - 1)
 

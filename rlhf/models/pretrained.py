@@ -12,17 +12,17 @@ import torch
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.models.attention import own_attention
+from rlhf.models.attention import attention_at_build
 from rlhf.models.lora import adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
     CONSTANTS,
     require_finite_weights,
-    some_of,
     stored_dtype,
+    summarize_names,
     tensor_types,
 )
-from rlhf.models.zero3_init import draw_in_blocks
+from rlhf.models.zero3_init import draw_weights_by_block
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -53,7 +53,7 @@ def load_pretrained(
     Raises:
         CheckpointError: if there is no such model, or its weights do not match its config.json.
     """
-    adapters, base = adapters_of(source)
+    adapters, base = find_adapter_chain(source)
     # A base of adapters is loaded in fp32, as merging in half precision would round the adapter.
     model = _load_base(auto_class, base, overrides, mapped=mapped and not adapters)
     for place, config in reversed(adapters):
@@ -64,7 +64,7 @@ def load_pretrained(
     return model
 
 
-def adapters_of(source: ModelSource) -> tuple[list[Adapter], ModelSource]:
+def find_adapter_chain(source: ModelSource) -> tuple[list[Adapter], ModelSource]:
     """Return the adapters of ``source``, from the last to the first trained, and their base model.
 
     Raises:
@@ -108,7 +108,7 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
         )
 
 
-def require_trained_head(source: ModelSource) -> None:
+def require_one_label_model(source: ModelSource) -> None:
     """Check that ``source`` is a reward model with one label.
 
     Raises:
@@ -155,14 +155,14 @@ def _load_base(
             trust_remote_code=source.trust_remote_code,
             dtype=dtype,
             use_safetensors=True,
-            attn_implementation=own_attention(source.attention),
+            attn_implementation=attention_at_build(source.attention),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # _require_matching_tensors compares them
         )
         # Load on the meta device first: tensors that do not match the files could be huge.
         model, found = load(device_map="meta")
         _require_matching_tensors(model, found, source)
-        with draw_in_blocks() if mapped else nullcontext():
+        with draw_weights_by_block() if mapped else nullcontext():
             loaded: PreTrainedModel = load()[0]
             return loaded
 
@@ -200,12 +200,12 @@ def _require_matching_tensors(
         if not _is_scorer(model.config):
             missing = {n for n in missing if n.startswith(f"{model.base_model_prefix}.")}
     shapes = [
-        f"{name} {_shape_text(stored)} in the file and {_shape_text(wanted)} by config.json"
+        f"{name} {_format_shape(stored)} in the file and {_format_shape(wanted)} by config.json"
         for name, stored, wanted in found["mismatched_keys"]
     ]
     parts = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}
     if any(parts.values()):
-        differences = "; ".join(f"{what}: {some_of(n)}" for what, n in parts.items() if n)
+        differences = "; ".join(f"{what}: {summarize_names(n)}" for what, n in parts.items() if n)
         raise CheckpointError(
             f"{source.key}={source.path} does not hold the model that its config.json describes: "
             f"{differences}. Use the config.json that was saved with these weights, or get the "
@@ -213,5 +213,5 @@ def _require_matching_tensors(
         )
 
 
-def _shape_text(shape: torch.Size) -> str:
+def _format_shape(shape: torch.Size) -> str:
     return f"({', '.join(map(str, shape))})"

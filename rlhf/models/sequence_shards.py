@@ -67,14 +67,14 @@ class SequenceShardModel(LanguageModel):
         return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BWH, here, options)
 
 
-def heads_of(model: PreTrainedModel) -> tuple[int, int, int]:
+def head_counts(model: PreTrainedModel) -> tuple[int, int, int]:
     """Return the numbers of query and of key-value heads, and the size of a head."""
     parts = find_decoder_modules(model, tokens=0)
     assert parts is not None, "other models were refused"
     return parts.num_heads, parts.num_kv_heads, parts.head_dim
 
 
-def attention_of(model: PreTrainedModel) -> Callable[..., Any]:
+def attention_function_of(model: PreTrainedModel) -> Callable[..., Any]:
     """Return the attention function that ``model`` uses."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -82,7 +82,7 @@ def attention_of(model: PreTrainedModel) -> Callable[..., Any]:
     return found
 
 
-def use_shared_attention(model: PreTrainedModel, attention: Callable[..., Any]) -> None:
+def set_attention_function(model: PreTrainedModel, attention: Callable[..., Any]) -> None:
     """Make ``model`` call ``attention``, without a mask, as its attention function."""
     from transformers import AttentionInterface
 

@@ -49,19 +49,19 @@ class ModelShape:
     """True if only eager attention works, which saves (tokens, tokens) probabilities per head."""
 
     @cached_property
-    def layer(self) -> int:
+    def layer_weights(self) -> int:
         """Return the number of weights of one layer."""
         return sum(i * o for i, o in self.matrices) + self.layer_vectors
 
     @cached_property
     def weights(self) -> int:
         """Return the number of weights of the language model."""
-        return self.layers * self.layer + self.outside + self.head
+        return self.layers * self.layer_weights + self.outside + self.head
 
     @cached_property
     def scorer_weights(self) -> int:
         """Return the number of weights of a reward model or critic, whose head has one output."""
-        return self.layers * self.layer + self.outside + self.embedding
+        return self.layers * self.layer_weights + self.outside + self.embedding
 
     @cached_property
     def multiplied_weights(self) -> int:
@@ -81,7 +81,7 @@ class ModelShape:
         return rank * (sides + sum(i + o for i, o in self.projections))
 
     @property
-    def kv_per_token(self) -> int:
+    def kv_elements_per_token(self) -> int:
         """Return the number of KV cache elements per token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
@@ -137,7 +137,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _opt(c: Mapping[str, Any]) -> ModelShape:
+def _opt_shape(c: Mapping[str, Any]) -> ModelShape:
     hidden, ffn, layers = c["hidden_size"], c["ffn_dim"], c["num_hidden_layers"]
     embedding = c.get("word_embed_proj_dim") or hidden
     projection = 0 if embedding == hidden else embedding * hidden
@@ -165,14 +165,14 @@ def _opt(c: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False) -> ModelShape:
-    """Return the shape of Llama or Mistral, or of Qwen2 (``biases``) or Qwen3 (normed heads)."""
+def _llama_shape(c: Mapping[str, Any], *, biases: int = 0, qk_norm: bool = False) -> ModelShape:
+    """Return the shape of Llama or Mistral, or of Qwen2 (``biases``) or Qwen3 (``qk_norm``)."""
     hidden, ffn = c["hidden_size"], c["intermediate_size"]
     heads = c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
     head_dim = c.get("head_dim") or hidden // heads
     queries, keys = heads * head_dim, kv_heads * head_dim
-    vectors = 2 * hidden + biases * (queries + 2 * keys) + 2 * head_dim * normed_heads
+    vectors = 2 * hidden + biases * (queries + 2 * keys) + 2 * head_dim * qk_norm
     if c.get("attention_bias"):
         vectors += queries + 2 * keys + hidden
     return ModelShape(
@@ -200,7 +200,7 @@ def _llama(c: Mapping[str, Any], *, biases: int = 0, normed_heads: bool = False)
         head=0 if c.get("tie_word_embeddings", False) else c["vocab_size"] * hidden,
         embedding=hidden,
         has_rms_norms=True,
-        norms_heads=normed_heads,
+        norms_heads=qk_norm,
     )
 
 
@@ -227,7 +227,7 @@ def _shape_with_fused_qkv(
     )
 
 
-def _gpt_neox(c: Mapping[str, Any]) -> ModelShape:
+def _gpt_neox_shape(c: Mapping[str, Any]) -> ModelShape:
     hidden, vocab = c["hidden_size"], c["vocab_size"]
     return _shape_with_fused_qkv(
         layers=c["num_hidden_layers"],
@@ -240,7 +240,7 @@ def _gpt_neox(c: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _bloom(c: Mapping[str, Any]) -> ModelShape:
+def _bloom_shape(c: Mapping[str, Any]) -> ModelShape:
     hidden = c.get("n_embed") or c["hidden_size"]
     shape = _shape_with_fused_qkv(
         layers=c.get("n_layer") or c["num_hidden_layers"],
@@ -254,7 +254,7 @@ def _bloom(c: Mapping[str, Any]) -> ModelShape:
     return replace(shape, keeps_scores=True)
 
 
-def _gpt2(c: Mapping[str, Any]) -> ModelShape:
+def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
     hidden = c["n_embd"]
     shape = _shape_with_fused_qkv(
         layers=c["n_layer"],
@@ -269,16 +269,17 @@ def _gpt2(c: Mapping[str, Any]) -> ModelShape:
     return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 
-def _olmo2(c: Mapping[str, Any]) -> ModelShape:
+def _olmo2_shape(c: Mapping[str, Any]) -> ModelShape:
     """Return OLMo 2's shape: norms after attention and feed-forward, and over whole Q and K."""
-    shape = _llama(c)
+    shape = _llama_shape(c)
     whole = (shape.heads + shape.kv_heads) * shape.head_dim
     return replace(shape, layer_vectors=shape.layer_vectors + whole, norms_heads=True)
 
 
-def _gemma3(c: Mapping[str, Any]) -> ModelShape:
+def _gemma3_shape(c: Mapping[str, Any]) -> ModelShape:
     """Return Gemma 3's shape: Llama with four norms per layer; embeddings tied by default."""
-    shape = _llama({"tie_word_embeddings": True, "head_dim": 256} | dict(c), normed_heads=True)
+    defaults = {"tie_word_embeddings": True, "head_dim": 256}
+    shape = _llama_shape(defaults | dict(c), qk_norm=True)
     return replace(shape, layer_vectors=shape.layer_vectors + 2 * shape.hidden, norms=4)
 
 
@@ -286,14 +287,14 @@ OWN = ("gelu_new", "gelu_fast")  # activations that transformers computes step b
 
 # model_type of the HF config -> function that reads its fields
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
-    "opt": _opt,
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": partial(_llama, biases=1),
-    "qwen3": partial(_llama, normed_heads=True),
-    "olmo2": _olmo2,
-    "gemma3_text": _gemma3,
-    "gpt_neox": _gpt_neox,
-    "bloom": _bloom,
-    "gpt2": _gpt2,
+    "opt": _opt_shape,
+    "llama": _llama_shape,
+    "mistral": _llama_shape,
+    "qwen2": partial(_llama_shape, biases=1),
+    "qwen3": partial(_llama_shape, qk_norm=True),
+    "olmo2": _olmo2_shape,
+    "gemma3_text": _gemma3_shape,
+    "gpt_neox": _gpt_neox_shape,
+    "bloom": _bloom_shape,
+    "gpt2": _gpt2_shape,
 }

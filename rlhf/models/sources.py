@@ -28,7 +28,7 @@ class ModelSource:
     trust_remote_code: bool = False
 
     @classmethod
-    def of(cls, model: ModelConfig, *, key: str, dropout: float = 0.0) -> ModelSource:
+    def from_config(cls, model: ModelConfig, *, key: str, dropout: float = 0.0) -> ModelSource:
         """Return the source that ``model`` describes; ``path`` is None if weights are random."""
         is_random = model.init is ModelInit.random
         place = None if is_random else model.path
@@ -45,7 +45,7 @@ class ModelSource:
         )
 
     @classmethod
-    def folder(cls, folder: Path, *, base: ModelConfig) -> ModelSource:
+    def from_folder(cls, folder: Path, *, base: ModelConfig) -> ModelSource:
         """Return the source of a model in ``folder`` that a run has trained from ``base``."""
         return cls(
             key=RUN_FOLDER,

@@ -22,7 +22,9 @@ END_TOKEN = "<|end|>"
 PAD_TOKEN = "<|pad|>"
 
 
-def tokenizer_for(model: ModelConfig, *, key: str, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+def load_or_train_tokenizer(
+    model: ModelConfig, *, key: str, texts: Iterable[str]
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer that ``model`` (the value of config key ``key``) uses.
 
     A model with random weights and no tokenizer of its own gets a tokenizer trained on ``texts``.
@@ -59,14 +61,14 @@ def train_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=byte_level_bpe(texts, vocab_size=vocab_size, end_token=end_token),
+        tokenizer_object=train_byte_level_bpe(texts, vocab_size=vocab_size, end_token=end_token),
         pad_token=PAD_TOKEN,
         eos_token=end_token,
         clean_up_tokenization_spaces=False,
     )
 
 
-def byte_level_bpe(
+def train_byte_level_bpe(
     texts: Iterable[str], *, vocab_size: int, end_token: str = END_TOKEN
 ) -> Tokenizer:
     """Train the same tokenizer as ``train_tokenizer``; return it without transformers' wrapper.

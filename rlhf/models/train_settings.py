@@ -28,7 +28,7 @@ DROPOUT_FIELDS = (
 )
 
 
-def checkpoint_gradients(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
+def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
     """Enable gradient checkpointing in all layers (True) or in the first ``layers``.
 
     Raises:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
 from rlhf.models.build import build_actor
-from rlhf.models.families import FAMILIES, family_of, submodule
-from rlhf.models.language_model import logprobs_at, set_output_layer
+from rlhf.models.families import FAMILIES, family_of, find_submodule
+from rlhf.models.language_model import logprobs_at, replace_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 from rlhf.models.sources import ModelSource
 
@@ -84,12 +84,12 @@ class SharedTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.pretrained = pretrained
-        block_list, tail_names = blocks_of(pretrained)
-        set_output_layer(pretrained)
+        block_list, tail_names = find_block_paths(pretrained)
+        replace_output_layer(pretrained)
         base = pretrained.base_model
         blocks = list(base.get_submodule(block_list))
         tail = [base.get_submodule(name) for name in tail_names]
-        _check_layers(len(blocks), num_layers_unfrozen, num_value_layers)
+        _check_layer_counts(len(blocks), num_layers_unfrozen, num_value_layers)
         self.num_layers_unfrozen, self.num_value_layers = num_layers_unfrozen, num_value_layers
         output, embeddings = pretrained.get_output_embeddings(), pretrained.get_input_embeddings()
         own_output = [] if output.weight is embeddings.weight else [output]
@@ -132,7 +132,7 @@ class SharedTrunk(nn.Module):
         The log-probs of policy or reference are None if they are not requested.
         """
         base = self.pretrained.base_model
-        blocks = list(base.get_submodule(blocks_of(self.pretrained)[0]))
+        blocks = list(base.get_submodule(find_block_paths(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
         with _record_calls(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
@@ -171,9 +171,9 @@ def build_trunk(
     )
 
 
-def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Select the critic's weights from the trunk's ``state``; name them as in ``critic_model``."""
-    prefix, (blocks, tail) = trunk.pretrained.base_model_prefix, blocks_of(trunk.pretrained)
+def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Select the critic's weights from the trunk's ``state``, under the critic's own names."""
+    prefix, (blocks, tail) = trunk.pretrained.base_model_prefix, find_block_paths(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):
@@ -189,7 +189,9 @@ def critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tens
     }
 
 
-def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def build_critic_skeleton(
+    trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
     """Return the critic as a transformers model on the meta device, without weights."""
     from transformers import AutoModelForSequenceClassification
 
@@ -200,7 +202,7 @@ def critic_model(trunk: SharedTrunk, tokenizer: PreTrainedTokenizerBase) -> PreT
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def blocks_of(model: PreTrainedModel) -> tuple[str, list[str]]:
+def find_block_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
     """Return the attribute path of the list of blocks, and the paths of the modules after it.
 
     Raises:
@@ -213,7 +215,7 @@ def blocks_of(model: PreTrainedModel) -> tuple[str, list[str]]:
             f"ppo.shared_trunk=true: not supported for model_type={model.config.model_type}, only "
             f"for {', '.join(known)}; set ppo.shared_trunk=false"
         )
-    tail = [name for name in family.tail if submodule(model.base_model, name) is not None]
+    tail = [name for name in family.tail if find_submodule(model.base_model, name) is not None]
     return family.blocks, tail
 
 
@@ -233,7 +235,7 @@ def _record_calls(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
             handle.remove()
 
 
-def _check_layers(num_layers: int, num_layers_unfrozen: int, num_value_layers: int) -> None:
+def _check_layer_counts(num_layers: int, num_layers_unfrozen: int, num_value_layers: int) -> None:
     if num_layers_unfrozen >= num_layers:
         raise ConfigError(
             f"ppo.num_layers_unfrozen={num_layers_unfrozen}: the model has {num_layers} layers, "

@@ -60,14 +60,14 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
         wrong = sorted(dict(index.items() ^ places.items()))
         raise source.failure(
             "model.safetensors.index.json and the files that it names disagree about "
-            f"{some_of(wrong)}"
+            f"{summarize_names(wrong)}"
         )
     types = {name: kind for name, kind in types.items() if not CONSTANTS.search(name)}
     odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
     if odd or not types:
         raise source.failure(
-            f"weights must be of type {', '.join(FLOATS)}; found {some_of(odd) or 'none'}. Use the "
-            "unquantised model"
+            f"weights must be of type {', '.join(FLOATS)}; found "
+            f"{summarize_names(odd) or 'none'}. Use the unquantised model"
         )
     return types
 
@@ -83,7 +83,7 @@ def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> N
         )
 
 
-def some_of(names: Iterable[str]) -> str:
+def summarize_names(names: Iterable[str]) -> str:
     """Return text with the first ``NAMED`` of the sorted names, and how many more there are."""
     found = sorted(names)
     rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""

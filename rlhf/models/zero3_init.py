@@ -22,7 +22,7 @@ Shard = Callable[[nn.Parameter], Tensor | None]
 
 
 @contextmanager
-def draw_in_blocks(shard: Shard | None = None) -> Iterator[None]:
+def draw_weights_by_block(shard: Shard | None = None) -> Iterator[None]:
     """Make transformers draw random weights in fp32 for models that are built in this context.
 
     With ``shard`` the whole model is never in memory. The memory of each module is freed as soon as

@@ -22,31 +22,31 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import require_positions
-from rlhf.models.language_model import logprobs_of_kept
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import require_enough_positions
+from rlhf.models.language_model import kept_token_logprobs
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import save_trained
-from rlhf.phases.shared.phase_data import answered_phase, phase_tokens
+from rlhf.phases.shared.exporting import save_trained_model
+from rlhf.phases.shared.phase_data import phase_answered_by_dpo, phase_tokens
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
     build_reference,
+    build_rollout_backend,
     policy_source,
-    rollout_backend,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
-from rlhf.phases.shared.scoring import no_scores
+from rlhf.phases.shared.scoring import zero_scores
 from rlhf.phases.shared.supervised import (
     Rows,
     collate_pair_rows,
+    local_share,
     measure_held_out,
     run_supervised,
-    share_of_rank,
     split_columns,
-    take_step,
+    take_optimizer_step,
 )
 
 
@@ -54,7 +54,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config = context.config.dpo
     data = phase_tokens(context, Phase.dpo)
-    held_out = HeldOutPrompts.of(context, answered_phase(context))
+    held_out = HeldOutPrompts.from_phase(context, phase_answered_by_dpo(context))
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
@@ -72,12 +72,12 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         config,
         total_steps=total_steps,
         train_step=train_step,
-        evaluate=lambda: _name_metrics(*trainer.evaluate(data.eval)),
+        evaluate=lambda: _held_out_metrics(*trainer.evaluate(data.eval)),
     )
     accuracy, eval_loss = trainer.evaluate(data.eval)
-    checkpoints.log_held_out(_name_metrics(accuracy, eval_loss))
+    checkpoints.log_held_out(_held_out_metrics(accuracy, eval_loss))
     result = checkpoints.results | _evaluate_answers(context, trainer, held_out, "after")
-    save_trained(
+    save_trained_model(
         context,
         trainer.policy,
         context.run_dir / "dpo" / "actor",
@@ -90,12 +90,12 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         "kl_to_reference": result["kl_after"],
         "steps": checkpoints.step,
-        "seconds": checkpoints.seconds,
+        "seconds": checkpoints.elapsed_seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
 
 
-def _name_metrics(accuracy: Mean, loss: Mean) -> dict[str, float]:
+def _held_out_metrics(accuracy: Mean, loss: Mean) -> dict[str, float]:
     return {"dpo/eval_accuracy": accuracy.value(), "dpo/eval_loss": loss.value()}
 
 
@@ -118,25 +118,27 @@ class DpoTrainer:
         self._context = context
         self._plan = phase_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
-        shard = placer(Role.actor, **shared)
+        shard = build_parameter_placer(Role.actor, **shared)
         module = build_policy(config, tokenizer, dropout=0.0, shard=shard)
-        require_positions(
+        require_enough_positions(
             module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
         )
         lr = adapter_lr(config.lora, LoraRole.actor)
-        settings = OptimizerSettings.of(config.dpo, total_steps=total_steps, adapter_lr=lr)
+        settings = OptimizerSettings.from_config(config.dpo, total_steps=total_steps, adapter_lr=lr)
         self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
         self._reference: TokenModel = AdapterOff(self.policy)
         self._copy: AnyEngine | None = None
-        copy = build_reference(config, tokenizer, shard=placer(Role.reference, **shared))
+        copy = build_reference(
+            config, tokenizer, shard=build_parameter_placer(Role.reference, **shared)
+        )
         if copy is not None:
             self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
         rollout = config.rollout
         models = SeparateModels(
-            self.policy, self._reference, None, no_scores, temperature=rollout.temperature
+            self.policy, self._reference, None, zero_scores, temperature=rollout.temperature
         )
         backend = partial(
-            rollout_backend,
+            build_rollout_backend,
             config,
             tokenizer,
             temperature=rollout.eval_temperature or rollout.temperature,
@@ -152,22 +154,22 @@ class DpoTrainer:
         """Take one step on the global batch ``rows``, split over the ranks; return the metrics."""
         started, context = time.monotonic(), self._context
         num_pairs, micro = len(rows["chosen_ids"]), self._plan.micro
-        mine = share_of_rank(context, range(num_pairs), rows["length"], micro=micro)
+        mine = local_share(context, range(num_pairs), rows["length"], micro=micro)
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
         def loss_of(batch: PreferenceBatch) -> tuple[Tensor, Metrics]:
-            result = self._loss(batch)
+            result = self._compute_loss(batch)
             return result.loss / num_pairs, _metrics(result)
 
         batches = (self._collate(part) for part in split_columns(rows, micro))
-        _, values = take_step(context, Phase.dpo, self.policy, batches, loss_of)
+        _, values = take_optimizer_step(context, Phase.dpo, self.policy, batches, loss_of)
         return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
         """Return the accuracy of the implicit rewards, and the loss, on held-out pairs."""
 
         def measure(rows: Rows, keep_B: Tensor) -> Metrics:
-            result = self._loss(self._collate(rows), keep_B)
+            result = self._compute_loss(self._collate(rows), keep_B)
             return {"accuracy": result.accuracy, "loss": result.mean_loss}
 
         context, micro = self._context, self._plan.micro
@@ -188,7 +190,7 @@ class DpoTrainer:
         max_tokens = self._context.config.dpo.max_tokens
         return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
 
-    def _loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
+    def _compute_loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
         with self._reference.evaluating():
             reference = _pair_logprobs(self._reference, batch)
         policy = _pair_logprobs(self.policy, batch)
@@ -207,7 +209,7 @@ class DpoTrainer:
 def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, ...]:
     """Return log-probabilities (B,) of chosen and rejected responses, from one forward pass."""
     both = batch.both()
-    logprobs_N, rows_N = logprobs_of_kept(model, both), TokenPositions.of(both).rows_N
+    logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.of(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return logprobs_B.chunk(2)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.algorithms.reward import (
     RewardLoss,
-    combine_pairs,
+    build_reward_loss,
     divergence_loss,
     end_loss,
     end_scores,
@@ -30,21 +30,21 @@ from rlhf.data.records import Record
 from rlhf.data.tokens import Encoder, Limit, pair_columns
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import build_scorer, lora_spec, require_positions
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import save_trained
+from rlhf.phases.shared.exporting import save_trained_model
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.policies import reward_model_source
 from rlhf.phases.shared.supervised import (
     Rows,
     collate_pair_rows,
+    local_share,
     measure_held_out,
     run_supervised,
-    share_of_rank,
     split_columns,
-    take_step,
+    take_optimizer_step,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
 
     def train_step(number: int) -> dict[str, float]:
         step = steps[number - 1]
-        mine = share_of_rank(
+        mine = local_share(
             context,
             list(zip(step.rows, step.weights, strict=True)),
             [lengths[row] for row in step.rows],
@@ -95,7 +95,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     minimal = judged.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
     checkpoints.log_held_out(after.values(), shares)
-    save_trained(
+    save_trained_model(
         context,
         trainer.engine,
         context.run_dir / "reward" / "model",
@@ -109,7 +109,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
         "accuracy": accuracy.value(),
         "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         "steps": checkpoints.step,
-        "seconds": checkpoints.seconds,
+        "seconds": checkpoints.elapsed_seconds,
     }
 
 
@@ -173,11 +173,11 @@ class RewardTrainer:
             context.tokenizer,
             seed=seed_for(config.seed, "reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
-            shard=placer(
+            shard=build_parameter_placer(
                 Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
             ),
         )
-        require_positions(
+        require_enough_positions(
             scorer.pretrained,
             config.reward.max_tokens,
             key="reward_model",
@@ -189,7 +189,7 @@ class RewardTrainer:
             settings=context.settings,
             plan=self.plan,
             ranks=context.ranks,
-            optimizer=OptimizerSettings.of(
+            optimizer=OptimizerSettings.from_config(
                 config.reward,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.reward),
@@ -205,8 +205,8 @@ class RewardTrainer:
 
         def loss_of(batch: tuple[PreferenceBatch, Tensor]) -> tuple[Tensor, Metrics]:
             pairs, weights_B = batch  # pairs that are repeated as padding have weight 0
-            chosen_B, rejected_B, losses_B = self._scores(pairs)
-            result = combine_pairs(losses_B, chosen_B, rejected_B, weights_B)
+            chosen_B, rejected_B, losses_B = self._score_pairs(pairs)
+            result = build_reward_loss(losses_B, chosen_B, rejected_B, weights_B)
             return result.loss / num_prompts, _metrics(result)
 
         max_tokens = self._context.config.reward.max_tokens
@@ -218,7 +218,9 @@ class RewardTrainer:
             )
             for part in parts
         )
-        metrics, values = take_step(self._context, Phase.reward, self.engine, batches, loss_of)
+        metrics, values = take_optimizer_step(
+            self._context, Phase.reward, self.engine, batches, loss_of
+        )
         loss = metrics["reward/loss"]
         assert isinstance(loss, Mean)
         return values | {"reward/pairs_per_second": int(loss.count) / (time.monotonic() - started)}
@@ -229,7 +231,7 @@ class RewardTrainer:
 
         def measure(rows: Rows, keep_B: Tensor) -> Metrics:
             batch = collate_pair_rows(context, rows, max_tokens=config.max_tokens)
-            chosen_B, rejected_B, losses_B = self._scores(batch)
+            chosen_B, rejected_B, losses_B = self._score_pairs(batch)
             return {
                 "accuracy": Mean.of((chosen_B > rejected_B).float(), keep_B),
                 "loss": Mean.of(losses_B, keep_B),
@@ -241,7 +243,7 @@ class RewardTrainer:
         found = measure_held_out(context, self.engine, examples, measure, limit=limit, micro=micro)
         return RewardEvaluation(**{n: m for n, m in found.items() if isinstance(m, Mean)})
 
-    def _scores(self, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _score_pairs(self, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return chosen and rejected end scores, and losses (B,), from one pass over both sides."""
         both = batch.both()
         values_BS = self.engine(both.ids_BS)

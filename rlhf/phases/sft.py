@@ -17,28 +17,28 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.ulysses import HeadCounts, shared_attention
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import build_actor, lora_spec, require_positions
-from rlhf.models.language_model import LanguageModel, logprobs_of_kept
+from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import build_actor, lora_spec, require_enough_positions
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.sequence_shards import (
     SequenceShardModel,
-    attention_of,
-    heads_of,
-    use_shared_attention,
+    attention_function_of,
+    head_counts,
+    set_attention_function,
 )
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.exporting import save_trained
+from rlhf.phases.shared.exporting import save_trained_model
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import (
     Rows,
+    local_share,
     measure_held_out,
     run_supervised,
-    share_of_rank,
     split_columns,
-    take_step,
+    take_optimizer_step,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     def train_step(step: int) -> dict[str, float]:
         rows = shuffle.batch(step - 1, config.batch_size)
         row_lengths = [lengths[row] for row in rows]
-        mine = share_of_rank(context, rows, row_lengths, micro=trainer.plan.micro)
+        mine = local_share(context, rows, row_lengths, micro=trainer.plan.micro)
         return trainer.train_step(data.train[mine])
 
     run_supervised(
@@ -75,7 +75,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     )
     after = trainer.evaluate(data.eval)
     checkpoints.log_held_out(after)
-    save_trained(
+    save_trained_model(
         context,
         trainer.engine,
         context.run_dir / "sft" / "model",
@@ -87,7 +87,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
         "perplexity_before": checkpoints.results["before"]["sft/eval_perplexity"],
         "perplexity_after": after["sft/eval_perplexity"],
         "steps": checkpoints.step,
-        "seconds": checkpoints.seconds,
+        "seconds": checkpoints.elapsed_seconds,
     }
 
 
@@ -98,37 +98,41 @@ class SftTrainer:
         config = context.config
         self._context = context
         self.plan = phase_plans(config)[Phase.sft]
-        self.source = ModelSource.of(config.model, key="model", dropout=config.model.dropout)
+        self.source = ModelSource.from_config(
+            config.model, key="model", dropout=config.model.dropout
+        )
         self._sharing = config.zero.sequence_parallel_size
         model = build_actor(
             self.source,
             context.tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.sft),
-            shard=placer(Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks),
+            shard=build_parameter_placer(
+                Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
+            ),
         )
-        require_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
+        require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
             self._module_to_train(model),
             role=Role.sft,
             settings=context.settings,
             plan=self.plan,
             ranks=context.ranks,
-            optimizer=OptimizerSettings.of(
+            optimizer=OptimizerSettings.from_config(
                 config.sft,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.sft),
             ),
         )
         if self._sharing > 1:
-            attention = shared_attention(
-                attention_of(model),
-                HeadCounts(*heads_of(model)),
+            attention = sequence_parallel_attention(
+                attention_function_of(model),
+                HeadCounts(*head_counts(model)),
                 ranks=context.ranks,
                 size=self._sharing,
                 sequences=self.plan.micro,
             )
-            use_shared_attention(model, attention)
+            set_attention_function(model, attention)
 
     def _module_to_train(self, model: PreTrainedModel) -> LanguageModel:
         """Return the module to train, for whole sequences or for this rank's part of each."""
@@ -150,10 +154,10 @@ class SftTrainer:
         )
 
         def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
-            result = sft_loss(logprobs_of_kept(self.engine, batch))
+            result = sft_loss(kept_token_logprobs(self.engine, batch))
             return result.loss / num_kept, {"sft/loss": result.mean_loss}
 
-        _, values = take_step(context, Phase.sft, self.engine, batches, loss_of)
+        _, values = take_optimizer_step(context, Phase.sft, self.engine, batches, loss_of)
         return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:
@@ -168,7 +172,7 @@ def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micr
     def measure(rows: Rows, keep_B: torch.Tensor) -> Metrics:
         batch = _collate(context, rows)
         batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
-        return {"loss": sft_loss(logprobs_of_kept(model, batch)).mean_loss}
+        return {"loss": sft_loss(kept_token_logprobs(model, batch)).mean_loss}
 
     limit = context.config.sft.eval_examples
     found = measure_held_out(context, model, examples, measure, limit=limit, micro=micro)

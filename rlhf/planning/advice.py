@@ -35,11 +35,11 @@ def advice(asked: RunConfig, planner: Planner) -> list[str]:
     ``planner`` returns the plan of a configuration. The list has single changes, from small to
     large. Changes are combined only if no single change fits.
     """
-    found = _fitting(_single_changes(asked, planner), planner)
-    return found or _fitting(_combined_change(asked), planner)
+    found = _fitting_texts(_single_changes(asked, planner), planner)
+    return found or _fitting_texts(_combined_change(asked), planner)
 
 
-def _fitting(changes: Iterable[Change], planner: Planner) -> list[str]:
+def _fitting_texts(changes: Iterable[Change], planner: Planner) -> list[str]:
     """Return the text of every change with which the run fits."""
     return [text for words, config in changes if (text := _text_if_fitting(words, config, planner))]
 
@@ -122,4 +122,4 @@ def _text_if_fitting(words: str, config: RunConfig, planner: Planner) -> str | N
     if not plan.fits:
         return None
     most = max(phase.bytes for phase in plan.phases)
-    return f"{words} ({plan.setting}, {most / GIB:.1f} GiB)"
+    return f"{words} ({plan.zero_text}, {most / GIB:.1f} GiB)"

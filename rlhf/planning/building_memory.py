@@ -16,39 +16,39 @@ ROUNDED_AT_ONCE = 2**24  # weights; as in rlhf/engine/masters.py
 ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
 
 
-def moments_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
+def memory_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
     """Return the bytes by purpose at two moments: while models are built, and between steps."""
-    return {BUILDING: _building_peak(scene), "between steps": scene.resident()}
+    return {BUILDING: _building_peak_bytes(scene), "between steps": scene.resident_bytes()}
 
 
-def _building_peak(scene: PhaseMemory) -> Parts:
+def _building_peak_bytes(scene: PhaseMemory) -> Parts:
     """Return the peak bytes by purpose while the models of ``scene`` are built, one by one."""
-    states = scene.resident()
+    states = scene.resident_bytes()
     if not scene.at.machine.is_gpu:
         return states
     built, peaks = Counter(process=states["process"]), []
     for model in sorted(scene.models, key=lambda model: ORDER.index(model.role)):
         held = Counter(scene.states[model.role].device)
         del held["gradients"]
-        moments = _first_step_moments(scene, model)
+        moments = _first_step_moment_bytes(scene, model)
         held["optimizer"] -= moments
         built += held
         # DeepSpeed 0.19.8 takes a trial step, for which it allocates fp32 gradients of zeros.
         zeros = 0 if scene.runs_on_torch(model) else moments // 2
-        peaks.append(built + Counter(optimizer=zeros, weights=_rounded_at_once(scene, model)))
+        peaks.append(built + Counter(optimizer=zeros, weights=_rounding_copy_bytes(scene, model)))
     return max(peaks, key=Counter.total)
 
 
-def _rounded_at_once(scene: PhaseMemory, model: ModelUse) -> int:
+def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     """Return the bytes of fp32 copies of frozen weights while the torch engine rounds them."""
-    if not (scene.runs_on_torch(model) and scene.at.size(model) == HALF):
+    if not (scene.runs_on_torch(model) and scene.at.bytes_per_weight(model) == HALF):
         return 0
     return SINGLE * min(model.weights - min(model.trained, model.weights), ROUNDED_AT_ONCE)
 
 
-def _first_step_moments(scene: PhaseMemory, model: ModelUse) -> int:
+def _first_step_moment_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     """Return the bytes of moments allocated in the first step; 0 for ``SplitAdamW``."""
-    has_half = scene.at.size(model) == HALF
+    has_half = scene.at.bytes_per_weight(model) == HALF
     if has_half and scene.runs_on_torch(model):
         return 0
     states = scene.states[model.role].device["optimizer"]

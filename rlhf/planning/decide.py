@@ -28,7 +28,7 @@ class Decision(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def decide(
+def plan_and_configure(
     config: RunConfig, loads: Loads | None = None, *, finished: Container[Phase] = ()
 ) -> Decision:
     """Plan a run without its ``finished`` phases; write the plan's choices into its configuration.
@@ -50,7 +50,7 @@ def decide(
         reason = f"no plan of memory and time: {error}"
         return Decision(config, None, (reason, *idle_options(config)))
     if config.plan is PlanMode.check and not plan.fits:
-        ways = "; ".join(plan.ways)
+        ways = "; ".join(plan.fitting_overrides)
         known = f"what fits: {ways}" if ways else "the planner knows no change that fits"
         raise ConfigError(
             f"{plan.reason}; {known}. plan=only shows the parts, plan=off skips this check"

@@ -68,7 +68,7 @@ def model_states(
         weights = (frozen + model.trained * size) // shards
     (host if offloads_weights(role, zero) else device)["weights"] = weights
     if stage == SHARDED_WEIGHTS:
-        device["weights"] += persistent(model, zero) * size
+        device["weights"] += count_persistent_weights(model, zero) * size
         if 1 < zero.hpz_partition_size < ranks:
             device["weights"] += model.weights * size // zero.hpz_partition_size
     trained = model.trained
@@ -94,7 +94,7 @@ def model_states(
     return States(device=device, host=host)
 
 
-def persistent(model: ModelUse, zero: ZeroConfig) -> int:
+def count_persistent_weights(model: ModelUse, zero: ZeroConfig) -> int:
     """Return the number of weights that ZeRO stage 3 keeps on every rank in addition to its shard.
 
     These are tensors of up to param_persistence_threshold elements: biases, norms and adapters.
@@ -116,7 +116,7 @@ def offloads_weights(role: Role, zero: ZeroConfig) -> bool:
     return own.get(role, zero.offload_parameters)
 
 
-def activations(
+def activation_bytes(
     model: ModelUse,
     *,
     sequences: int,
@@ -131,7 +131,7 @@ def activations(
     is the bytes per element. With sequence parallelism, ``share`` ranks divide the sequences.
     """
     shape = model.shape
-    whole: float = sequences * layer_activations(
+    whole: float = sequences * layer_activation_bytes(
         shape, tokens, size=size, uses_matmul_attention=uses_matmul_attention
     )
     if uses_matmul_attention:  # the causal mask, shared by all heads and sequences
@@ -141,12 +141,12 @@ def activations(
     # A checkpointed layer recomputes all its activations for its own backward pass.
     found = kept * whole + inputs + (whole if model.checkpointed else 0)
     if share > 1:
-        found += exchanged_bytes(model, sequences=sequences, tokens=tokens, size=size)
+        found += sequence_parallel_bytes(model, sequences=sequences, tokens=tokens, size=size)
     return round(found / share)
 
 
-def exchanged_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-    """Return the bytes that sequence parallelism stores in addition to ``activations``.
+def sequence_parallel_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+    """Return the bytes that sequence parallelism stores in addition to ``activation_bytes``.
 
     Each layer stores the output of attention twice: before and after the ranks exchange it.
     """
@@ -154,7 +154,7 @@ def exchanged_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) 
     return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
 
-def layer_activations(
+def layer_activation_bytes(
     shape: ModelShape, tokens: float, *, size: int, uses_matmul_attention: bool
 ) -> float:
     """Return the bytes that autograd saves in one layer for one sequence of ``tokens`` tokens.
@@ -178,7 +178,7 @@ def layer_activations(
     return tokens * (norms + attention + shape.wide_copies * shape.ffn * size)
 
 
-def scores(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
+def attention_score_bytes(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
     """Return the bytes of one (tokens, tokens) matrix for every head and sequence.
 
     Attention that is not fused holds two such matrices in a forward pass (scores and probabilities)
@@ -187,14 +187,14 @@ def scores(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
     return sequences * shape.heads * tokens * tokens * size
 
 
-def autocast_copies(model: ModelUse, *, size: int, dtype: Dtype) -> int:
+def autocast_copy_bytes(model: ModelUse, *, size: int, dtype: Dtype) -> int:
     """Return the bytes of half-precision weight copies that autocast keeps in a training pass."""
     if dtype is Dtype.fp32 or size == HALF:
         return 0
     return HALF * (model.shape.multiplied_weights + model.extra_weights)
 
 
-def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
+def logit_bytes(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
     """Return the bytes of one block of logits and of torch's fp32 copies; 0 for a scorer."""
     if model.is_scorer:
         return 0
@@ -203,21 +203,23 @@ def logits(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
     return width * (min(most, positions) * size + min(TORCH_TOKENS, positions) * 2 * SINGLE)
 
 
-def reading(model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool) -> int:
+def no_grad_pass_bytes(
+    model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool
+) -> int:
     """Return the bytes of a pass without gradients: one feed-forward layer and a block of logits.
 
     The layer holds its input, its normed input, and the input and output of its activation. A gated
-    layer holds the activation's output, the other factor and their product.
+    layer holds the activation's output, the other factor and their product instead of the last two.
     """
     shape = model.shape
     wide = sequences * tokens * (2 * shape.hidden + (3 if shape.is_gated else 2) * shape.ffn)
-    return wide * size + logits(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
+    return wide * size + logit_bytes(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
 
 
-def reduce_buckets(
+def gradient_bucket_bytes(
     model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, is_hybrid: bool = False
 ) -> int:
-    """Return the bytes of DeepSpeed's gradient buckets, whose size does not depend on the model.
+    """Return the bytes of DeepSpeed's gradient buckets; their size is fixed by the configuration.
 
     Stage 3 keeps its bucket allocated. Stages 1 and 2 allocate one bucket per backward pass. With
     overlap_comm they allocate a second bucket, to fill it while the first is reduced.
@@ -231,7 +233,7 @@ def reduce_buckets(
     return pair * bucket * weight_bytes(model.role, zero, dtype)
 
 
-def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
+def gathered_weight_bytes(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
     """Return the bytes of gathered weights, in use or prefetched, in a pass of a sharded model."""
     is_whole = ranks == 1 and not offloads_weights(model.role, zero)
     if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
@@ -241,6 +243,6 @@ def live_weights(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int)
     return (live + ahead) * weight_bytes(model.role, zero, dtype)
 
 
-def kv_cache(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
+def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
     """Return the bytes of the KV cache of ``rows`` sequences of ``tokens`` tokens."""
-    return rows * tokens * shape.kv_per_token * size
+    return rows * tokens * shape.kv_elements_per_token * size

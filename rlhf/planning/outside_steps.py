@@ -13,14 +13,14 @@ from rlhf.planning.phase_memory import PhaseMemory
 HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), relative to the fast rollout
 
 
-def tensor_parallel(scene: PhaseMemory) -> int:
+def tensor_parallel_size(scene: PhaseMemory) -> int:
     """Return the tensor-parallel size of generation: the ranks that share one copy of weights."""
     rollout = scene.config.rollout
     is_hybrid = rollout.backend is Backend.hybrid_engine
     return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
 
 
-def how_sampled(
+def build_sampling(
     scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
 ) -> time_model.Sampling:
     """Return a ``Sampling`` of responses of maximum length to prompts of mean length."""
@@ -30,13 +30,13 @@ def how_sampled(
         rows=rows,
         prompt_tokens=scene.load.tokens,
         response_tokens=rollout.max_response_tokens,
-        tensor_parallel=tensor_parallel(scene),
+        tensor_parallel=tensor_parallel_size(scene),
         gathers=gathers,
         layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
     )
 
 
-def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
+def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, float]:
     """Return the seconds of a supervised phase outside its steps, by activity.
 
     The result is empty if the number of held-out examples is unknown.
@@ -51,17 +51,17 @@ def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every
     reading = sum(
-        time_model.reading_seconds(
+        time_model.no_grad_pass_seconds(
             scene.at,
             model,
-            scene.work(model, sequences=evaluated, micro=micro),
+            scene.forward_work(model, sequences=evaluated, micro=micro),
         )
         for model in scene.models
     )
     return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
 
 
-def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
+def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float]:
     """Return the seconds of PPO outside its steps, by activity.
 
     The policy answers held-out prompts before and after training and, with ppo.eval_every, during
@@ -76,16 +76,18 @@ def around_ppo(scene: PhaseMemory, micro: int) -> dict[str, float]:
         times += load.steps // config.ppo.eval_every
     answering = 0.0
     if prompts:
-        how = how_sampled(scene, responses=prompts, rows=min(micro, prompts))
+        how = build_sampling(scene, responses=prompts, rows=min(micro, prompts))
         answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
     response = config.rollout.max_response_tokens
     for model in scene.models:
-        work = scene.work(model, sequences=prompts, micro=micro, answer=scene.response_tokens)
-        answering += time_model.reading_seconds(scene.at, model, work)
+        work = scene.forward_work(
+            model, sequences=prompts, micro=micro, answer=scene.response_tokens
+        )
+        answering += time_model.no_grad_pass_seconds(scene.at, model, work)
     actor = scene.models[0]
     block = config.rollout.max_prompt_tokens + response
     blocks = replace(scene, load=replace(load, lengths=(block,)))
     num_blocks = config.ppo.ptx_eval_blocks if config.data.ptx_path is not None else 0
-    corpus = blocks.work(actor, sequences=num_blocks, micro=micro)
-    reading = time_model.reading_seconds(scene.at, actor, corpus)
+    corpus = blocks.forward_work(actor, sequences=num_blocks, micro=micro)
+    reading = time_model.no_grad_pass_seconds(scene.at, actor, corpus)
     return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparation_seconds}

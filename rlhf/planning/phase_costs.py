@@ -12,9 +12,14 @@ from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.machine_rates import Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.building_memory import BUILDING, moments_outside_steps
+from rlhf.planning.building_memory import BUILDING, memory_outside_steps
 from rlhf.planning.memory_model import Parts
-from rlhf.planning.outside_steps import around_ppo, around_training, how_sampled, tensor_parallel
+from rlhf.planning.outside_steps import (
+    build_sampling,
+    seconds_outside_ppo_steps,
+    seconds_outside_training_steps,
+    tensor_parallel_size,
+)
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.rollout_memory import copied_weight_bytes, gathers_weights, graph_bytes
 
@@ -47,14 +52,14 @@ class PhasePlan:
     """Seconds of the whole phase outside its steps, by purpose."""
 
     @property
-    def moment(self) -> str:
+    def peak_moment(self) -> str:
         """Return the name of the moment of peak memory."""
         return max(self.moments, key=lambda name: self.moments[name].total())
 
     @property
     def parts(self) -> Parts:
         """Return the bytes by purpose at the moment of peak memory."""
-        return self.moments[self.moment]
+        return self.moments[self.peak_moment]
 
     @property
     def bytes(self) -> int:
@@ -91,7 +96,7 @@ def _best_plan(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
     fitting = [option for option in options if option.bytes <= scene.limit]
     if not fitting:
         return min(options, key=lambda option: option.bytes)
-    fast = as_fast_as_any(fitting, scene.at.machine)
+    fast = select_fastest(fitting, scene.at.machine)
     return max(fast, key=lambda option: option.micro_batch)
 
 
@@ -106,7 +111,7 @@ class Timed(Protocol):
 T = TypeVar("T", bound=Timed)
 
 
-def as_fast_as_any(options: Sequence[T], machine: Machine) -> list[T]:
+def select_fastest(options: Sequence[T], machine: Machine) -> list[T]:
     """Return the options that are as fast as the fastest option, in their order.
 
     On a GPU, options that are up to 5 % slower count as equally fast, because times are estimates.
@@ -133,19 +138,19 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}
     passes = plan.per_rank // micro
-    moments = moments_outside_steps(scene) | {
-        "training": scene.learning(learner, **shape, positions=longest, passes=passes),
+    moments = memory_outside_steps(scene) | {
+        "training": scene.training_peak(learner, **shape, positions=longest, passes=passes),
     }
     if others:
-        moments["reference"] = scene.reading(others, **shape)
+        moments["reference"] = scene.scoring_peak(others, **shape)
     seconds = {"train": 0.0, "score": 0.0}
     for model in scene.models:
-        work = scene.work(model, sequences=pair * plan.per_rank, micro=pair * micro)
+        work = scene.forward_work(model, sequences=pair * plan.per_rank, micro=pair * micro)
         if model.trained:
             seconds["train"] += time_model.training_seconds(at, model, work)
         # Without a reference model, DPO's policy is the reference when its adapters are off.
         if not model.trained or (scene.phase is Phase.dpo and not others):
-            seconds["score"] += time_model.reading_seconds(at, model, work)
+            seconds["score"] += time_model.no_grad_pass_seconds(at, model, work)
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
@@ -154,7 +159,7 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         host=scene.host,
         step_seconds={part: value for part, value in seconds.items() if value},
         steps=scene.load.steps,
-        other_seconds=around_training(scene, pair * micro),
+        other_seconds=seconds_outside_training_steps(scene, pair * micro),
     )
 
 
@@ -203,25 +208,27 @@ def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
 def _plan_rollout(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
     """Plan the rollout of one PPO step with ``rows`` responses decoded at once."""
     config, at, actor = scene.config, scene.at, scene.models[0]
-    settings, size = config.rollout, scene.at.size(scene.models[0])
+    settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
     # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + settings.max_response_tokens
-    parts = scene.resident()
+    parts = scene.resident_bytes()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
-    parts["kv_cache"] = memory_model.kv_cache(actor.shape, rows=rows, tokens=tokens, size=size)
+    parts["kv_cache"] = memory_model.kv_cache_bytes(
+        actor.shape, rows=rows, tokens=tokens, size=size
+    )
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
-    whole = actor.weights * size // tensor_parallel(scene)
+    whole = actor.weights * size // tensor_parallel_size(scene)
     gathers = is_sharded and gathers_weights(scene, settings.backend, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
-        parts["buffers"] += scene.live(actor)
-    how = how_sampled(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
+        parts["buffers"] += scene.gathered_bytes(actor)
+    how = build_sampling(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,
@@ -241,8 +248,8 @@ def _plan_training(
     config, at = scene.config, scene.at
     response = config.rollout.max_response_tokens
     longest = scene.load.longest + response
-    moments = moments_outside_steps(scene) | {
-        "scoring": scene.reading(scene.models, sequences=micro, tokens=longest),
+    moments = memory_outside_steps(scene) | {
+        "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),
     }
     score, train = 0.0, 0.0
     reuses = config.rollout.backend is Backend.fast and (
@@ -250,21 +257,21 @@ def _plan_training(
     )
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        work = scene.work(
+        work = scene.forward_work(
             model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
         )
         readings = _actor_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
-        score += readings * time_model.reading_seconds(at, model, work)
+        score += readings * time_model.no_grad_pass_seconds(at, model, work)
         if not model.trained:
             continue
-        moments[f"training of the {model.role}"] = scene.learning(
+        moments[f"training of the {model.role}"] = scene.training_peak(
             model,
             sequences=micro,
             tokens=longest,
             positions=response,
             passes=learning.per_rank // micro + bool(config.ppo.ptx_coef),
         )
-        batch = scene.work(
+        batch = scene.forward_work(
             model, sequences=learning.per_rank, micro=micro, answer=scene.response_tokens
         )
         train += updates * time_model.training_seconds(at, model, batch)
@@ -276,7 +283,7 @@ def _plan_training(
         host=scene.host,
         step_seconds={"score": score, "train": train},
         steps=scene.load.steps,
-        other_seconds=around_ppo(scene, micro),
+        other_seconds=seconds_outside_ppo_steps(scene, micro),
     )
 
 

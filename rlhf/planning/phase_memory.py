@@ -11,13 +11,13 @@ from functools import cached_property, lru_cache
 from rlhf.config.choices import Backend, Dtype, Phase
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import ModelUse, forward_operations
+from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.planning import memory_model
 from rlhf.planning.memory_model import Parts, States
-from rlhf.planning.process_memory import cpu_process, gpu_process
+from rlhf.planning.process_memory import cpu_process_bytes, gpu_process_bytes
 from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes
-from rlhf.planning.training_memory import pass_moments
+from rlhf.planning.training_memory import backward_pass_bytes
 
 KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
@@ -62,22 +62,22 @@ class PhaseMemory:
         """Return the bytes that one rank keeps in the host's memory or on NVMe."""
         return sum(states.host.total() for states in self.states.values())
 
-    def resident(self, learner: ModelUse | None = None) -> Parts:
+    def resident_bytes(self, learner: ModelUse | None = None) -> Parts:
         """Return the bytes by purpose that stay allocated while ``learner`` trains or none does.
 
         The gradients of ``learner`` itself are not counted, but those of models that step together
         with it are. DeepSpeed's stage 3 never frees gradients and their buckets.
         """
         role = None if learner is None else learner.role
-        if role not in self._residents:
-            self._residents[role] = self._resident(role)
-        return self._residents[role].copy()  # the caller may change it
+        if role not in self._resident_bytes_by_role:
+            self._resident_bytes_by_role[role] = self._compute_resident_bytes(role)
+        return self._resident_bytes_by_role[role].copy()  # the caller may change it
 
     @cached_property
-    def _residents(self) -> dict[Role | None, Parts]:
+    def _resident_bytes_by_role(self) -> dict[Role | None, Parts]:
         return {}
 
-    def _resident(self, learner: Role | None) -> Parts:
+    def _compute_resident_bytes(self, learner: Role | None) -> Parts:
         parts: Parts = Counter()
         for model in self.models:
             states = self.states[model.role]
@@ -91,12 +91,12 @@ class PhaseMemory:
             parts += held
         machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            parts["process"] = int(gpu_process(ranks=machine.ranks))
+            parts["process"] = int(gpu_process_bytes(ranks=machine.ranks))
         else:
-            parts["process"] = int(cpu_process(config, self.phase, self.load))
+            parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
         return parts
 
-    def learning(
+    def training_peak(
         self, model: ModelUse, *, sequences: int, tokens: int, positions: int, passes: int
     ) -> Parts:
         """Return the peak bytes by purpose while ``model`` is trained on micro-batches.
@@ -105,9 +105,9 @@ class PhaseMemory:
         ``passes`` micro-batches. Sequence parallelism divides activations, logits and scores by
         the number of ranks, but not gathered weights and buckets.
         """
-        size, is_gpu = self.at.size(model), self.at.machine.is_gpu
+        size, is_gpu = self.at.bytes_per_weight(model), self.at.machine.is_gpu
         share = self.at.zero.sequence_parallel_size
-        kept = memory_model.activations(
+        kept = memory_model.activation_bytes(
             model,
             sequences=sequences,
             tokens=tokens,
@@ -117,9 +117,9 @@ class PhaseMemory:
         )
         if self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
-        kept += memory_model.autocast_copies(model, size=size, dtype=self.at.machine.dtype)
+        kept += memory_model.autocast_copy_bytes(model, size=size, dtype=self.at.machine.dtype)
         is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
-        moments = pass_moments(
+        moments = backward_pass_bytes(
             model,
             tokens=math.ceil(sequences * tokens / share),
             positions=math.ceil(sequences * positions / share),
@@ -135,25 +135,27 @@ class PhaseMemory:
         moments.layers["activations"] += (
             self._score_bytes(model, sequences, tokens, matrices) // share
         )
-        buffers = Counter(buffers=self._bucket_bytes(model, kept=False) + self.live(model))
-        return self.resident(model) + buffers + max(moments, key=Counter.total)
+        buffers = Counter(
+            buffers=self._bucket_bytes(model, kept=False) + self.gathered_bytes(model)
+        )
+        return self.resident_bytes(model) + buffers + max(moments, key=Counter.total)
 
-    def reading(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
+    def scoring_peak(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
         """Return the peak bytes by purpose while the models score a micro-batch one by one."""
         each = []
         for model in models:
-            activations = memory_model.reading(
+            activations = memory_model.no_grad_pass_bytes(
                 model,
                 sequences=sequences,
                 tokens=tokens,
-                size=self.at.size(model),
+                size=self.at.bytes_per_weight(model),
                 is_gpu=self.at.machine.is_gpu,
             )
             activations += self._score_bytes(model, sequences, tokens, 2)
-            each.append(Counter(activations=activations, buffers=self.live(model)))
-        return self.resident() + max(each, key=Counter.total)
+            each.append(Counter(activations=activations, buffers=self.gathered_bytes(model)))
+        return self.resident_bytes() + max(each, key=Counter.total)
 
-    def work(
+    def forward_work(
         self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
     ) -> Pass:
         """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
@@ -163,12 +165,12 @@ class PhaseMemory:
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
         lengths = self.load.widths(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
-        return _work(
+        return _forward_work(
             model,
             lengths,
             sequences=sequences,
             answer=answer,
-            size=self.at.size(model),
+            size=self.at.bytes_per_weight(model),
             is_gpu=self.at.machine.is_gpu,
             share=self.at.zero.sequence_parallel_size,
         )
@@ -182,13 +184,15 @@ class PhaseMemory:
     @property
     def preparation_seconds(self) -> float:
         """Return the seconds to prepare the data, build the models and save them at the end."""
-        weights = sum(model.weights * self.at.size(model) for model in self.models)
+        weights = sum(model.weights * self.at.bytes_per_weight(model) for model in self.models)
         return PREPARING + weights / LOADED
 
-    def live(self, model: ModelUse) -> int:
+    def gathered_bytes(self, model: ModelUse) -> int:
         """Return the bytes of gathered weights in a pass of a sharded model."""
         zero, machine = self.at.zero, self.at.machine
-        return memory_model.live_weights(model, zero=zero, ranks=machine.ranks, dtype=machine.dtype)
+        return memory_model.gathered_weight_bytes(
+            model, zero=zero, ranks=machine.ranks, dtype=machine.dtype
+        )
 
     def runs_on_torch(self, model: ModelUse) -> bool:
         """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
@@ -203,7 +207,7 @@ class PhaseMemory:
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
-        return memory_model.reduce_buckets(
+        return memory_model.gradient_bucket_bytes(
             model,
             zero=zero,
             dtype=machine.dtype,
@@ -216,8 +220,8 @@ class PhaseMemory:
         is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
         if not (is_matmul or model.shape.keeps_scores):
             return 0
-        return matrices * memory_model.scores(
-            model.shape, sequences=sequences, tokens=tokens, size=self.at.size(model)
+        return matrices * memory_model.attention_score_bytes(
+            model.shape, sequences=sequences, tokens=tokens, size=self.at.bytes_per_weight(model)
         )
 
 
@@ -245,7 +249,7 @@ def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
 
 
 @lru_cache(maxsize=10_000)  # most ZeRO settings have the same work
-def _work(
+def _forward_work(
     model: ModelUse,
     lengths: tuple[int, ...],
     *,
@@ -268,7 +272,7 @@ def _work(
             "tokens": tokens,
             "positions": tokens if answer is None else answer,
         }
-        operations += forward_operations(model, **each)
+        operations += forward_flops(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
     return Pass(operations / share, touched / share, len(lengths), padded / share)

@@ -18,10 +18,10 @@ from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.zero import check_engine, check_zero
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
-from rlhf.models.model_uses import ModelUse, models_of
+from rlhf.models.model_uses import ModelUse, models_in_phase
 from rlhf.planning.advice import advice
 from rlhf.planning.memory_model import weight_bytes
-from rlhf.planning.phase_costs import PhasePlan, as_fast_as_any, plan_phase
+from rlhf.planning.phase_costs import PhasePlan, plan_phase, select_fastest
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.steps import Loads, assume_loads
 from rlhf.planning.time_model import CostModel, Efficiency
@@ -92,7 +92,7 @@ class Plan:
             if phase.bytes > self.limit:
                 return (
                     f"{phase.phase} needs {phase.bytes / GIB:.1f} GiB on each rank "
-                    f"({phase.moment}) and {self.limit / GIB:.1f} can be used"
+                    f"({phase.peak_moment}) and {self.limit / GIB:.1f} can be used"
                 )
         host = max(phase.host for phase in self.phases) * self.machine.ranks_per_node
         room = self.machine.host_memory_of_node * (1 - HOST_RESERVED)
@@ -128,12 +128,12 @@ class Plan:
         return None if hours is None or per_hour is None else hours * per_hour
 
     @cached_property
-    def ways(self) -> list[str]:
+    def fitting_overrides(self) -> list[str]:
         """Return overrides that make the run fit; cached, because each needs a plan of its own."""
         return [] if self.fits else advice(self.asked, partial(plan_run, loads=self.loads))
 
     @property
-    def setting(self) -> str:
+    def zero_text(self) -> str:
         """Return the ZeRO setting as text, such as "ZeRO stage 2, optimiser offloaded"."""
         zero = self.zero
         own = self.stages.get(Role.critic, zero.stage) != zero.stage
@@ -160,7 +160,7 @@ class Plan:
         return {model.role for models in self.models.values() for model in models}
 
     @property
-    def disk(self) -> int:
+    def saved_model_bytes(self) -> int:
         """Return the bytes on disk of the models that the run saves, including moving averages."""
         total = 0
         for models in self.models.values():
@@ -171,7 +171,7 @@ class Plan:
         return total
 
     @property
-    def checkpoint_disk(self) -> int:
+    def checkpoint_bytes(self) -> int:
         """Return the bytes of checkpoints of the largest phase: all kept ones and the one written.
 
         A checkpoint has, for every trained weight, the fp32 weight, two moments and the EMA if any.
@@ -204,7 +204,7 @@ def plan_run(
     found = assume_loads(config) if loads is None else loads
     # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
-    models = {phase: models_of(config, phase) for phase in order}
+    models = {phase: models_in_phase(config, phase) for phase in order}
 
     def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
@@ -227,7 +227,9 @@ def plan_run(
             limit=scenes[0].limit,
         )
 
-    best = best_of([plan(candidate, typical) for candidate in _candidates(config, typical)])
+    best = select_best_plan(
+        [plan(candidate, typical) for candidate in _candidates(config, typical)]
+    )
     return best if machine == typical else plan(best.config, machine, like=best)
 
 
@@ -238,11 +240,11 @@ def efficiency_of(machine: Machine) -> Efficiency:
     return replace(found, **COMPILED) if is_compiled and not machine.is_gpu else found
 
 
-def best_of(plans: Sequence[Plan]) -> Plan:
+def select_best_plan(plans: Sequence[Plan]) -> Plan:
     """Return the first of the fastest plans that fit, else the plan with least memory."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
-        return as_fast_as_any(fitting, fitting[0].machine)[0]
+        return select_fastest(fitting, fitting[0].machine)[0]
     return min(plans, key=lambda plan: max(phase.bytes for phase in plan.phases))
 
 

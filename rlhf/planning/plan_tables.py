@@ -33,7 +33,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     zero, machine = plan.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
     if plan.reason is not None:
-        found |= {"reason": plan.reason, "what_fits": plan.ways}
+        found |= {"reason": plan.reason, "what_fits": plan.fitting_overrides}
     offloaded = [
         name.removeprefix("offload_")
         for name in vars(zero)
@@ -49,8 +49,8 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "ranks": machine.ranks,
         "memory_gib_limit": plan.limit / GIB,
         "host_memory_gib_per_node": _offloaded_bytes(plan) / GIB,
-        "disk_gb": plan.disk / GB,
-        "checkpoints_gb": plan.checkpoint_disk / GB,
+        "disk_gb": plan.saved_model_bytes / GB,
+        "checkpoints_gb": plan.checkpoint_bytes / GB,
         "phases": {phase.phase.value: _phase_json(phase) for phase in plan.phases},
     }
 
@@ -61,7 +61,7 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
         "steps": phase.steps,
         "step_seconds": phase.step_seconds,
         "memory_gib_per_rank": phase.bytes / GIB,
-        "moment": phase.moment,
+        "moment": phase.peak_moment,
         "memory": {part: phase.parts[part] / GIB for part in PARTS if phase.parts[part]},
     }
 
@@ -73,10 +73,14 @@ def _offloaded_bytes(plan: Plan) -> int:
 
 def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
-    return f"{_cost_text(plan)} for {counts(plan)}" if plan.fits else f"does not fit: {plan.reason}"
+    return (
+        f"{_cost_text(plan)} for {describe_counts(plan)}"
+        if plan.fits
+        else f"does not fit: {plan.reason}"
+    )
 
 
-def counts(plan: Plan) -> str:
+def describe_counts(plan: Plan) -> str:
     """Return text with the number of steps and examples on which time and price are based."""
     config = plan.config
     batches = {
@@ -98,7 +102,7 @@ def _cost_text(plan: Plan) -> str:
     number = plan.machine.ranks
     ranks = "one rank" if number == 1 else f"each of {number} ranks"
     words = [
-        plan.setting,
+        plan.zero_text,
         f"{most / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
         _time_text(plan.hours),
     ]
@@ -113,7 +117,7 @@ def tables(plan: Plan) -> list[RenderableType]:
 
     hardware = plan.config.hardware
     nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
-    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, {plan.setting}"
+    title = f"{nodes}{hardware.name}, {plan.machine.dtype}, {plan.zero_text}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("")
     for phase in plan.phases:
@@ -124,7 +128,7 @@ def tables(plan: Plan) -> list[RenderableType]:
             table.add_row(part.replace("_", " "), *(f"{s:.2f}" if s else "" for s in sizes))
     table.add_section()
     table.add_row("GiB per rank", *(f"{phase.bytes / GIB:.2f}" for phase in plan.phases))
-    table.add_row("when", *(phase.moment for phase in plan.phases))
+    table.add_row("when", *(phase.peak_moment for phase in plan.phases))
     table.add_row("GiB offloaded", *(f"{phase.host / GIB:.2f}" for phase in plan.phases))
     table.add_section()
     table.add_row("micro-batch", *(str(phase.micro_batch) for phase in plan.phases))
@@ -137,15 +141,16 @@ def tables(plan: Plan) -> list[RenderableType]:
             table.add_row(f"{part}, s per step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time_text(value) for value in hours))
-    notes = [f"the time is for {counts(plan)}"]
+    notes = [f"the time is for {describe_counts(plan)}"]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
     notes += idle_options(plan.config)
     if plan.fits:
-        disk = f"{plan.disk / GB:.1f} GB, checkpoints up to {plan.checkpoint_disk / GB:.1f} GB"
-        answer = f"fits: {_cost_text(plan)}; models on disk: {disk}"
+        models, checkpoints = plan.saved_model_bytes / GB, plan.checkpoint_bytes / GB
+        disk = f"models on disk: {models:.1f} GB, checkpoints up to {checkpoints:.1f} GB"
+        answer = f"fits: {_cost_text(plan)}; {disk}"
         return [table, answer, *notes]
-    ways = (f"what fits: {way}" for way in plan.ways)
+    ways = (f"what fits: {way}" for way in plan.fitting_overrides)
     return [table, f"does not fit: {plan.reason}", *ways, *notes]
 
 

@@ -17,12 +17,12 @@ MANY_STEPS = 300
 RECORD = 2000  # bytes per example in memory
 
 
-def gpu_process(*, ranks: int) -> float:
+def gpu_process_bytes(*, ranks: int) -> float:
     """Return the GPU bytes of a process without models; more if there are several ``ranks``."""
     return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
 
 
-def cpu_process(config: RunConfig, phase: Phase, load: Load) -> float:
+def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:
     """Return the bytes of a CPU process without models: libraries, examples and kept buffers.
 
     oneDNN and torch keep code and buffers for every size of matrix product that has occurred.

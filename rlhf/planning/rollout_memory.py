@@ -22,8 +22,8 @@ def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     """
     at, actor = scene.at, scene.models[0]
     if not at.machine.is_gpu:
-        return 0 if is_gathered else actor.weights * at.size(actor)
-    is_rounded = at.size(actor) != HALF and at.machine.dtype is not Dtype.fp32
+        return 0 if is_gathered else actor.weights * at.bytes_per_weight(actor)
+    is_rounded = at.bytes_per_weight(actor) != HALF and at.machine.dtype is not Dtype.fp32
     return actor.weights * HALF if is_rounded else 0
 
 

@@ -40,7 +40,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the greatest length in tokens."""
+        """Return the length of the longest sequence in tokens."""
         return self.lengths[-1]
 
     def widths(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
@@ -75,20 +75,20 @@ def assume_loads(config: RunConfig) -> dict[Phase, Load]:
     }
     records = total_examples(config.data) or 0
     return {
-        phase: Load(steps=steps_of(config, phase), lengths=(longest[phase],), records=records)
+        phase: Load(steps=count_steps(config, phase), lengths=(longest[phase],), records=records)
         for phase in config.phase.order
     }
 
 
-def steps_of(config: RunConfig, phase: Phase) -> int | None:
+def count_steps(config: RunConfig, phase: Phase) -> int | None:
     """Return the optimizer steps (PPO: rounds) of a phase; None if examples cannot be counted."""
-    examples = examples_of(config.data, phase)
+    examples = count_examples(config.data, phase)
     if examples is not None:
         return max(1, phase_steps(config, phase, examples=examples))
     return config.ppo.steps if phase is Phase.ppo else None
 
 
-def examples_of(data: DataConfig, phase: Phase) -> int | None:
+def count_examples(data: DataConfig, phase: Phase) -> int | None:
     """Return the number of training examples of ``phase``, or None if it is unknown."""
     total = total_examples(data)
     if total is None:

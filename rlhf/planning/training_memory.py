@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from rlhf.models.model_uses import ModelUse
-from rlhf.planning.memory_model import SINGLE, Parts, layer_activations, logits
+from rlhf.planning.memory_model import SINGLE, Parts, layer_activation_bytes, logit_bytes
 
 
 class PassMoments(NamedTuple):
@@ -18,7 +18,7 @@ class PassMoments(NamedTuple):
     embedding: Parts
 
 
-def pass_moments(
+def backward_pass_bytes(
     model: ModelUse,
     *,
     tokens: int,
@@ -38,7 +38,7 @@ def pass_moments(
     """
     head, hidden, layer = (
         slope(model, tokens=tokens, positions=positions, size=size) if is_gpu else 0
-        for slope in (head_slope, hidden_slope, layer_slopes)
+        for slope in (head_gradient_bytes, hidden_gradient_bytes, layer_gradient_bytes)
     )
     # No checkpointed layer is recomputed while there are logits.
     again = _layer_activation_bytes(model, tokens, size) if is_gpu and model.checkpointed else 0
@@ -49,7 +49,7 @@ def pass_moments(
         head=Counter(
             gradients=before + head,
             activations=activations - again + hidden,
-            logits=logits(model, positions=positions, size=size, is_gpu=is_gpu),
+            logits=logit_bytes(model, positions=positions, size=size, is_gpu=is_gpu),
         ),
         layers=Counter(
             gradients=before + (head if is_first else tied), activations=activations + layer
@@ -60,10 +60,12 @@ def pass_moments(
 
 def _layer_activation_bytes(model: ModelUse, tokens: int, size: int) -> int:
     """Return the bytes of activations that one layer stores for its backward pass on a GPU."""
-    return round(layer_activations(model.shape, tokens, size=size, uses_matmul_attention=False))
+    return round(
+        layer_activation_bytes(model.shape, tokens, size=size, uses_matmul_attention=False)
+    )
 
 
-def head_slope(model: ModelUse, *, size: int, **_: int) -> int:
+def head_gradient_bytes(model: ModelUse, *, size: int, **_: int) -> int:
     """Return the bytes of the output layer's weight gradient; 0 if the layer is not trained."""
     shape = model.shape
     weights = shape.vocab * shape.embedding
@@ -71,12 +73,12 @@ def head_slope(model: ModelUse, *, size: int, **_: int) -> int:
     return weights * size * is_trained
 
 
-def hidden_slope(model: ModelUse, *, positions: int, **_: int) -> int:
+def hidden_gradient_bytes(model: ModelUse, *, positions: int, **_: int) -> int:
     """Return the bytes of the gradient of the output layer's inputs, which is summed in fp32."""
     return 0 if model.is_scorer else positions * model.shape.embedding * SINGLE
 
 
-def layer_slopes(model: ModelUse, *, tokens: int, size: int, **_: int) -> int:
+def layer_gradient_bytes(model: ModelUse, *, tokens: int, size: int, **_: int) -> int:
     """Return the bytes of activation gradients that the backward pass of one layer holds at once.
 
     They are the gradients of the activation function's input and output, and of the layer's output.

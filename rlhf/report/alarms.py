@@ -16,7 +16,7 @@ MOST_KL = 0.3  # nats per response token; docs/metrics.md gives the same limit
 FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
 
 
-def alarms_of(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def find_doubts(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return one line, with a suggestion, for each reason to doubt the results of ``phases``."""
     lines: list[str] = []
     for name in ("reward", "dpo"):

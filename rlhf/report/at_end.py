@@ -12,7 +12,7 @@ from rlhf.tracking.console import build_console
 
 
 @contextmanager
-def reporting(run_dir: Path) -> Iterator[None]:
+def report_on_exit(run_dir: Path) -> Iterator[None]:
     """When the context ends, write the report of the run and print the summary of its result.
 
     If that fails, only a warning is printed: neither the result nor the context's error is lost.
@@ -23,11 +23,11 @@ def reporting(run_dir: Path) -> Iterator[None]:
         console = build_console(is_main=True, log_every=1)
         try:
             from rlhf.report.run_page import write_report
-            from rlhf.report.summary import show_summary
+            from rlhf.report.summary import print_summary
 
             write_report(run_dir)
             if (result := read_json(run_dir / "result.json", RESULT)) is not None:
-                show_summary(console, result, run_dir)
+                print_summary(console, result, run_dir)
         except Exception as error:
             console.say(
                 f"warning: the report of {run_dir} is incomplete: {reason_of(error)}. The results "

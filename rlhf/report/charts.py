@@ -67,7 +67,7 @@ def line_chart(
     Points that are not finite are dropped. ``healthy`` is a range of y values to shade. ``x_ticks``
     replace the default ticks of the x axis. ``Chart.said`` names each line's first and last value.
     """
-    shown = [finite for line in lines if (finite := _finite(line)).points]
+    shown = [finite for line in lines if (finite := _drop_non_finite(line)).points]
     if not shown:
         return None
     said = "; ".join(
@@ -92,7 +92,7 @@ def line_chart(
             "ticks": x_ticks,
             "healthy": _visible_band(healthy, [y for line in shown for _, y in line.points]),
             "flags": [flag.x for flag in flags],
-            "lines": [_data_of_line(line) for line in shown],
+            "lines": [_line_data(line) for line in shown],
         },
     )
 
@@ -116,7 +116,7 @@ def thin_points(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _finite(line: Line) -> Line:
+def _drop_non_finite(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
     return Line(
         line.label,
@@ -129,7 +129,7 @@ def _finite(line: Line) -> Line:
     )
 
 
-def _data_of_line(line: Line) -> dict[str, Any]:
+def _line_data(line: Line) -> dict[str, Any]:
     """Return the data of a line for charts.js, without empty columns."""
     points = line.points if line.half or line.names else thin_points(line.points)
     columns = {

@@ -13,9 +13,9 @@ from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (
     comparison_json,
     comparison_table,
+    find_run_folders,
+    group_by_setting,
     read_run,
-    run_folders,
-    settings_of,
 )
 from rlhf.report.sweep_page import write_sweep_report
 from rlhf.tracking.console import build_console
@@ -27,7 +27,7 @@ def compare(paths: Sequence[Path]) -> None:
     Raises:
         CheckpointError: if a path holds no run.
     """
-    settings = settings_of([read_run(folder) for folder in run_folders(paths)])
+    settings = group_by_setting([read_run(folder) for folder in find_run_folders(paths)])
     console = build_console(is_main=True, log_every=1)
     console.show(comparison_table(settings))
     unfinished = [run for setting in settings for run in setting.runs if not run.measures]

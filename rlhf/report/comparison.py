@@ -73,7 +73,10 @@ class Setting(NamedTuple):
     @property
     def label(self) -> str:
         """Return the values as overrides, or "all" if there is only one setting."""
-        return " ".join(f"{key}={as_typed(value)}" for key, value in self.values.items()) or "all"
+        return (
+            " ".join(f"{key}={command_line_text(value)}" for key, value in self.values.items())
+            or "all"
+        )
 
     def finished_runs(self) -> list[ComparedRun]:
         """Return the runs that have a result."""
@@ -103,7 +106,7 @@ class Difference(NamedTuple):
         return "higher" if self.estimate.mean > 0 else "lower"
 
 
-def run_folders(paths: Iterable[Path]) -> list[Path]:
+def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run directories: each path that is a run, and all runs below the other paths.
 
     Raises:
@@ -137,7 +140,7 @@ def read_run(folder: Path) -> ComparedRun:
     return ComparedRun(folder, keys, {k: v for k, v in measures.items() if v is not None})
 
 
-def settings_of(runs: Sequence[ComparedRun]) -> list[Setting]:
+def group_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     """Group runs whose keys are equal except for the seed; keep the order of the runs."""
     names = dict.fromkeys(key for run in runs for key in run.keys)
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
@@ -221,22 +224,22 @@ def comparison_table(settings: Sequence[Setting]) -> Table:
         for title, mean in setting.estimates().items():
             is_compared = setting is not done[0] and title in done[0].estimates()
             told = difference(done[0], setting, title) if is_compared else None
-            cells = [cell(told.estimate, "+"), told.verdict] if told else []
-            table.add_row(next(names, ""), title, cell(mean), *cells)
+            cells = [estimate_text(told.estimate, "+"), told.verdict] if told else []
+            table.add_row(next(names, ""), title, estimate_text(mean), *cells)
         for name in names:
             table.add_row(name)
         table.add_section()
     return table
 
 
-def as_typed(value: object) -> str:
+def command_line_text(value: object) -> str:
     """Return a value as command-line text."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def cell(found: Estimate, sign: str = "") -> str:
+def estimate_text(found: Estimate, sign: str = "") -> str:
     """Return a mean and the half-width of its interval as text, such as "0.123 ± 0.045"."""
     interval = "" if math.isnan(found.half) else f" ± {found.half:.3f}"
     return f"{found.mean:{sign}.3f}{interval}"

@@ -26,7 +26,7 @@ COLUMNS = {
 }
 
 
-def table_rows(
+def model_rows(
     found: Mapping[str, Any], titles: Sequence[str] = tuple(COLUMNS)
 ) -> list[dict[str, object]]:
     """Return a row per model and decoder, without columns of ``titles`` that are empty in all."""
@@ -45,7 +45,7 @@ def table_rows(
     ]
 
 
-def win_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
+def win_rate_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
     """Return a row with win rate and interval for each pair of models."""
     return [
         {
@@ -77,7 +77,7 @@ def read_evaluation(run_dir: Path) -> Evaluation | None:
     charts = [_score_chart(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
         charts.append(_calibration_chart(found["reward_model"]))
-    return Evaluation(table_rows(found), win_rows(found), charts, _side_by_side(answers))
+    return Evaluation(model_rows(found), win_rate_rows(found), charts, _side_by_side(answers))
 
 
 def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:

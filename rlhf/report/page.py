@@ -23,10 +23,10 @@ def render_template(template: str, *, package: str = __package__, **values: obje
     Raises:
         jinja2.UndefinedError: if the template uses a value that is missing.
     """
-    return environment(package).get_template(template).render(values)
+    return jinja_environment(package).get_template(template).render(values)
 
 
-def environment(package: str = __package__) -> Environment:
+def jinja_environment(package: str = __package__) -> Environment:
     """Return a jinja2 environment for the templates of ``package`` that escapes all values."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -39,11 +39,11 @@ def environment(package: str = __package__) -> Environment:
     )
     # The filter tojson escapes <, >, & and ', so no text of a model can close the HTML element.
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    made.globals["asset"] = _asset
+    made.globals["asset"] = _read_asset
     return made
 
 
-def _asset(name: str) -> Markup:
+def _read_asset(name: str) -> Markup:
     """Return the text of a style or script of this package, unescaped."""
     from markupsafe import Markup
 

@@ -24,13 +24,13 @@ class ChartSection(NamedTuple):
     note: str = ""
 
 
-def over_optimisation(run: RunFiles) -> ChartSection:
+def over_optimisation_section(run: RunFiles) -> ChartSection:
     """Return charts of score and gold score over sqrt(KL) (Gao et al. 2023, section 3)."""
     per_step = run.config["ppo.rollout_batch_size"]
-    rollouts = _over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
+    rollouts = _points_over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
     spread = [1.96 * std / math.sqrt(per_step) for _, std in run.series.get("ppo/score_std", ())]
-    held_out = _over_kl(run.series, "ppo/eval_score", "ppo/eval_kl")
-    gold = _over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
+    held_out = _points_over_kl(run.series, "ppo/eval_score", "ppo/eval_kl")
+    gold = _points_over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
     halves = spread if len(spread) == len(rollouts) <= MOST_BARS else ()
     label = "square root of KL to the reference"
     found = [
@@ -50,7 +50,7 @@ def over_optimisation(run: RunFiles) -> ChartSection:
     return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
 
 
-def _over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
+def _points_over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
     """Return points (sqrt(KL), value) of a metric, sorted by KL."""
     kls = dict(series.get(kl, ()))
     points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
@@ -99,7 +99,7 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     ]
     first = METRICS[entry_of(panel.metrics[0])]
     flags = [
-        Flag(alarm.step, f"{alarm.name} at step {alarm.step}", target_of(alarm))
+        Flag(alarm.step, f"{alarm.name} at step {alarm.step}", alarm_element_id(alarm))
         for alarm in run.alarms
         if alarm.metric in panel.metrics
     ]
@@ -107,13 +107,13 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
 
 
-def other_charts(run: RunFiles) -> list[Chart]:
+def charts_without_panel(run: RunFiles) -> list[Chart]:
     """Return the charts of the metrics that no panel shows."""
     shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
     others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
     return [chart for panel in others if (chart := _chart(run, panel))]
 
 
-def target_of(alarm: Alarm) -> str:
+def alarm_element_id(alarm: Alarm) -> str:
     """Return the id of the page element that shows ``alarm``."""
     return f"alarm-{alarm.name}"

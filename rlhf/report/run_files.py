@@ -31,7 +31,7 @@ class RunFiles(NamedTuple):
     result: Mapping[str, Any] | None  # None: the run has not finished
 
 
-def read_files(run_dir: Path) -> RunFiles:
+def read_run_files(run_dir: Path) -> RunFiles:
     """Read the files that a run has written so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):

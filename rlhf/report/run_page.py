@@ -13,17 +13,17 @@ from pathlib import Path
 from rlhf.base.atomic import replacing
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import command_words
-from rlhf.report.alarms import alarms_of
+from rlhf.report.alarms import find_doubts
 from rlhf.report.evaluation_section import read_evaluation
 from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import (
+    alarm_element_id,
+    charts_without_panel,
     critic_section,
-    other_charts,
-    over_optimisation,
+    over_optimisation_section,
     panel_sections,
-    target_of,
 )
-from rlhf.report.run_files import RunFiles, read_files
+from rlhf.report.run_files import RunFiles, read_run_files
 from rlhf.report.summary import summary_blocks
 from rlhf.tracking.step_alarms import Alarm
 
@@ -37,7 +37,7 @@ def write_report(run_dir: Path) -> Path:
         CheckpointError: if ``run_dir`` is not the directory of a run.
     """
     path = run_dir / REPORT
-    page = run_page(read_files(run_dir))
+    page = run_page(read_run_files(run_dir))
     with replacing(path) as building:
         building.write_text(page, encoding="utf-8")
     return path
@@ -47,7 +47,7 @@ def run_page(run: RunFiles) -> str:
     """Return the HTML of a run's report."""
     result = run.result
     words = command_words(run.folder)
-    sections = [over_optimisation(run), *panel_sections(run), critic_section(run)]
+    sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
     return render_template(
         "run.html",
         script="samples.js",
@@ -58,10 +58,10 @@ def run_page(run: RunFiles) -> str:
         results=[] if result is None else list(summary_blocks(result)),
         evaluation=read_evaluation(run.folder),
         alarms=[(alarm, _step_of_last_samples(run, alarm)) for alarm in run.alarms],
-        doubts=[] if result is None else alarms_of(result["phases"]),
-        target_of=target_of,
+        doubts=[] if result is None else find_doubts(result["phases"]),
+        alarm_element_id=alarm_element_id,
         sections=[section for section in sections if any(section.charts)],
-        rest=other_charts(run),
+        rest=charts_without_panel(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),
         settings=_tables_of_settings(run, words),
@@ -74,7 +74,7 @@ def _headline(run: RunFiles) -> Headline:
         phases = [name for name in Phase if (run.folder / name / "result.json").exists()]
         done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
         return Headline(f"This run has not finished; {done}.", is_doubtful=True)
-    doubts = len(run.alarms) + len(alarms_of(run.result["phases"]))
+    doubts = len(run.alarms) + len(find_doubts(run.result["phases"]))
     ppo = run.result["phases"].get("ppo", {})
     reached = f"objective {run.result['objective']:.3f}"
     if "exact_after" in ppo:

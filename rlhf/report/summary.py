@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.safe_text import printable
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.report.alarms import alarms_of
+from rlhf.report.alarms import find_doubts
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
 from rlhf.tracking.step_alarms import read_alarms
 
@@ -48,11 +48,11 @@ class SummaryBlock(NamedTuple):
     duration: str
 
 
-def show_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
+def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
     """Print the summary of a run from ``result``, the content of result.json."""
     console.say("")
     console.show(summary_table(result))
-    doubts = [alarm.line for alarm in read_alarms(run_dir)] + alarms_of(result["phases"])
+    doubts = [alarm.line for alarm in read_alarms(run_dir)] + find_doubts(result["phases"])
     sections = (
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),

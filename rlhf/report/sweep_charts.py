@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeGuard
 
 from rlhf.base.intervals import Estimate
 from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
-from rlhf.report.comparison import as_typed, cell
+from rlhf.report.comparison import command_line_text, estimate_text
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
@@ -69,7 +69,7 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
 
     A line joins the settings on the frontier, for which no other setting has higher y at lower x.
     """
-    best = frontier(places)
+    best = pareto_frontier(places)
     lines = [
         Line("frontier", [(each.x.mean, each.y.mean) for each in best]),
         Line(
@@ -79,7 +79,8 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
             x_half=[_half_or_zero(each.x) for each in places],
             is_joined=False,
             names=[
-                f"{each.setting + 1}: {each.label}, {x_label} {cell(each.x)}" for each in places
+                f"{each.setting + 1}: {each.label}, {x_label} {estimate_text(each.x)}"
+                for each in places
             ],
             settings=[each.setting for each in places],
         ),
@@ -89,7 +90,7 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
     return chart and chart._replace(said=f"{title}: on the frontier are {names}")
 
 
-def frontier(places: Sequence[Place]) -> list[Place]:
+def pareto_frontier(places: Sequence[Place]) -> list[Place]:
     """Return the places for which no other place has higher y at lower x, sorted by x."""
     kept: list[Place] = []
     for place in sorted(places, key=lambda each: (each.x.mean, -each.y.mean)):
@@ -110,7 +111,7 @@ def parameter_chart(
     if len(numbers) < len(values):
         places = [float(index) for index in range(len(values))]
         x_ticks: list[Tick] | None = [
-            Tick(at, as_typed(value)) for at, value in zip(places, values, strict=True)
+            Tick(at, command_line_text(value)) for at, value in zip(places, values, strict=True)
         ]
     else:
         place = math.log10 if _spans_decades(numbers) else float
@@ -121,7 +122,7 @@ def parameter_chart(
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
     is_joined = len(values) <= MOST_MARKS or any(each.size > 1 for each in found)
     parameter, _, measure = title.partition(": ")
-    names = [f"{parameter}={as_typed(value)}" for value in values]
+    names = [f"{parameter}={command_line_text(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
     return line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
 
@@ -157,17 +158,17 @@ def _half_or_zero(found: Estimate) -> float:
 
 
 def _value_text(value: object) -> str:
-    return number_text(value) if is_number(value) else as_typed(value)
+    return number_text(value) if is_number(value) else command_line_text(value)
 
 
 def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tick]]:
     """Return the y in pixels of every value on its axis, and the labels of the axis."""
     known = [float(value) for value in values if is_number(value)]
     if not known or any(value is not None and not is_number(value) for value in values):
-        names = list(dict.fromkeys(map(as_typed, values)))
+        names = list(dict.fromkeys(map(command_line_text, values)))
         heights = [_y_of_share((index + 0.5) / len(names)) for index in range(len(names))]
         labels = [Tick(height, name) for height, name in zip(heights, names, strict=True)]
-        return [heights[names.index(as_typed(value))] for value in values], labels
+        return [heights[names.index(command_line_text(value))] for value in values], labels
     place = math.log10 if _spans_decades(known) else float
     low, high = place(min(known)), place(max(known))
 

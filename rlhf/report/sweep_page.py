@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 from rlhf.base.atomic import replacing
 from rlhf.base.intervals import Estimate, estimate
 from rlhf.report.charts import Chart
-from rlhf.report.comparison import ComparedRun, Setting, as_typed, cell, difference
+from rlhf.report.comparison import (
+    ComparedRun,
+    Setting,
+    command_line_text,
+    difference,
+    estimate_text,
+)
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
     Axis,
@@ -65,7 +71,7 @@ def sweep_page(name: str, settings: Sequence[Setting]) -> str:
     )
 
 
-def importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) -> Shares:
+def parameter_importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) -> Shares:
     """Return, for each key, the share of a measure's variance that the key's values explain.
 
     The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554), from which
@@ -73,7 +79,7 @@ def importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) ->
     """
     found = {}
     for key in keys:
-        groups = _groups(runs, key, title)
+        groups = _measures_by_value(runs, key, title)
         values = [value for group in groups for value in group]
         freedom = len(values) - len(groups)
         total = statistics.pvariance(values) * len(values)
@@ -84,13 +90,15 @@ def importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) ->
     return Shares(title, dict(sorted(found.items(), key=lambda each: -each[1])))
 
 
-def _groups(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
+def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
     values = [run.keys.get(key) for run in runs]
-    if len({as_typed(value) for value in values}) > MOST_VALUES and all(map(is_number, values)):
+    if len({command_line_text(value) for value in values}) > MOST_VALUES and all(
+        map(is_number, values)
+    ):
         ordered = sorted(runs, key=lambda run: run.keys[key])
         names = {id(run): str(BINS * rank // len(runs)) for rank, run in enumerate(ordered)}
     else:
-        names = {id(run): as_typed(value) for run, value in zip(runs, values, strict=True)}
+        names = {id(run): command_line_text(value) for run, value in zip(runs, values, strict=True)}
     groups: dict[str, list[float]] = {}
     for run in runs:
         groups.setdefault(names[id(run)], []).append(run.measures[title])
@@ -101,7 +109,7 @@ def _headline(done: Sequence[Setting]) -> Headline:
     """Return the headline: the best setting, and whether it differs from the second best."""
     if not done:
         return Headline("No run has finished.", is_doubtful=True)
-    best = f"best objective {cell(done[0].estimates()['objective'])}: {done[0].label}"
+    best = f"best objective {estimate_text(done[0].estimates()['objective'])}: {done[0].label}"
     if len(done) == 1:
         return Headline(best, is_doubtful=False)
     told = difference(done[1], done[0], "objective").verdict
@@ -122,7 +130,9 @@ def _tables_and_charts(done: Sequence[Setting]) -> dict[str, Any]:
     keys = list(done[0].values)
     frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in titles]
     parts: dict[str, Any] = {
-        "table": _settings_table(done, [title for title in titles if not _repeats(title, titles)]),
+        "table": _settings_table(
+            done, [title for title in titles if not _repeats_gold_score(title, titles)]
+        ),
         "frontiers": frontiers if KL in titles and len(done) > 1 else [],
         "parallel": None,
     }
@@ -130,7 +140,7 @@ def _tables_and_charts(done: Sequence[Setting]) -> dict[str, Any]:
         columns = [Axis(key, [setting.values[key] for setting in done]) for key in keys]
         columns += [Axis(t, [setting.estimates()[t].mean for setting in done]) for t in drawn]
         ranks = [1 - place / max(len(done) - 1, 1) for place in range(len(done))]
-        shares = [importances(runs, [*keys, "seed"], title) for title in drawn]
+        shares = [parameter_importances(runs, [*keys, "seed"], title) for title in drawn]
         parts |= {
             "parallel": parallel_chart(columns, ranks),
             "parameters": [_parameter_chart(runs, key, title) for key in keys for title in drawn],
@@ -142,12 +152,12 @@ def _tables_and_charts(done: Sequence[Setting]) -> dict[str, Any]:
 
 def _is_drawn(title: str, titles: Sequence[str], done: Sequence[Setting]) -> bool:
     """Return False for a measure that repeats another measure or is equal in all settings."""
-    if title in UNDRAWN or _repeats(title, titles):
+    if title in UNDRAWN or _repeats_gold_score(title, titles):
         return False
     return len({setting.estimates()[title].mean for setting in done}) > 1 or len(done) == 1
 
 
-def _repeats(title: str, titles: Sequence[str]) -> bool:
+def _repeats_gold_score(title: str, titles: Sequence[str]) -> bool:
     """Return True for the objective of runs with a judge, which repeats the gold score."""
     return title == "objective" and "gold" in titles
 
@@ -174,7 +184,7 @@ def _settings_table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsT
         found = setting.estimates()
         told = difference(done[0], setting, "objective").verdict if number else ""
         counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
-        measures = [cell(found[title]) for title in titles]
+        measures = [estimate_text(found[title]) for title in titles]
         rows.append(
             SettingsRow(setting.label, counted, measures, told.replace("-", "no difference"))
         )
@@ -195,7 +205,7 @@ def _parameter_chart(runs: Sequence[ComparedRun], key: str, title: str) -> Chart
     measured: dict[str, tuple[object, list[float]]] = {}
     for run in runs:
         value = run.keys.get(key)
-        measured.setdefault(as_typed(value), (value, []))[1].append(run.measures[title])
+        measured.setdefault(command_line_text(value), (value, []))[1].append(run.measures[title])
     groups = list(measured.values())
     if all(is_number(value) for value, _ in groups):
         groups.sort(key=lambda group: float(str(group[0])))

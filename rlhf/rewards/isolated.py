@@ -33,7 +33,8 @@ class FailureError(Exception):
 class IsolatedReward:
     """A part of the score that a process of its own computes.
 
-    ``ask`` and ``scores`` are separate, so that several parts compute at the same time.
+    ``send_answers`` and ``receive_scores`` are separate, so that several parts compute at the same
+    time.
     """
 
     def __init__(self, name: str, part: RewardTerm) -> None:
@@ -46,9 +47,9 @@ class IsolatedReward:
         self.rows = 0  # responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
         self._not_asked: FailureError | None = None
-        self._start()
+        self._start_process()
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         ours, theirs = socket.socketpair()
         words = [theirs.fileno(), os.getpid()]
         with theirs:
@@ -71,19 +72,19 @@ class IsolatedReward:
             self.close()
             raise ConfigError(f"rewards.{self.name}.{problem}")
 
-    def ask(self, answers: Answers) -> None:
+    def send_answers(self, answers: Answers) -> None:
         """Send the batch to score."""
         self.rows = len(answers.responses)
         self._not_asked = None
         try:
             if self._process.poll() is not None:
-                self._start()
+                self._start_process()
             self._set_deadline(self.part.timeout_seconds)
             self._send(answers._asdict())
         except (ConfigError, FailureError) as error:
             self._not_asked = FailureError(str(error))
 
-    def scores(self) -> list[float]:
+    def receive_scores(self) -> list[float]:
         """Return the scores of the batch; NaN for a response without a score below LARGEST_SCORE.
 
         Raises:
@@ -172,7 +173,7 @@ def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
         part.close()
 
 
-def check_terms(config: RunConfig) -> None:
+def check_reward_parts(config: RunConfig) -> None:
     """Check that every part of the score can be used, before a phase is trained for it.
 
     Raises:

@@ -49,22 +49,22 @@ def function(part: RewardTerm) -> ScoreFunction:
         raise ConfigError(
             f"function={part.function}: cannot be used as "
             f"f({', '.join(['prompts', 'responses', *part.columns])}): "
-            f"{_reason(error, file)}. Give MODULE:FUNCTION, importable from here"
+            f"{_describe_error(error, file)}. Give MODULE:FUNCTION, importable from here"
         ) from error
 
     def scores(answers: Answers) -> Sequence[float]:
         try:
             result = called(answers.prompts, answers.responses, **answers.columns)
-            return _numbers_in(result, len(answers.responses))
+            return _convert_scores(result, len(answers.responses))
         except RewardError:
             raise
         except BaseException as error:  # a function may raise anything, SystemExit included
-            raise RewardError(_reason(error, file)) from error
+            raise RewardError(_describe_error(error, file)) from error
 
     return scores
 
 
-def _numbers_in(result: Any, rows: int) -> list[float]:
+def _convert_scores(result: Any, rows: int) -> list[float]:
     """Return the scores that a function returned: a list, an array, a tensor or an iterator.
 
     Raises:
@@ -81,7 +81,7 @@ def _numbers_in(result: Any, rows: int) -> list[float]:
     return [float(score) for score in listed]
 
 
-def _reason(error: BaseException, file: str | None) -> str:
+def _describe_error(error: BaseException, file: str | None) -> str:
     """Return the error in one line, with its line in ``file``, the function's module, if given."""
     first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
     text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")
@@ -119,9 +119,9 @@ def http(part: RewardTerm) -> ScoreFunction:
                 answer = pool.urlopen(
                     **request, headers=headers, retries=False, redirect=False, preload_content=False
                 )
-                status, body = answer.status, _body_of(answer)
+                status, body = answer.status, _read_body(answer)
                 if status not in RETRIED:
-                    return _scores_in(status, body)
+                    return _parse_scores(status, body)
             except urllib3.exceptions.HTTPError as error:
                 failure = error
             retries = retries.increment("POST", str(part.url), answer, failure)
@@ -134,7 +134,7 @@ def http(part: RewardTerm) -> ScoreFunction:
                 found += answer_to(batch)
             except urllib3.exceptions.HTTPError as error:
                 cause = getattr(error, "reason", None) or error  # of the last attempt
-                raise RewardError(_reason(cause, None)) from error
+                raise RewardError(_describe_error(cause, None)) from error
             except MemoryError as error:
                 raise RewardError("its answer needs too much memory") from error
         return found
@@ -176,7 +176,7 @@ def _require_listener(url: str) -> None:
         raise ConfigError(f"url={url}: nothing answers there ({error})") from error
 
 
-def _body_of(answer: BaseHTTPResponse) -> bytes:
+def _read_body(answer: BaseHTTPResponse) -> bytes:
     """Return the body of an endpoint's answer.
 
     Raises:
@@ -193,7 +193,7 @@ def _body_of(answer: BaseHTTPResponse) -> bytes:
     return bytes(body)
 
 
-def _scores_in(status: int, body: bytes) -> list[float]:
+def _parse_scores(status: int, body: bytes) -> list[float]:
     """Return the scores in an endpoint's answer.
 
     Raises:
@@ -204,7 +204,7 @@ def _scores_in(status: int, body: bytes) -> list[float]:
     try:
         content: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RewardError(f"the answer is not JSON ({_reason(error, None)})") from error
+        raise RewardError(f"the answer is not JSON ({_describe_error(error, None)})") from error
     if not isinstance(content, dict) or not isinstance(content.get("scores"), list):
         raise RewardError('the answer is not {"scores": [...]}')
     for row, score in enumerate(content["scores"]):

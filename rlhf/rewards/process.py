@@ -24,7 +24,7 @@ from rlhf.rewards.rules import RULES
 KINDS = {RewardKind.function: function, RewardKind.http: http, **RULES}
 
 
-def serve(descriptor: int) -> None:
+def serve_requests(descriptor: int) -> None:
     """Answer the requests on the socket until its other end is closed."""
     # OSError: the run has ended, or a function closed the socket. Nobody could read a message.
     with (
@@ -33,14 +33,14 @@ def serve(descriptor: int) -> None:
         channel.makefile("rw") as lines,
     ):
         own = os.getpid()
-        for answer in _answers(iter(lines)):
+        for answer in _answer_requests(iter(lines)):
             if os.getpid() != own:
                 os._exit(1)  # a process that the user's code forked returned too
             lines.write(json.dumps(answer) + "\n")
             lines.flush()
 
 
-def _answers(lines: Iterator[str]) -> Iterator[dict[str, object]]:
+def _answer_requests(lines: Iterator[str]) -> Iterator[dict[str, object]]:
     """Yield the answer to each request: first whether the part can be used, then its scores."""
     given = json.loads(next(lines, "null"))
     if given is None:

@@ -53,7 +53,7 @@ def number_match(part: RewardTerm) -> ScoreFunction:
     """
 
     def matches(response: str, wanted: str) -> bool:
-        given, right = last_number(response), last_number(wanted)
+        given, right = find_last_number(response), find_last_number(wanted)
         return given is not None and right is not None and math.isclose(given, right)
 
     return _compare_with_column(part, matches)
@@ -87,7 +87,7 @@ RULES: dict[RewardKind, Callable[[RewardTerm], ScoreFunction]] = {
 }
 
 
-def last_number(text: str) -> float | None:
+def find_last_number(text: str) -> float | None:
     """Return the last number in the text; None if there is none."""
     found = NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None

@@ -34,9 +34,10 @@ def main() -> None:
     if computing == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        from rlhf.rewards.process import serve  # here: it imports more than the supervisor needs
+        # Here, because it imports more than the supervisor needs.
+        from rlhf.rewards.process import serve_requests
 
-        serve(descriptor)
+        serve_requests(descriptor)
         return
     os.close(descriptor)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
@@ -56,13 +57,13 @@ def _end_descendants() -> None:
     """Kill all children, and then the orphans that they leave, until there are none."""
     with suppress(ChildProcessError):
         while True:
-            for child in _children():
+            for child in _child_ids():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(child, signal.SIGKILL)
             os.waitpid(-1, 0)
 
 
-def _children() -> Iterator[int]:
+def _child_ids() -> Iterator[int]:
     """Yield the ids of this process's children."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended meanwhile

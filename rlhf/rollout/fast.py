@@ -84,7 +84,7 @@ class FastRollout:
             parts = self._find_modules(model, tokens=tokens)
             if parts is not None and not can_fuse(parts):
                 parts = None
-            gathers = parts is not None and self._gathers(actor, model)
+            gathers = parts is not None and self._gathers_weights(actor, model)
             is_layerwise = actor.is_sharded and not gathers
             with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
@@ -95,7 +95,7 @@ class FastRollout:
                     end_id=self._end_id,
                     stop=self._stop,
                     max_rows=rows,
-                    anyone_works=self._any_rank if is_layerwise else bool,
+                    any_rank_works=self._is_true_on_any_rank if is_layerwise else bool,
                 )
                 with self._autocast_for(decoder):
                     scheduler.run(requests, prompts.draws_BT)
@@ -123,7 +123,7 @@ class FastRollout:
         if can_compile(parts, dtype):
             return CompiledDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
-            return self._get_graph_decoder(model, parts, Extent.of(rows, tokens, draws_NT))
+            return self._get_graph_decoder(model, parts, Extent.for_rollout(rows, tokens, draws_NT))
         return FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
     def _get_graph_decoder(
@@ -132,8 +132,8 @@ class FastRollout:
         """Return the last rollout's decoder if it was kept and fits, otherwise a new decoder."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]
         kept, self._kept = self._kept, None
-        if kept is not None and kept.serves(extent, weights):
-            kept.follow_weights()
+        if kept is not None and kept.can_serve(extent, weights):
+            kept.refresh_weight_copies()
             self._kept = kept
             return kept
         del kept  # its memory is free before the new decoder allocates
@@ -161,7 +161,7 @@ class FastRollout:
             return nullcontext()
         return torch.autocast(self._ranks.device.type, enabled=False)
 
-    def _gathers(self, actor: Engine, model: nn.Module) -> bool:
+    def _gathers_weights(self, actor: Engine, model: nn.Module) -> bool:
         """Return True if sharded weights are gathered for the whole rollout; equal on all ranks."""
         match self._settings.gather_weights:
             case _ if not actor.is_sharded:
@@ -169,11 +169,11 @@ class FastRollout:
             case When.auto:
                 needed = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
                 lacks = needed * self._settings.dtype.itemsize > free_bytes(self._ranks.device) / 2
-                return not self._any_rank(lacks)
+                return not self._is_true_on_any_rank(lacks)
             case choice:
                 return choice is When.always
 
-    def _any_rank(self, here: bool) -> bool:
+    def _is_true_on_any_rank(self, here: bool) -> bool:
         return bool(self._ranks.max(torch.tensor(int(here), device=self._ranks.device)))
 
 

@@ -58,18 +58,18 @@ class HfRollout:
         )
         num_rows, prompt_tokens = prompts.ids_BP.shape
         stopped_at: list[int | None] = [None] * num_rows
-        with only(settings, policy):
+        with replace_generation_config(settings, policy):
             sequences_BS = generate(
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
-                logits_processor=self._build_processors(prompts),
-                stopping_criteria=self._build_criteria(prompt_tokens, stopped_at),
+                logits_processor=self._build_logits_processors(prompts),
+                stopping_criteria=self._build_stopping_criteria(prompt_tokens, stopped_at),
                 **options,
             )
         return self._cut_at_ends(sequences_BS[:, prompt_tokens:], stopped_at)
 
-    def _build_processors(self, prompts: PromptBatch) -> LogitsProcessorList:
+    def _build_logits_processors(self, prompts: PromptBatch) -> LogitsProcessorList:
         from transformers import LogitsProcessorList
 
         num_rows, prompt_tokens = prompts.ids_BP.shape
@@ -90,7 +90,7 @@ class HfRollout:
 
         return LogitsProcessorList([keep_the_drawn_token])
 
-    def _build_criteria(
+    def _build_stopping_criteria(
         self, prompt_tokens: int, stopped_at: list[int | None]
     ) -> StoppingCriteriaList | None:
         """Return criteria that end rows at stop texts and record the token index of each end."""
@@ -99,7 +99,7 @@ class HfRollout:
         def has_stopped(ids_BS: Tensor, *_: object, **__: object) -> Tensor:
             responses = ids_BS[:, prompt_tokens:].tolist()
             for row, response_ids in enumerate(responses):
-                if stopped_at[row] is None and self._stop.ends(response_ids):
+                if stopped_at[row] is None and self._stop.completes_stop_text(response_ids):
                     stopped_at[row] = len(response_ids) - 1
             return torch.tensor([at is not None for at in stopped_at], device=ids_BS.device)
 
@@ -117,7 +117,7 @@ class HfRollout:
 
 
 @contextmanager
-def only(settings: GenerationConfig, policy: Any) -> Iterator[None]:
+def replace_generation_config(settings: GenerationConfig, policy: Any) -> Iterator[None]:
     """Replace the policy's generation config with ``settings`` within the context.
 
     transformers fills unset fields from the checkpoint's own generation config: a repetition

@@ -48,7 +48,7 @@ def draw_tokens(
     log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. For top-p
     the ``likeliest`` tokens are sorted first; if these are all tokens, the host never waits.
     """
-    kernel = _kernel_for(logits_BV, sampling)
+    kernel = _select_kernel(logits_BV, sampling)
     if kernel is not None:
         scale, end = 1 / sampling.temperature, -1 if end_id is None else end_id
         drawn = kernel.draw(logits_BV, draws_B, scale=scale, barred_N=barred_B, end_id=end)
@@ -76,7 +76,7 @@ def draw_tokens(
     return Drawn(tokens_B1.squeeze(1), logprobs_B1.squeeze(1))
 
 
-def pack(drawn: Drawn) -> Tensor:
+def stack_drawn(drawn: Drawn) -> Tensor:
     """Return tokens and log-probs as one tensor (2, B), so that one copy moves both to the host.
 
     Both are exact in fp64.
@@ -97,12 +97,12 @@ def truncate_probabilities(
         smallest_B1 = probabilities_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     if sampling.top_p < 1.0:
-        smallest_B1 = _smallest_of_share(probabilities_BV, sampling.top_p, likeliest)
+        smallest_B1 = _nucleus_threshold(probabilities_BV, sampling.top_p, likeliest)
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     return probabilities_BV
 
 
-def _smallest_of_share(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
+def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
     """Return the smallest probability (B, 1) of the likeliest tokens that hold ``share`` of all."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
     wanted_B1 = (share - 1e-7) * total_B1  # tolerance: fp32 sums are off by about 1e-7
@@ -151,7 +151,7 @@ def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
     return places_B1.clamp(max=ends_BN.shape[1] - 1)  # searchsorted puts NaN past the end
 
 
-def _kernel_for(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
+def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
     """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
     return cpu_logprob_kernel(logits_BV) if is_plain else None

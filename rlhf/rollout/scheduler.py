@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, pack
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
 from rlhf.rollout.stopping import StopTexts
 
 PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memory
@@ -35,7 +35,7 @@ class Request:
     has_ended: bool = False
 
     @property
-    def position(self) -> int:
+    def newest_position(self) -> int:
         """Return the position of the newest token in prompt and response, from 0."""
         return len(self.prompt) + len(self.ids) - 1
 
@@ -49,7 +49,7 @@ class Scheduler:
     """A loop that drives a decoder until every request is answered.
 
     Active request i is row i of the decoder; when it ends, the last active request takes its row.
-    ``anyone_works`` takes whether this rank has work left and returns whether any rank has: if a
+    ``any_rank_works`` takes whether this rank has work left and returns whether any rank has: if a
     forward pass needs all ranks, a rank that has finished runs dummy passes for the others.
     """
 
@@ -61,41 +61,43 @@ class Scheduler:
         end_id: int,
         stop: StopTexts,
         max_rows: int,
-        anyone_works: Callable[[bool], bool],
+        any_rank_works: Callable[[bool], bool],
     ) -> None:
         self._decoder = decoder
         self._sampling = sampling
         self._end_id = end_id
         self._stop = stop
         self._max_rows = max_rows
-        self._anyone_works = anyone_works
+        self._any_rank_works = any_rank_works
         self._active: list[Request] = []
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
         # Longest first: a prefill gets prompts of similar length, and equal prompts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.prompt), r.prompt), reverse=True)
-        while self._anyone_works(bool(waiting or self._active)):
-            joining = self._next_to_prefill(waiting)
+        while self._any_rank_works(bool(waiting or self._active)):
+            joining = self._select_for_prefill(waiting)
             del waiting[: len(joining)]
             if joining:
                 requests, logits_BV = self._prefill(joining, draws_NT.device)
-                drawn_2B = self._draw(requests, logits_BV, draws_NT)
+                drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
             elif isinstance(self._decoder, DrawingDecoder):
                 requests = self._active
-                newest = [Newest(r.ids[-1], r.position, r.index, len(r.ids)) for r in requests]
+                newest = [
+                    Newest(r.ids[-1], r.newest_position, r.index, len(r.ids)) for r in requests
+                ]
                 drawn_2B = self._decoder.decode_and_draw(newest, draws_NT)
             elif self._active:
                 requests = self._active
                 logits_BV = self._decoder.decode(*self._newest_tokens(draws_NT.device))
-                drawn_2B = self._draw(requests, logits_BV, draws_NT)
+                drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
             else:
                 self._decoder.decode(torch.zeros(1, dtype=torch.long, device=draws_NT.device), [0])
                 continue
             self._append_tokens(requests, drawn_2B)
             self._remove_answered()
 
-    def _next_to_prefill(self, waiting: Sequence[Request]) -> list[Request]:
+    def _select_for_prefill(self, waiting: Sequence[Request]) -> list[Request]:
         """Return the first of ``waiting`` that fit into free rows and one prefill; [] to wait."""
         free = self._max_rows - len(self._active)
         packs = isinstance(self._decoder, PackingDecoder)
@@ -108,7 +110,9 @@ class Scheduler:
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest tokens (B,) of the active requests, and their positions."""
         newest = [request.ids[-1] for request in self._active]
-        return copy_to_device(torch.tensor(newest), device), [r.position for r in self._active]
+        return copy_to_device(torch.tensor(newest), device), [
+            r.newest_position for r in self._active
+        ]
 
     def _prefill(
         self, joining: list[Request], device: torch.device
@@ -140,7 +144,7 @@ class Scheduler:
             logits_BV = logits_BV[copy_to_device(torch.tensor(sources), device)]
         return self._active[first:], logits_BV
 
-    def _draw(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
+    def _draw_tokens(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
         """Draw one more token for each of ``requests``; return tokens and log-probs (2, B)."""
         places = torch.tensor([[r.index, len(r.ids)] for r in requests])
         indices, steps = copy_to_device(places, draws_NT.device).unbind(1)
@@ -153,14 +157,17 @@ class Scheduler:
             barred_B=barred_B,
             end_id=self._end_id,
         )
-        return pack(drawn)
+        return stack_drawn(drawn)
 
     def _append_tokens(self, requests: list[Request], drawn_2B: Tensor) -> None:
-        """Add the drawn tokens to ``requests``; here the host waits for the device."""
+        """Append a token and its log-probability to each request; this waits for the device.
+
+        ``drawn_2B`` has the tokens in its first row and their log-probabilities in its second row.
+        """
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)
-            request.has_ended = token == self._end_id or self._stop.ends(request.ids)
+            request.has_ended = token == self._end_id or self._stop.completes_stop_text(request.ids)
 
     def _remove_answered(self) -> None:
         """Remove answered requests, and fill each gap with the last active request."""
@@ -169,5 +176,5 @@ class Scheduler:
                 self._active.pop()
             if row < len(self._active) and self._active[row].is_answered:
                 last = self._active.pop()
-                self._decoder.copy_row(len(self._active), row, columns=last.position)
+                self._decoder.copy_row(len(self._active), row, columns=last.newest_position)
                 self._active[row] = last

@@ -26,7 +26,7 @@ class StopTexts:
     def __bool__(self) -> bool:
         return bool(self._texts)
 
-    def ends(self, response_ids: list[int]) -> bool:
+    def completes_stop_text(self, response_ids: list[int]) -> bool:
         """Return True if the last token completes a stop text; call this after every token."""
         if not self._texts:
             return False

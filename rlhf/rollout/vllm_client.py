@@ -53,7 +53,7 @@ class VllmClient:
         Raises:
             RolloutError: if one of these checks fails.
         """
-        self.weight_version()
+        self.fetch_weight_version()
         config = self._request("GET", "/server_info?config_format=json")["vllm_config"]
         mode = config["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
@@ -68,7 +68,7 @@ class VllmClient:
                 "(model.architecture.tie_word_embeddings=false)"
             )
 
-    def weight_version(self) -> str:
+    def fetch_weight_version(self) -> str:
         """Return the version of the weights that the server samples with."""
         found = self._request("GET", "/weight_info")
         return str(found["weight_version"])

@@ -90,7 +90,7 @@ class VllmServerRollout:
         return versions[0]
 
     def _require_version(self, version: str) -> None:
-        found = self._client.weight_version()
+        found = self._client.fetch_weight_version()
         if found != version:
             raise RolloutError(
                 f"rollout.server.url={self._settings.url}: it samples with the weights {found}, "

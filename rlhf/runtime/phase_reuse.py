@@ -34,9 +34,9 @@ from rlhf.checkpoint.results import phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import forget_peak_memory
+from rlhf.engine.devices import reset_peak_memory
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import data_key
+from rlhf.phases.shared.phase_data import phase_data_hash
 from rlhf.runtime.plan_comparison import beside_the_plan
 
 PrintNote = Callable[[str], None]
@@ -60,7 +60,7 @@ def run_phase(
             if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
                 take_phase(context, phase, store.folder / key)
                 return
-        forget_peak_memory(ranks)
+        reset_peak_memory(ranks)
         result = runner(replace(context, phase_started=time.monotonic()))
         result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:
@@ -102,7 +102,7 @@ def store_key(context: RunContext, phase: Phase) -> str | None:
     if config.reuse.phases is not Reuse.always or phase not in REUSED:
         return None
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]
-    data = "".join(data_key(context, each) for each in so_far)
+    data = "".join(phase_data_hash(context, each) for each in so_far)
     return phase_key(config, phase, data=data, code=code_version())
 
 

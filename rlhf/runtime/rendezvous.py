@@ -21,7 +21,7 @@ from rlhf.config.precision import cpu_dtype
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.rewards.isolated import check_terms
+from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task, whole_number
 from rlhf.runtime.watchdog import Process
 
@@ -116,7 +116,7 @@ def check_can_start(config: RunConfig) -> None:
 
         check(hardware)
     if hardware.nodes == 1:  # on several nodes each rank checks them where it runs
-        check_terms(config)
+        check_reward_parts(config)
 
 
 def is_secondary_node() -> bool:
@@ -187,7 +187,7 @@ class Rendezvous:
 
     def start(self, config: RunConfig) -> None:
         """Start the process group of all ranks."""
-        from rlhf.engine.devices import start_group, use_device
+        from rlhf.engine.devices import start_process_group, use_device
 
         if self._size != num_ranks(config):
             raise ConfigError(
@@ -196,7 +196,7 @@ class Rendezvous:
                 f"{config.hardware.ranks_per_node}; start exactly that many ranks"
             )
         use_device(config.hardware.device)
-        start_group(
+        start_process_group(
             config.hardware.device,
             store=self._store,
             rank=self._rank,

@@ -65,7 +65,7 @@ def watch(
 
     def wait() -> None:
         look, woken = min(1.0, seconds / 10), -math.inf
-        while min(heartbeat.silence, time.monotonic() - woken) < seconds:
+        while min(heartbeat.seconds_since_beat, time.monotonic() - woken) < seconds:
             slept_at = time.monotonic()
             time.sleep(look)
             if time.monotonic() - slept_at > look + seconds / 2:

@@ -40,14 +40,14 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe_kernels
 from rlhf.models.load_errors import RUN_FOLDER
-from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, tokenizer_for
+from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
-from rlhf.rewards.isolated import check_terms
+from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_reuse import look_over, run_phase
@@ -171,7 +171,7 @@ def build_context(
     """
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
-        check_terms(config)
+        check_reward_parts(config)
     command_words(run_dir)  # model cards show it: a damaged file is refused before training
     if ranks.is_main:
         read_plan(run_dir, console.say)
@@ -258,7 +258,7 @@ def run_tokenizer(
                 text for part in parts.values() for r in part.train for text in r.texts if text
             )
             if config.from_run is None:
-                tokenizer = tokenizer_for(owner, key=key, texts=texts)
+                tokenizer = load_or_train_tokenizer(owner, key=key, texts=texts)
             else:
                 tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
             if config.data.template is Template.plain and config.from_run is None:
@@ -269,7 +269,7 @@ def run_tokenizer(
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
     if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:
-        theirs = tokenizer_for(reward_model, key="reward_model", texts=())
+        theirs = load_or_train_tokenizer(reward_model, key="reward_model", texts=())
         check_same_tokens(tokenizer, theirs, reward_place=str(reward_model.path))
     return tokenizer
 

@@ -20,7 +20,7 @@ from rlhf.algorithms.advantages import (
     scale_scores,
     token_rewards,
 )
-from rlhf.algorithms.kl import KlController, KlEstimatorName, kl_estimate
+from rlhf.algorithms.kl import KlController, KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.base.metrics import Moments
@@ -93,7 +93,7 @@ def test_logprobs_and_entropy(seed: int, temperature: float) -> None:
 @given(batch=batches, estimator=estimators)
 def test_kl(batch: Batch, estimator: KlEstimatorName) -> None:
     keep = batch.keep_BT
-    result = kl_estimate(
+    result = estimate_kl(
         batch.old_logprobs_BT, batch.reference_logprobs_BT, estimator=estimator
     ).masked_fill(~keep, 0.0)
     rows = rows_of(batch.old_logprobs_BT, keep), rows_of(batch.reference_logprobs_BT, keep)
@@ -212,7 +212,7 @@ def test_the_whole_chain(
     rows = Batch(*(rows_of(x, keep) if x.ndim == 2 else x.tolist() for x in batch))  # as lists
 
     scores_B = clip_scores(batch.scores_B, batch.ended_B, clip=5.0, missing_end_penalty=1.0)
-    kl_BT = kl_estimate(batch.old_logprobs_BT, batch.reference_logprobs_BT, estimator=estimator)
+    kl_BT = estimate_kl(batch.old_logprobs_BT, batch.reference_logprobs_BT, estimator=estimator)
     rewards_BT = token_rewards(kl_BT, scores_B, keep, kl_ctl=0.1)
     scores = reference.clip_scores(rows.scores_B, rows.ended_B, limit=5.0, penalty=1.0)
     kl = reference.kl_per_token(rows.old_logprobs_BT, rows.reference_logprobs_BT, estimator)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from rlhf.algorithms.advantages import clip_scores, gae, token_rewards
-from rlhf.algorithms.kl import KlController, kl_estimate
+from rlhf.algorithms.kl import KlController, estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import policy_loss
 from rlhf.algorithms.schedule import lr_schedule
@@ -32,7 +32,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.data.splits import largest_remainder
 from rlhf.data.tokens import Encoder
 from rlhf.engine.masters import Masters, MovingAverage
-from rlhf.models.build import build_actor, build_scorer, require_positions
+from rlhf.models.build import build_actor, build_scorer, require_enough_positions
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.output_layer import token_logprobs
 from rlhf.phases.shared.scoring import WholeSequences
@@ -178,7 +178,7 @@ def test_bug_07_the_moving_average_is_kept_in_fp32() -> None:
         ours.update()
     expected = 1.25 - 0.25 * 0.992**100  # 1.1380
     assert theirs.tolist() == [1.0] * 4
-    with ours.in_place():
+    with ours.swap_in():
         assert_close(shard, [expected] * 4, atol=1e-5)
 
 
@@ -197,7 +197,7 @@ def test_bug_07_the_moving_average_moves_once_per_optimiser_step() -> None:
     shard.fill_(1.0)
     for _ in range(steps):
         average.update()
-    with average.in_place():
+    with average.swap_in():
         assert_close(shard, ours, atol=1e-6)
 
 
@@ -218,7 +218,7 @@ def test_bug_08_k3_estimates_the_kl_that_is_meant(
     difference_V = p_V.log() - q_V.log()
     assert_close((p_V * (difference_V.exp() - 1 - difference_V)).sum(), theirs, atol=1e-6)
     for estimator in ("k1", "k3"):
-        ours_V = kl_estimate(p_V.log(), q_V.log(), estimator=estimator)
+        ours_V = estimate_kl(p_V.log(), q_V.log(), estimator=estimator)
         assert_close((p_V * ours_V).sum(), kl, atol=1e-7)
 
 
@@ -348,6 +348,6 @@ def test_bug_16_prompt_and_response_must_fit_the_model() -> None:
     model = build_actor(
         source_of("opt", fields={"max_position_embeddings": 16}), small_tokenizer(), seed=0
     )
-    require_positions(model, 10 + 6, key="model", wanted="prompt + response")
+    require_enough_positions(model, 10 + 6, key="model", wanted="prompt + response")
     with pytest.raises(ConfigError, match="prompt \\+ response"):
-        require_positions(model, 10 + 7, key="model", wanted="prompt + response")
+        require_enough_positions(model, 10 + 7, key="model", wanted="prompt + response")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.algorithms.kl import KlController, KlEstimatorName, guarded_lr_scale, kl_estimate
+from rlhf.algorithms.kl import KlController, KlEstimatorName, adapt_lr_scale, estimate_kl
 from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
 
 
@@ -26,26 +26,26 @@ def test_estimators_by_hand(
     estimator: KlEstimatorName, p_is_larger: float, p_is_smaller: float
 ) -> None:
     logprobs, other_logprobs = f64(0.5, 0.25).log(), f64(0.25, 0.5).log()
-    result = kl_estimate(logprobs, other_logprobs, estimator=estimator)
+    result = estimate_kl(logprobs, other_logprobs, estimator=estimator)
     assert_close(result, [p_is_larger, p_is_smaller], atol=1e-7)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_equal_policies_have_no_kl(estimator: KlEstimatorName) -> None:
     logprobs = -normal(9, seed=0).abs()
-    assert not kl_estimate(logprobs, logprobs, estimator=estimator).any()
+    assert not estimate_kl(logprobs, logprobs, estimator=estimator).any()
 
 
 def test_an_unknown_estimator_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown KL estimator 'k4'; there are k1, k2, k3"):
-        kl_estimate(f64(0.0), f64(0.0), estimator="k4")  # type: ignore[arg-type]
+        estimate_kl(f64(0.0), f64(0.0), estimator="k4")  # type: ignore[arg-type]
 
 
 @quick
 @given(seed=seeds, estimator=st.sampled_from(["k1", "k3"]))
 def test_k1_and_k3_are_unbiased(seed: int, estimator: KlEstimatorName) -> None:
     p_V, q_V = normal(8, seed=seed).log_softmax(-1), normal(8, seed=seed + 1).log_softmax(-1)
-    expectation = (p_V.exp() * kl_estimate(p_V, q_V, estimator=estimator)).sum()
+    expectation = (p_V.exp() * estimate_kl(p_V, q_V, estimator=estimator)).sum()
     assert_close(
         expectation, torch.nn.functional.kl_div(q_V, p_V, log_target=True, reduction="sum")
     )
@@ -56,12 +56,12 @@ def test_k1_and_k3_are_unbiased(seed: int, estimator: KlEstimatorName) -> None:
 def test_k2_and_k3_are_never_negative_in_fp32(difference: float) -> None:
     logprobs = torch.tensor([difference, difference * 1e-3, difference * 1e-6])
     for estimator in ("k2", "k3"):
-        assert (kl_estimate(logprobs, torch.zeros(3), estimator=estimator) >= 0).all()
+        assert (estimate_kl(logprobs, torch.zeros(3), estimator=estimator) >= 0).all()
 
 
 def test_k3_of_close_policies_survives_fp32() -> None:
     # d = 1e-3: exp(-d) - 1 + d = d^2 / 2 - d^3 / 6 = 4.998334e-7, smaller than 10 fp32 steps at 1
-    result = kl_estimate(torch.tensor([1e-3]), torch.zeros(1), estimator="k3")
+    result = estimate_kl(torch.tensor([1e-3]), torch.zeros(1), estimator="k3")
     assert result.item() == pytest.approx(4.998334e-7, rel=1e-3)
 
 
@@ -117,14 +117,14 @@ def test_the_controller_brings_a_responsive_kl_to_its_target() -> None:
     ],
 )
 def test_learning_rate_guard_by_hand(scale: float, approx_kl: float, after: float) -> None:
-    assert guarded_lr_scale(scale, approx_kl, limit=0.02) == pytest.approx(after, abs=1e-12)
+    assert adapt_lr_scale(scale, approx_kl, limit=0.02) == pytest.approx(after, abs=1e-12)
 
 
 def test_the_guard_settles_where_the_kl_is_tolerable() -> None:
     # a policy that moves by 0.5 nats at the full rate and less with its square: 0.02 at 0.2
     scale = 1.0
     for _ in range(20):
-        scale = guarded_lr_scale(scale, 0.5 * scale**2, limit=0.02)
+        scale = adapt_lr_scale(scale, 0.5 * scale**2, limit=0.02)
     assert 0.01 <= 0.5 * scale**2 <= 0.02
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.masking import last_kept, masked_sum, whiten
+from rlhf.algorithms.masking import last_kept_index, masked_sum, whiten
 from rlhf.base.metrics import Moments
 from tests.algorithms.padded_batches import (
     assert_close,
@@ -28,18 +28,18 @@ from tests.algorithms.padded_batches import (
 
 def test_last_kept_by_hand() -> None:
     keep_BT = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 1]]).bool()
-    assert last_kept(keep_BT).tolist() == [1, 0, 3]
+    assert last_kept_index(keep_BT).tolist() == [1, 0, 3]
 
 
 def test_last_kept_needs_a_kept_token_in_every_row() -> None:
     with pytest.raises(ValueError, match="every row must keep at least one token"):
-        last_kept(torch.tensor([[True, False], [False, False]]))
+        last_kept_index(torch.tensor([[True, False], [False, False]]))
 
 
 @quick
 @given(keep=keeps())
 def test_last_kept_of_a_right_padded_row_is_its_length_less_one(keep: Tensor) -> None:
-    assert last_kept(keep).equal(keep.sum(dim=1) - 1)
+    assert last_kept_index(keep).equal(keep.sum(dim=1) - 1)
 
 
 def test_masked_sum_by_hand() -> None:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.masking import sum_of_means
+from rlhf.algorithms.masking import sum_of_row_means
 from rlhf.algorithms.ppo import (
     PolicyLoss,
     ValueLoss,
     policy_loss,
-    truncated_weights,
+    truncated_importance_weights,
     value_loss,
 )
 from rlhf.base.metrics import Maximum, Mean
@@ -173,7 +173,7 @@ def test_sequences_count_alike_by_hand() -> None:
     keep_BT, old_BT = keep_of([3, 1], 3), torch.zeros(2, 3, dtype=torch.float64)
     inputs = [logprobs_BT, old_BT, f64([1.0] * 3, [-2.0] * 3)]
     per_sequence, gradient = with_gradient(
-        lambda *args: policy_loss(*args, cliprange=0.2, total=sum_of_means), inputs, keep_BT
+        lambda *args: policy_loss(*args, cliprange=0.2, total=sum_of_row_means), inputs, keep_BT
     )
     assert_close(per_sequence.loss.detach(), -1.1 + 2.0)
     assert_close(gradient, [[-1 / 3, -1.1 / 3, -1.2 / 3], [2.0, 0.0, 0.0]])
@@ -352,7 +352,7 @@ def test_truncated_weights_by_hand() -> None:
     sampled_BT = torch.tensor([[-1.0, -2.0, -3.0, torch.nan]])
     trained_BT = torch.tensor([[-1.5, -2.0, -3.0 + math.log(2), 0.0]], requires_grad=True)
     keep_BT = torch.tensor([[True, True, True, False]])
-    weights_BT = truncated_weights(trained_BT, sampled_BT, keep_BT, cap=1.5)
+    weights_BT = truncated_importance_weights(trained_BT, sampled_BT, keep_BT, cap=1.5)
     expected_BT = torch.tensor([[math.exp(-0.5), 1.0, 1.5, 1.0]])
     torch.testing.assert_close(weights_BT, expected_BT)
     assert not weights_BT.requires_grad
@@ -360,5 +360,7 @@ def test_truncated_weights_by_hand() -> None:
 
 def test_truncated_weights_of_an_impossible_token_stay_finite() -> None:
     sampled_BT, keep_BT = torch.tensor([[-1e4, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
-    weights_BT = truncated_weights(torch.tensor([[0.0, -1e4]]), sampled_BT, keep_BT, cap=2.0)
+    weights_BT = truncated_importance_weights(
+        torch.tensor([[0.0, -1e4]]), sampled_BT, keep_BT, cap=2.0
+    )
     assert weights_BT.tolist() == [[2.0, 0.0]]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.algorithms.reward import (
     RewardLoss,
-    combine_pairs,
+    build_reward_loss,
     divergence_loss,
     end_loss,
     end_scores,
@@ -212,7 +212,7 @@ def test_batch_order_and_micro_batches_change_nothing(pairs: Pairs, seed: int, s
     def result(part: Pairs) -> RewardLoss:
         chosen_B = end_scores(part.chosen_values_BS, part.batch.chosen.attend_BS)
         rejected_B = end_scores(part.rejected_values_BS, part.batch.rejected.attend_BS)
-        return combine_pairs(part.loss() + end_loss(chosen_B, rejected_B), chosen_B, rejected_B)
+        return build_reward_loss(part.loss() + end_loss(chosen_B, rejected_B), chosen_B, rejected_B)
 
     whole = result(pairs)
     order = shuffled(len(pairs.chosen_values_BS), seed=seed)
@@ -228,7 +228,7 @@ def test_batch_order_and_micro_batches_change_nothing(pairs: Pairs, seed: int, s
 
 def test_summary_by_hand() -> None:
     # margins 2, -1, 0: only the first counts as right
-    result = combine_pairs(f64(0.1, 1.3, 0.7), f64(3, 1, 2), f64(1, 2, 2))
+    result = build_reward_loss(f64(0.1, 1.3, 0.7), f64(3, 1, 2), f64(1, 2, 2))
     assert_close(result.loss, 2.1)
     assert_close(result.mean_loss.value(), 0.7)
     assert_close(result.accuracy.value(), 1 / 3)
@@ -239,7 +239,7 @@ def test_summary_by_hand() -> None:
 
 def test_weighted_summary_by_hand() -> None:
     # 0.1 * 2 + 1.3 * 0 + 0.7 * 0.5; the means see the first and the last pair, each as one
-    result = combine_pairs(f64(0.1, 1.3, 0.7), f64(3, 1, 2), f64(1, 2, 2), f64(2, 0, 0.5))
+    result = build_reward_loss(f64(0.1, 1.3, 0.7), f64(3, 1, 2), f64(1, 2, 2), f64(2, 0, 0.5))
     assert_close(result.loss, 0.55)
     assert_close(result.mean_loss.value(), 0.4)
     assert_close(result.accuracy.value(), 0.5)
@@ -252,6 +252,6 @@ def test_weighted_summary_by_hand() -> None:
 def test_a_pair_of_weight_0_carries_no_gradient() -> None:
     chosen_B, rejected_B = f64(1, 2).requires_grad_(), f64(0, 3)
     losses_B = end_loss(chosen_B, rejected_B)
-    combine_pairs(losses_B, chosen_B, rejected_B, f64(2, 0)).loss.backward()
+    build_reward_loss(losses_B, chosen_B, rejected_B, f64(2, 0)).loss.backward()
     # 2 * -sigmoid(-1) = 2 * -0.2689414
     assert_close(chosen_B.grad, [-0.5378828, 0.0], atol=1e-7)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages, clip_scores, gae, token_rewards
 from rlhf.algorithms.dpo import dpo_loss
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.algorithms.reward import divergence_loss, end_scores
 from rlhf.data.collate import collate_pairs, collate_sequences
@@ -73,7 +73,7 @@ def our_targets(experience: Experience, keep_BT: Tensor) -> tuple[Tensor, Advant
         clip=5.0,
         missing_end_penalty=0.0,
     )
-    kl_BT = kl_estimate(old, reference, estimator="k1")
+    kl_BT = estimate_kl(old, reference, estimator="k1")
     rewards_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=0.1)
     return rewards_BT, gae(rewards_BT, values, keep_BT, gamma=1.0, lam=0.95)
 
@@ -335,5 +335,5 @@ def test_the_moving_average_of_the_actor() -> None:
         weights += 0.3 * normal(3, seed=20 + step).float()
         average.update()
         expected = seeds.moving_average(expected, weights.tolist())
-    with average.in_place():
+    with average.swap_in():
         assert_close(weights, expected, atol=FP32)

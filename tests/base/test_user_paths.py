@@ -31,7 +31,7 @@ from rlhf.jobs.launch_command import Job
 from rlhf.jobs.sweep_command import read_definition
 from rlhf.models.build import ModelSource
 from rlhf.models.shapes import shape_of
-from rlhf.models.tokenizers import tokenizer_for
+from rlhf.models.tokenizers import load_or_train_tokenizer
 from rlhf.planning.steps import total_examples
 from rlhf.rewards.rules import json_text
 
@@ -99,9 +99,9 @@ def test_every_key_refuses_it(
         "RLHF_CACHE": cache_folder,
         "data.path": lambda: total_examples(replace(config.data, size=0, path=path)),
         "launcher.hostfile": lambda: check_hostfile(hosts),
-        "model.path": lambda: ModelSource.of(model, key="model"),
+        "model.path": lambda: ModelSource.from_config(model, key="model"),
         "reward_model.path": lambda: shape_of(model, key="reward_model"),
-        "model.tokenizer": lambda: tokenizer_for(own_tokenizer, key="model", texts=[]),
+        "model.tokenizer": lambda: load_or_train_tokenizer(own_tokenizer, key="model", texts=[]),
         "json_schema": lambda: json_text(RewardTerm(kind=RewardKind.json, json_schema=path)),
     }
     for key, act in acts.items():

@@ -22,6 +22,6 @@ def test_reading_waits_for_the_copies_of_the_last_update(gpu: Gpu) -> None:
     assert counts.events[Event.sync] == 1  # a copy may still run
     assert shard.device.type == "cpu"
     assert shard.eq(0.5).all()
-    with gpu.counting() as counts, average.in_place():
+    with gpu.counting() as counts, average.swap_in():
         assert weights.eq(0.5).all()
     assert counts.events[Event.sync] >= 2

@@ -16,7 +16,7 @@ from rlhf.engine import masters
 from rlhf.engine.masters import fp32_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.engine.zero3_partition import placer
+from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
 from rlhf.models.sources import ModelSource
@@ -79,7 +79,7 @@ def test_weights_come_one_by_one(
 
 def unsharded(stage: int) -> Shard | None:
     """What one of eight ranks does with each parameter of a model that is loaded in bf16."""
-    return placer(
+    return build_parameter_placer(
         Role.actor,
         settings=EngineSettings(zero=zero_config(stage=stage), dtype=Dtype.bf16),
         plan=BatchPlan(per_rank=1, micro=1, accumulation=1),

@@ -14,9 +14,9 @@ from rlhf.engine import devices
 from rlhf.engine.devices import (
     check_gpus,
     current_ranks,
-    forget_peak_memory,
     peak_memory_gib,
     read_driver,
+    reset_peak_memory,
     resolve_dtype,
 )
 from tests.pretend_cuda.gpu import GIB, Card, Gpu
@@ -152,7 +152,7 @@ def test_a_phase_has_its_own_peak(gpu: Gpu) -> None:
     large = torch.zeros(GIB // 4, dtype=torch.uint8, device="cuda")
     del large
     assert peak_memory_gib(ranks) >= 0.25
-    forget_peak_memory(ranks)
+    reset_peak_memory(ranks)
     torch.zeros(2**20, dtype=torch.uint8, device="cuda")
     assert peak_memory_gib(ranks) == pytest.approx((before + 2**20) / GIB, abs=1e-4)
 

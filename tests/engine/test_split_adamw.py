@@ -190,7 +190,7 @@ def test_the_average_is_exact_and_so_is_the_way_back() -> None:
     lean, average, expected = some_masters()
     before = masters(lean)
     for _ in range(2):  # the average survives too
-        with average.in_place():
+        with average.swap_in():
             torch.testing.assert_close(torch.cat(masters(lean)), expected, atol=1e-7, rtol=1e-6)
             shown = lean.param_groups[0]["params"][0].float().flatten()
             torch.testing.assert_close(shown, masters(lean)[0], atol=0.0, rtol=2**-8)

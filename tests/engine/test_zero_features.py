@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
 from rlhf.engine import deepspeed_engine, deepspeed_kernels, masters
-from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned_nvme_gradients
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.engine.torch_engine import TorchEngine
 from tests.engine.test_torch_engine import engine_of, train
@@ -65,7 +65,7 @@ def test_chunks_change_nothing(shape: tuple[int, ...], monkeypatch: pytest.Monke
     average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
     weights += 1.0
     average.update()
-    with average.in_place():
+    with average.swap_in():
         torch.testing.assert_close(weights, start + 0.25)
     assert torch.equal(weights, start + 1.0)
 
@@ -78,7 +78,7 @@ def test_beside_a_gpu_the_average_is_pinned() -> None:
     assert all(kept.is_pinned() for kept in average._average)
     weights += 1.0
     average.update()
-    with average.in_place():
+    with average.swap_in():
         torch.testing.assert_close(weights, start + 0.25)
     assert torch.equal(weights, start + 1.0)
 
@@ -116,7 +116,7 @@ def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.Mo
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero import partition_parameters, stage3
 
-    monkeypatch.setattr(deepspeed_kernels, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(deepspeed_kernels, "op_unavailable_reason", lambda _: None)
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # torch emulates it
     monkeypatch.setattr(partition_parameters, "CUDAQuantizer", Int8)
     monkeypatch.setattr(stage3, "CUDAQuantizer", Int8)
@@ -176,7 +176,7 @@ def test_gradients_on_nvme_start_at_whole_blocks(
     )
     expected = pytest.raises(CapabilityError, match=f"start {4 * start % 512} bytes inside")
     with expected if is_refused else nullcontext():
-        require_aligned(optimizer)
+        require_aligned_nvme_gradients(optimizer)
 
 
 @pytest.mark.parametrize(

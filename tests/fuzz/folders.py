@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from rlhf.data.tokens import Encoder
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import LoraSpec, save_adapter
-from rlhf.models.pretrained import require_trained_head
+from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from tests.fuzz.case import Case
@@ -128,7 +128,7 @@ def _loader(draw: Random, place: Path, *, is_scorer: bool) -> Callable[[], objec
         return lambda: build_actor(source, tokenizer, seed=1, shard=shard)
 
     def reward_model() -> Any:
-        require_trained_head(source)
+        require_one_label_model(source)
         return build_scorer(source, tokenizer, seed=1, shard=shard)
 
     return reward_model

@@ -28,7 +28,7 @@ from rlhf.export import export_final
 from rlhf.report.__main__ import report
 from rlhf.report.compare_runs import compare
 from rlhf.report.evaluation_section import EVALUATION
-from rlhf.report.summary import show_summary
+from rlhf.report.summary import print_summary
 from rlhf.runtime.run_result import unfinished_phases, whole_result
 from rlhf.tracking.console import Console
 from rlhf.tracking.jsonl import LOGS, drop_phases
@@ -109,7 +109,7 @@ def summary(run_dir: Path, _: Path) -> None:
     """Print the summary of a finished run."""
     result = read_json(run_dir / "result.json", RESULT)
     if result is not None:
-        show_summary(Console(log_every=1, file=StringIO()), result, run_dir)
+        print_summary(Console(log_every=1, file=StringIO()), result, run_dir)
 
 
 def chat(run_dir: Path, _: Path) -> None:

@@ -13,7 +13,7 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend, divide
 from rlhf.data.tokens import limit_of, tokenise
 from rlhf.jobs.read_loads import read_loads
-from rlhf.models.tokenizers import tokenizer_for
+from rlhf.models.tokenizers import load_or_train_tokenizer
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
     )
     parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     texts = (text for part in parts.values() for record in part.train for text in record if text)
-    tokenizer = tokenizer_for(config.model, key="model", texts=texts)
+    tokenizer = load_or_train_tokenizer(config.model, key="model", texts=texts)
     for phase in (Phase.sft, Phase.reward, Phase.ppo):
         used = tokenise(
             parts[phase], phase, tokenizer, limit=limit_of(phase, config), cache_dir=tmp_path

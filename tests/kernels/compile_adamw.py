@@ -12,13 +12,13 @@ from triton.compiler import ASTSource
 from rlhf.kernels import adamw_triton
 from rlhf.kernels.adamw_gpu import BLOCK, EXACT, WIDE
 
-LAST = {"sum_squares": "sums", "step": "scalars", "average": "share"}
+LAST = {"sum_squares_kernel": "sums", "adamw_step_kernel": "scalars", "average_kernel": "share"}
 
 
 def main() -> None:
     """Compile each kernel for an H100; check that reads are wide and results exact."""
     for name, last in LAST.items():
-        for half in ({"HALF": False}, {"HALF": True}) if name == "step" else ({},):
+        for half in ({"HALF": False}, {"HALF": True}) if name == "adamw_step_kernel" else ({},):
             ptx = compiled(name, last, {"ALIGN": WIDE, "BLOCK": BLOCK, **half})
             assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrower than 16 bytes"
             assert not re.search(r"\bfma", ptx), f"{name}: operations are fused"

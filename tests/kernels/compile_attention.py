@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from rlhf.kernels import attention_triton
-from rlhf.kernels.attention_gpu import FUSED, WARPS, constants
+from rlhf.kernels.attention_gpu import FUSED, WARPS, kernel_constants
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SHARED = 99 * 1024  # bytes of shared memory per program that every GPU since Ampere has
@@ -31,7 +31,7 @@ def main() -> None:
 def compiled(dtype: str, group: int, size: int, capability: int) -> CompiledKernel:
     """The kernel for strides that are multiples of 16, which ptxas has accepted."""
     function = attention_triton.attend
-    fixed = constants(group, size, DTYPES[dtype])
+    fixed = kernel_constants(group, size, DTYPES[dtype])
     pointer = f"*{dtype}"
     signature = {
         "newest": (pointer,) * 3,

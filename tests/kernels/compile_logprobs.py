@@ -16,12 +16,14 @@ VECTORS = {"log_sums": "*fp32", "entropies": "*fp32", "picked": "*fp32", "slopes
 
 def main() -> None:
     """Compile each kernel for an H100; check widths of reads and writes, and the work per logit."""
-    for name in ("reduce_row_kernel", "slope"):
+    for name in ("reduce_row_kernel", "gradient_kernel"):
         for dtype in ("bf16", "fp16", "fp32"):
             kernel = compiled(name, dtype)
             ptx = str(kernel.asm["ptx"])
             assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrower than 16 bytes"
-            assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, f"{name}: so are its writes"
+            assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, (
+                f"{name}: so are its writes"
+            )
             exps, own = ptx.count("ex2.approx"), BLOCK // (32 * WARPS)
             assert exps <= own + 1, f"{name}: {exps} exponentials for {own} logits of a thread"
             products = re.findall(r"arith\.muli .*: (\S+)", str(kernel.asm["ttir"]))

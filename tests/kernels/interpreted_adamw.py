@@ -51,8 +51,10 @@ class Kernel:
     ) -> None:
         table_of([each.numel() for each in gradients]).step(states, gradients, numbers)
 
-    def squares(self, gradients: list[Tensor]) -> float:
-        return float(table_of([each.numel() for each in gradients], BLOCK).squares(gradients))
+    def sum_of_squares(self, gradients: list[Tensor]) -> float:
+        return float(
+            table_of([each.numel() for each in gradients], BLOCK).sum_of_squares(gradients)
+        )
 
 
 @pytest.fixture
@@ -65,9 +67,9 @@ def way(monkeypatch: pytest.MonkeyPatch) -> None:
     def table(tensors: list[Tensor]) -> ParameterTable:
         return table_of([tensor.numel() for tensor in tensors])
 
-    monkeypatch.setattr(lean_adamw, "_adamw_for", table)
+    monkeypatch.setattr(lean_adamw, "_select_adamw", table)
     monkeypatch.setattr(
-        masters, "_average_table", lambda shards: table([each.high for each in shards])
+        masters, "_build_average_table", lambda shards: table([each.high for each in shards])
     )
 
 
@@ -111,6 +113,9 @@ def test_positions_need_64_bits() -> None:
         return addresses - skipped * torch.tensor([widths]), align
 
     table._addresses = shifted
-    assert table.squares([gradient]).item() == table_of([size]).squares([gradient]).item()
+    assert (
+        table.sum_of_squares([gradient]).item()
+        == table_of([size]).sum_of_squares([gradient]).item()
+    )
     table.step([split], [gradient], [SCALARS])
     assert all(torch.equal(one, other) for one, other in zip(split, expected, strict=True))

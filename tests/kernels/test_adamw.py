@@ -88,11 +88,13 @@ def test_a_gradient_may_lie_transposed(kernel: AdamwKernel) -> None:
     split = split_of(torch.ones(6))
     kernel.step([split], [gradient.t().contiguous().t()], [STILL])
     assert torch.equal(split.first, 0.5 * gradient.float().flatten())
-    assert kernel.squares([gradient.t()]) == pytest.approx(gradient.double().square().sum().item())
+    assert kernel.sum_of_squares([gradient.t()]) == pytest.approx(
+        gradient.double().square().sum().item()
+    )
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 65_536, 200_003])
 def test_squares_are_summed(kernel: AdamwKernel, size: int) -> None:
     gradient = numbers(size).bfloat16()
     expected = gradient.double().square().sum().item()
-    assert kernel.squares([gradient]) == pytest.approx(expected, rel=1e-6)
+    assert kernel.sum_of_squares([gradient]) == pytest.approx(expected, rel=1e-6)

@@ -46,7 +46,7 @@ class Counted:
         return self
 
     def __call__(self, addresses: Tensor, parts: Tensor, last: Tensor, **constants: Any) -> None:
-        if self._name == "sum_squares":
+        if self._name == "sum_squares_kernel":
             last.fill_(1.0)  # which counts as one
         else:
             self._gpu.note(Event.launch, self._name)
@@ -57,7 +57,7 @@ def test_a_step_is_few_launches_whatever_the_size(
     moments: MomentsDtype, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Norm, clipping, AdamW of two groups and the average; it waits once, for the norm."""
-    names = ("sum_squares", "step", "average")
+    names = ("sum_squares_kernel", "adamw_step_kernel", "average_kernel")
     kernels = SimpleNamespace(**{name: Counted(gpu, name) for name in names})
     for module in (lean_adamw, masters):
         monkeypatch.setattr(module, "adamw_gpu_kernels", lambda device: kernels)
@@ -93,4 +93,4 @@ def test_a_gpu_does_what_operations_of_torch_do() -> None:
     for one, other in zip(theirs, ours, strict=True):
         assert_near(weights_of(one).cpu(), weights_of(other), terms=10)
     expected = sum(float(gradient.double().square().sum()) for gradient in gradients)
-    assert float(table.squares(there)) == pytest.approx(expected, rel=1e-6)
+    assert float(table.sum_of_squares(there)) == pytest.approx(expected, rel=1e-6)

@@ -163,9 +163,9 @@ def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyP
         def decode_enable(self) -> int:
             return 0
 
-    load = compiling._load
+    load = compiling._load_library
     monkeypatch.setattr(
-        compiling, "_load", lambda *of: Refused() if of[1] is Isa.amx else load(*of)
+        compiling, "_load_library", lambda *of: Refused() if of[1] is Isa.amx else load(*of)
     )
     found = kernel("decode", Isa.amx)
     assert found.reason == "Linux does not let this process use AMX"

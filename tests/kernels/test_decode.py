@@ -62,11 +62,11 @@ def run(steps: DecodeProgram, given: dict[int, Tensor], rows: int) -> None:
 def apply(layer: Linear, x: Tensor, **options: object) -> Tensor:
     """What a linear layer writes, given its inputs and what else it combines with."""
     steps = program(x.dtype)
-    source = steps.buffer(x.shape[1])
-    target = steps.buffer(len(layer.weight_OI))
+    source = steps.add_buffer(x.shape[1])
+    target = steps.add_buffer(len(layer.weight_OI))
     other = options.pop("other", None)
     y = x.new_empty(len(x), len(layer.weight_OI)) if other is None else other.clone()  # type: ignore[attr-defined]
-    steps.linear(layer, x=source, y=target, other=target, **options)  # type: ignore[arg-type]
+    steps.add_linear(layer, x=source, y=target, other=target, **options)  # type: ignore[arg-type]
     run(steps, {source: x, target: y}, len(x))
     return y
 
@@ -99,9 +99,9 @@ def test_layers_one_after_the_other(dtype: torch.dtype) -> None:
     sizes = [64, 256, 32, 130, 48]
     weights = [numbers(o, i, seed=o, dtype=dtype) / 8 for i, o in pairwise(sizes)]
     steps, x = program(dtype), numbers(21, 64, seed=1, dtype=dtype)
-    buffers = [steps.buffer(size) for size in sizes]
+    buffers = [steps.add_buffer(size) for size in sizes]
     for weight, (source, target) in zip(weights, pairwise(buffers), strict=True):
-        steps.linear(Linear(weight, None), x=source, y=target)
+        steps.add_linear(Linear(weight, None), x=source, y=target)
     y, expected = x.new_empty(21, 48), x
     for weight in weights:
         expected = (expected.float() @ weight.float().T).to(dtype)
@@ -128,10 +128,10 @@ def test_norms(dtype: torch.dtype, size: int, is_rms: bool) -> None:
     weight, bias = (1 + numbers(size, seed=s, dtype=dtype) / 8 for s in (1, 2))
     x = 3 * numbers(5, size, seed=3, dtype=dtype) + 7
     steps = program(dtype)
-    state = steps.buffer(size)
+    state = steps.add_buffer(size)
     found = x.clone()
     norm = Norm(weight, None if is_rms else bias, 1e-5, is_rms, size)
-    steps.norm(norm, x=state, y=state)
+    steps.add_norm(norm, x=state, y=state)
     run(steps, {state: found}, 5)
     exact, scale = x.float(), weight.float()
     if is_rms:
@@ -145,12 +145,12 @@ def test_norms(dtype: torch.dtype, size: int, is_rms: bool) -> None:
 @pytest.mark.parametrize(("size", "turned"), [(64, 64), (40, 40), (32, 8), (16, 16)])
 def test_heads_are_normed_and_rotated(dtype: torch.dtype, size: int, turned: int) -> None:
     steps, heads, tokens = program(dtype), 3, 5
-    joined = steps.buffer(heads * size + 4)
+    joined = steps.add_buffer(heads * size + 4)
     x = numbers(tokens, heads * size + 4, seed=1, dtype=dtype)
     weight = 1 + numbers(size, seed=2, dtype=dtype) / 8
     cos, sin = numbers(9, turned, seed=3, dtype=dtype), numbers(9, turned, seed=4, dtype=dtype)
     where = HeadsAt(buffer=joined, first=4, token=heads * size + 4, head=size, heads=heads)
-    steps.turn(where, Norm(weight, None, 1e-6, True, size), (cos, sin))
+    steps.add_rotary(where, Norm(weight, None, 1e-6, True, size), (cos, sin))
     found, positions = x.clone(), torch.tensor([8, 0, 3, 3, 5])
     steps.run({joined: found}, torch.arange(tokens), positions)
     assert torch.equal(found[:, :4], x[:, :4])
@@ -196,13 +196,13 @@ def attend(
     memory: Tensor, joined: Tensor, counts: list[int], *, rows: Tensor, positions: Tensor
 ) -> Tensor:
     steps, size, width = program(joined.dtype), memory.shape[-1], joined.shape[1]
-    buffer, mixed = steps.buffer(width), steps.buffer(counts[0] * size)
+    buffer, mixed = steps.add_buffer(width), steps.add_buffer(counts[0] * size)
     starts = (0, counts[0] * size, (counts[0] + counts[1]) * size)
     query, key, value = (
         HeadsAt(buffer, start, width, size, count)
         for start, count in zip(starts, counts, strict=True)
     )
-    steps.attend((query, key, value), memory, mixed=mixed)
+    steps.add_attention((query, key, value), memory, mixed=mixed)
     out = joined.new_empty(len(joined), counts[0] * size)
     steps.run({buffer: joined, mixed: out}, rows, positions)
     return out

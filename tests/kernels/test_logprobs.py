@@ -30,7 +30,7 @@ def read(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-sum-exp, entropy and logit of the id; 7 where the id's logit is not written."""
     outs = (torch.empty(len(ids_N)), torch.empty(len(ids_N)), torch.full((len(ids_N),), 7.0))
-    kernel.read(logits_NV, ids_N, scale=scale, outs=outs)
+    kernel.reduce_rows(logits_NV, ids_N, scale=scale, outs=outs)
     return outs
 
 
@@ -55,7 +55,7 @@ def test_an_id_outside_the_block_is_not_read(kernel: LogprobKernel) -> None:
     ones_N, zeros_N = torch.ones(2), torch.zeros(2)
     slope_NV = torch.zeros(2, 61).to(kernel.dtype)
     ids_N = torch.tensor([-1, 61])
-    kernel.slope_(slope_NV, ids_N, scale=1.0, log_sums_N=zeros_N, slopes_N=ones_N)
+    kernel.replace_by_gradient_(slope_NV, ids_N, scale=1.0, log_sums_N=zeros_N, slopes_N=ones_N)
     assert (slope_NV == -1).all(), "minus p, nowhere 1 - p"
 
 
@@ -70,7 +70,9 @@ def test_a_token_that_cannot_come_adds_nothing(kernel: LogprobKernel) -> None:
     assert sums_3N[0, 2].exp() == 0, "a whole block that cannot come"
     assert sums_3N[1, 2].isfinite()
     slope_NV = logits_NV[:1].clone()
-    kernel.slope_(slope_NV, ids_N[:1], scale=1.0, log_sums_N=sums_3N[0], slopes_N=torch.ones(1))
+    kernel.replace_by_gradient_(
+        slope_NV, ids_N[:1], scale=1.0, log_sums_N=sums_3N[0], slopes_N=torch.ones(1)
+    )
     torch.testing.assert_close(slope_NV.float(), torch.tensor([[-0.5, 0.5, 0.0]]))
 
 
@@ -87,7 +89,9 @@ def test_the_slope_by_the_logits(
     assert plain_NV.grad is not None
     log_sums_N = (logits_NV.float() * scale).logsumexp(-1)
     slope_NV = logits_NV.clone()
-    kernel.slope_(slope_NV, ids_N, scale=scale, log_sums_N=log_sums_N, slopes_N=slopes_N)
+    kernel.replace_by_gradient_(
+        slope_NV, ids_N, scale=scale, log_sums_N=log_sums_N, slopes_N=slopes_N
+    )
     rounding = torch.finfo(kernel.dtype).eps + 2e-5  # the second: of exp in fp32
     torch.testing.assert_close(slope_NV.double(), plain_NV.grad, atol=1e-6, rtol=rounding)
 

@@ -20,11 +20,11 @@ from rlhf.kernels.logprobs import logprob_kernel
 from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.models.output_layer import (
     GPU_BLOCK,
+    _gradient_by_torch_,
     _reduce_by_torch,
-    _slope_by_torch_,
     fused_logprobs,
 )
-from rlhf.rollout.sampling import SamplingSettings, _kernel_for
+from rlhf.rollout.sampling import SamplingSettings, _select_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
 from tests.runs import ROOT
@@ -77,14 +77,16 @@ class Counted:
 
     def __call__(self, logits_NV: Tensor, *rest: Any, **constants: Any) -> None:
         self._gpu.note(Event.launch, self._name)
-        written = logits_NV if self._name == "slope" else None
+        written = logits_NV if self._name == "gradient_kernel" else None
         self._traffic.kernels += moved_bytes(logits_NV, written, rest)
 
 
 @pytest.fixture
 def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     traffic = Traffic()
-    kernels = SimpleNamespace(**{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "slope")})
+    kernels = SimpleNamespace(
+        **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "gradient_kernel")}
+    )
     monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: kernels)
     return traffic
 
@@ -119,7 +121,10 @@ def test_learning_moves_less_than_twice_the_products(
     """
     with gpu.counting() as counts:
         head(gpu, traffic)
-    assert [counts.operations[name] for name in ("reduce_row_kernel", "slope")] == [BLOCKS, BLOCKS]
+    assert [counts.operations[name] for name in ("reduce_row_kernel", "gradient_kernel")] == [
+        BLOCKS,
+        BLOCKS,
+    ]
     assert counts.events[Event.launch] <= 12 * BLOCKS + 20
     assert 3 * LOGITS < traffic.kernels < 3.001 * LOGITS
     assert traffic.others < 20 * HIDDEN
@@ -147,7 +152,7 @@ def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> No
     assert not isinstance(logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
     assert logprob_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
-    assert _kernel_for(logits_NV, plain) is None
+    assert _select_kernel(logits_NV, plain) is None
 
 
 def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
@@ -161,14 +166,14 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
     ids_N = torch.arange(len(logits_NV), device=logits_NV.device) - 1  # the first is not here
     ours = torch.full((3, len(ids_N)), 7.0, device=ids_N.device)
     theirs = ours.double()
-    kernel.read(logits_NV, ids_N, scale=0.5, outs=(ours[0], ours[1], ours[2]))
+    kernel.reduce_rows(logits_NV, ids_N, scale=0.5, outs=(ours[0], ours[1], ours[2]))
     _reduce_by_torch(logits_NV, ids_N, options, (theirs[0], theirs[1], theirs[2]))
     assert_close(ours.double(), theirs, rtol=rounding)
     sums_N = theirs[0].float()
     slopes_N = torch.linspace(-2, 3, len(ids_N), device=ids_N.device)
     ours_NV, theirs_NV, pull_N = logits_NV.clone(), logits_NV.clone(), slopes_N.double()
-    kernel.slope_(ours_NV, ids_N, scale=0.5, log_sums_N=sums_N, slopes_N=slopes_N)
-    _slope_by_torch_(theirs_NV, ids_N, options, sums_N.double(), pull_N, pull_N, pull_N)
+    kernel.replace_by_gradient_(ours_NV, ids_N, scale=0.5, log_sums_N=sums_N, slopes_N=slopes_N)
+    _gradient_by_torch_(theirs_NV, ids_N, options, sums_N.double(), pull_N, pull_N, pull_N)
     # Triton's interpreter truncates to bf16.
     assert_close(ours_NV, theirs_NV, rtol=rounding + torch.finfo(logits_NV.dtype).eps)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
-from rlhf.kernels.softmax import softmax_, softmax_slopes_
+from rlhf.kernels.softmax import softmax_, softmax_gradient_
 
 
 @pytest.fixture(params=[level for level in Isa if level <= read_cpu().isa], ids=lambda x: x.name)
@@ -35,7 +35,7 @@ def test_softmax_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype) ->
     expected.backward(slopes.double())
     assert exact.grad is not None
     kept = expected.detach().to(dtype)
-    found = softmax_slopes_(slopes.clone(), kept, scale=0.25)
+    found = softmax_gradient_(slopes.clone(), kept, scale=0.25)
     wide = {"atol": 4e-2, "rtol": 2e-2} if half else {"atol": 1e-5, "rtol": 1e-4}
     torch.testing.assert_close(found.double(), 0.25 * exact.grad, **wide)
 

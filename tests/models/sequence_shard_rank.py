@@ -13,15 +13,15 @@ from torch import Tensor
 from rlhf.base.types import SequenceBatch
 from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks
-from rlhf.engine.ulysses import HeadCounts, shared_attention
-from rlhf.engine.zero3_partition import leave_uncompiled_kernels_alone
+from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
+from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 from rlhf.models.build import build_actor
-from rlhf.models.language_model import LanguageModel, logprobs_of_kept
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.sequence_shards import (
     SequenceShardModel,
-    attention_of,
-    heads_of,
-    use_shared_attention,
+    attention_function_of,
+    head_counts,
+    set_attention_function,
 )
 from tests.models_on_disk import small_tokenizer, some_ids, source_of
 
@@ -38,13 +38,13 @@ KEPT = {"both parts": (6, 2), "the last part": (7, 6)}  # first kept token of ea
 def step(model: Any, batch: SequenceBatch) -> tuple[Tensor, list[Tensor]]:
     """The loss of ``model``, and its gradient."""
     model.zero_grad()
-    loss = -logprobs_of_kept(model, batch).sum()
+    loss = -kept_token_logprobs(model, batch).sum()
     loss.backward()
     return loss, [p.grad for p in model.parameters() if p.grad is not None]
 
 
 def main(folder: Path) -> None:
-    leave_uncompiled_kernels_alone()
+    skip_shm_kernel_compilation()
     deepspeed.init_distributed("gloo", verbose=False)
     ranks, found = current_ranks(Device.cpu), {}
     ids_BS = some_ids(2, TOKENS)
@@ -53,9 +53,12 @@ def main(folder: Path) -> None:
             build_actor(source_of(family, fields=fields), small_tokenizer(), seed=1) for _ in "ab"
         )
         part = SequenceShardModel(mine, part=ranks.rank, parts=2, tokens=TOKENS)
-        heads = HeadCounts(*heads_of(mine))
-        use_shared_attention(
-            mine, shared_attention(attention_of(mine), heads, ranks=ranks, size=2, sequences=2)
+        heads = HeadCounts(*head_counts(mine))
+        set_attention_function(
+            mine,
+            sequence_parallel_attention(
+                attention_function_of(mine), heads, ranks=ranks, size=2, sequences=2
+            ),
         )
         for where, first in KEPT.items():
             keep_BS = torch.arange(TOKENS) >= torch.tensor(first)[:, None]

@@ -271,4 +271,4 @@ def test_the_limit_is_the_last_that_pays(fallbacks: list[int]) -> None:
     with torch.no_grad():
         expected = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
     assert_near(mixed, expected.transpose(1, 2), terms=8 + 2 * LONGEST)
-    assert attention.own_attention(MATMUL) is None
+    assert attention.attention_at_build(MATMUL) is None

@@ -17,10 +17,10 @@ from rlhf.models.build import (
     build_actor,
     build_scorer,
     lora_spec,
-    require_positions,
+    require_enough_positions,
 )
 from rlhf.models.lora import LoraSpec, has_adapters
-from rlhf.models.pretrained import require_trained_head
+from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
@@ -92,16 +92,16 @@ def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path
     assert torch.equal(trunk, actor.model.layers[0].mlp.up_proj.weight)
     assert torch.equal(scorer.pretrained.score.weight, again.pretrained.score.weight)
     with pytest.raises(CheckpointError, match="not a trained reward model"):
-        require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path)))
+        require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
     scorer.pretrained.save_pretrained(tmp_path / "reward")
-    require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path / "reward")))
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path / "reward")))
 
 
 def test_positions_are_checked_against_the_model(tokenizer) -> None:
     actor = build_actor(source_of("opt"), tokenizer, seed=1)
-    require_positions(actor, 2048, key="model", wanted="a + b")
+    require_enough_positions(actor, 2048, key="model", wanted="a + b")
     with pytest.raises(ConfigError, match=r"a \+ b=2049: the model of model has 2048 positions"):
-        require_positions(actor, 2049, key="model", wanted="a + b")
+        require_enough_positions(actor, 2049, key="model", wanted="a + b")
 
 
 def test_an_architecture_that_cannot_be_built_is_refused(tokenizer) -> None:

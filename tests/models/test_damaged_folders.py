@@ -16,7 +16,7 @@ from rlhf.base.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.lora import LoraSpec, save_adapter
-from rlhf.models.pretrained import require_trained_head
+from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
@@ -133,7 +133,7 @@ def test_a_config_that_is_no_config_is_refused(content: str, folder: Path) -> No
     with pytest.raises(CheckpointError, match=r"model\.path"):
         build(folder)
     with pytest.raises(CheckpointError, match=r"reward_model\.path"):
-        require_trained_head(reward_source(folder))
+        require_one_label_model(reward_source(folder))
 
 
 def reward_source(folder: Path) -> ModelSource:
@@ -200,7 +200,7 @@ def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:
 def test_a_reward_model_of_another_class_is_refused(architectures: Any, folder: Path) -> None:
     change_json(folder / "config.json", architectures=architectures, num_labels=1)
     with pytest.raises(CheckpointError, match=r"reward_model\.path"):
-        require_trained_head(reward_source(folder))
+        require_one_label_model(reward_source(folder))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -120,8 +120,8 @@ def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
         attention="eager",
         trust_remote_code=False,
     )
-    assert ModelSource.of(config, key="model").gradient_checkpointing
-    plain = ModelSource.folder(tmp_path, base=config)
+    assert ModelSource.from_config(config, key="model").gradient_checkpointing
+    plain = ModelSource.from_folder(tmp_path, base=config)
     assert (plain.gradient_checkpointing, plain.dropout, plain.attention) == (False, 0.0, "eager")
 
 

@@ -14,14 +14,14 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import (
     LoraSpec,
-    adapters_off,
     add_adapters,
+    disable_adapters,
     has_adapters,
     is_adapter_name,
+    merge_adapters_in_stream,
     save_adapter,
-    stream_merged,
 )
-from rlhf.models.pretrained import require_trained_head
+from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from tests.models_on_disk import (
@@ -79,14 +79,14 @@ def test_new_adapters_change_nothing_and_trained_ones_can_be_switched_off(family
     disturb(model)
     live = logits_of(model)
     assert (live - logits_of(base)).abs().max() > 0.01
-    with adapters_off(model):
+    with disable_adapters(model):
         assert torch.equal(logits_of(model), logits_of(base))
     assert torch.equal(logits_of(model), live)
 
 
 def test_adapters_come_back_after_an_error_and_stay_off_in_a_nested_context(tokenizer) -> None:
     def fails() -> None:
-        with adapters_off(model):
+        with disable_adapters(model):
             raise RuntimeError("stop")
 
     model = adapted("llama", tokenizer)
@@ -95,8 +95,8 @@ def test_adapters_come_back_after_an_error_and_stay_off_in_a_nested_context(toke
     with pytest.raises(RuntimeError, match="stop"):
         fails()
     assert torch.equal(logits_of(model), live)
-    with adapters_off(model):
-        with adapters_off(model):
+    with disable_adapters(model):
+        with disable_adapters(model):
             off = logits_of(model)
         assert torch.equal(logits_of(model), off)
         assert trained_names(model) == before
@@ -184,7 +184,7 @@ def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_
     live, state = logits_of(model), whole_state(model)
     for parameter in model.parameters():  # as under ZeRO-3: only ``state`` holds the weights
         parameter.data = torch.empty(0)
-    model.save_pretrained(tmp_path, state_dict=dict(stream_merged(model, state.items())))
+    model.save_pretrained(tmp_path, state_dict=dict(merge_adapters_in_stream(model, state.items())))
     loaded = build_actor(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     assert not has_adapters(loaded)
     torch.testing.assert_close(logits_of(loaded), live, **CLOSE)
@@ -195,11 +195,11 @@ def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> Non
     scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).eval()
     disturb(scorer)
     model = scorer.pretrained
-    state = dict(stream_merged(model, whole_state(model).items()))
+    state = dict(merge_adapters_in_stream(model, whole_state(model).items()))
     model.save_pretrained(tmp_path, state_dict=state)
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
-    require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path)))
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
 
 
 def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
@@ -211,7 +211,7 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
         state[f"{layer}.{part}.weight"].float()
         for part in ("base_layer", "lora_A.default", "lora_B.default")
     )
-    merged = dict(stream_merged(model, state.items()))[f"{layer}.weight"]
+    merged = dict(merge_adapters_in_stream(model, state.items()))[f"{layer}.weight"]
     assert merged.dtype == torch.bfloat16
     assert torch.equal(merged, (w + 2.0 * (b @ a)).bfloat16())
 
@@ -219,7 +219,7 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
 def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
     model = build_actor(source_of("llama"), tokenizer, seed=1)
     state = whole_state(model)
-    merged = dict(stream_merged(model, state.items()))
+    merged = dict(merge_adapters_in_stream(model, state.items()))
     assert merged.keys() == state.keys()
     assert all(merged[name] is state[name] for name in state)
 
@@ -253,7 +253,7 @@ def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, 
     assert load_tokenizer(folder, key="k").get_vocab() == tokenizer.get_vocab()
 
     with pytest.raises(CheckpointError, match=r"reward_model\.path=.*task_type=CAUSAL_LM"):
-        require_trained_head(ModelSource(key="reward_model.path", path=str(folder)))
+        require_one_label_model(ModelSource(key="reward_model.path", path=str(folder)))
     scorer = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).pretrained
     trunk, merged = scorer.base_model.state_dict(), ours.base_model.state_dict()
     assert trunk.keys() == merged.keys()
@@ -270,7 +270,7 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
     folder, model = tmp_path / "adapter", scorer.pretrained
     folder.mkdir()
     save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
-    require_trained_head(ModelSource(key="reward_model.path", path=str(folder)))
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(folder)))
     ours = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).eval()
     torch.testing.assert_close(values_of(ours), values_of(scorer), **CLOSE)
 

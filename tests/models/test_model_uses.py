@@ -11,7 +11,7 @@ from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
-from rlhf.models.model_uses import UnknownModelError, models_of
+from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.models.trunk import build_trunk
 from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
@@ -33,14 +33,14 @@ def tiny_opt(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
 
 
 def test_numbers_of_the_tiny_opt(compose: Compose) -> None:
-    (sft,) = models_of(tiny_opt(compose), Phase.sft)
+    (sft,) = models_in_phase(tiny_opt(compose), Phase.sft)
     assert (sft.weights, sft.shape.scorer_weights) == (WEIGHTS, SCORER) == (2816, 2824)
-    assert (sft.shape.layer, sft.shape.multiplied_weights) == (LAYER, MATRICES)
+    assert (sft.shape.layer_weights, sft.shape.multiplied_weights) == (LAYER, MATRICES)
 
 
 def found(config: RunConfig, phase: Phase) -> dict[str, tuple[int, int, int]]:
     """Weights, those that learn, those of adapters, by role."""
-    uses = named(models_of(config, phase))
+    uses = named(models_in_phase(config, phase))
     return {role: (u.weights, u.trained, u.extra_weights) for role, u in uses.items()}
 
 
@@ -62,7 +62,7 @@ def test_without_adapters(compose: Compose) -> None:
 
 def test_what_learns_comes_first(compose: Compose) -> None:
     for phase in Phase:
-        learns = [bool(model.trained) for model in models_of(tiny_opt(compose), phase)]
+        learns = [bool(model.trained) for model in models_in_phase(tiny_opt(compose), phase)]
         assert learns == sorted(learns, reverse=True)
         assert learns[0]
 
@@ -116,7 +116,7 @@ def test_the_same_numbers_as_a_real_model(
     module = build(source, tokenizer, seed=1, lora=spec)
     lora = {"rank": 2, "train_rest": train_rest}
     config = tiny_opt(compose, model={"architecture": fields}, lora=lora)
-    model = named(models_of(config, Phase.ppo))["critic" if is_scorer else "actor"]
+    model = named(models_in_phase(config, Phase.ppo))["critic" if is_scorer else "actor"]
     assert model.weights == sum(p.numel() for p in module.parameters())
     assert model.trained == sum(p.numel() for p in module.parameters() if p.requires_grad)
 
@@ -164,7 +164,7 @@ def test_a_shared_trunk_is_counted_as_it_is_built(
     config = tiny_opt(
         compose, model={"architecture": fields}, ppo={"shared_trunk": True, **branches}
     )
-    uses = named(models_of(config, Phase.ppo))
+    uses = named(models_in_phase(config, Phase.ppo))
     assert list(uses) == ["actor", "reward"]
     assert uses["actor"].weights == sum(p.numel() for p in trunk.parameters())
     learning = sum(p.numel() for p in trunk.parameters() if p.requires_grad)
@@ -174,16 +174,16 @@ def test_a_shared_trunk_is_counted_as_it_is_built(
 @pytest.mark.parametrize(("asked", "layers"), [(False, 0), (True, 2), (1, 1), (7, 2)])
 def test_layers_that_are_computed_again(asked: bool | int, layers: int, compose: Compose) -> None:
     model = {"architecture": TINY_MODEL, "gradient_checkpointing": asked}
-    uses = named(models_of(tiny_opt(compose, model=model), Phase.ppo))
+    uses = named(models_in_phase(tiny_opt(compose, model=model), Phase.ppo))
     found = {role: use.checkpointed for role, use in uses.items()}
     assert found == {"actor": layers, "critic": 0, "reference": 0, "reward": 0}
     config = tiny_opt(compose, reward_model={"gradient_checkpointing": asked})
-    assert named(models_of(config, Phase.ppo))["critic"].checkpointed == layers
+    assert named(models_in_phase(config, Phase.ppo))["critic"].checkpointed == layers
 
 
 def test_the_moving_average_is_the_actors_in_ppo(compose: Compose) -> None:
     def averaged(config: RunConfig, phase: Phase) -> list[str]:
-        return [model.role.value for model in models_of(config, phase) if model.has_ema]
+        return [model.role.value for model in models_in_phase(config, phase) if model.has_ema]
 
     config = tiny_opt(compose, ppo={"ema_beta": 0.99})
     assert averaged(config, Phase.ppo) == ["actor"]
@@ -197,19 +197,19 @@ def test_the_moving_average_is_the_actors_in_ppo(compose: Compose) -> None:
 def test_an_unknown_model_is_named(compose: Compose) -> None:
     unknown = {"init": ModelInit.pretrained, "path": "a/b", "architecture": {}}
     with pytest.raises(UnknownModelError, match=r"^model\.path=a/b .* model\.architecture"):
-        models_of(tiny_opt(compose, model=unknown), Phase.sft)
+        models_in_phase(tiny_opt(compose, model=unknown), Phase.sft)
     with pytest.raises(UnknownModelError, match=r"^reward_model\.path=a/b"):
-        models_of(tiny_opt(compose, reward_model=unknown), Phase.ppo)
+        models_in_phase(tiny_opt(compose, reward_model=unknown), Phase.ppo)
     mamba = {"architecture": {"model_type": "mamba"}}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=facebook"):
-        models_of(tiny_opt(compose, model=mamba), Phase.sft)
+        models_in_phase(tiny_opt(compose, model=mamba), Phase.sft)
     mamba |= {"init": ModelInit.random, "path": None}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.architecture"):
-        models_of(tiny_opt(compose, model=mamba), Phase.sft)
+        models_in_phase(tiny_opt(compose, model=mamba), Phase.sft)
 
 
 def test_a_folder_whose_family_is_unknown_is_named_by_it(compose: Compose, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     folder = {"init": ModelInit.pretrained, "path": str(tmp_path), "architecture": {}}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=/"):
-        models_of(tiny_opt(compose, model=folder), Phase.sft)
+        models_in_phase(tiny_opt(compose, model=folder), Phase.sft)

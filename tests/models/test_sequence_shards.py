@@ -9,7 +9,7 @@ import torch
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Ranks
-from rlhf.engine.ulysses import HeadCounts, shared_attention
+from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
 from rlhf.models.build import build_actor
 from rlhf.models.sequence_shards import SequenceShardModel
 from tests.models_on_disk import small_tokenizer, source_of
@@ -33,7 +33,7 @@ def test_parts_add_up_to_the_whole_loss_and_gradient(tmp_path: Path) -> None:
 )
 def test_heads_that_cannot_be_divided_are_refused(heads: HeadCounts) -> None:
     with pytest.raises(CapabilityError, match=r"^zero\.sequence_parallel_size=2: .*attention head"):
-        shared_attention(max, heads, ranks=Ranks(0, 2), size=2, sequences=1)
+        sequence_parallel_attention(max, heads, ranks=Ranks(0, 2), size=2, sequences=1)
 
 
 @pytest.mark.parametrize(

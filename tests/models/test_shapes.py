@@ -140,7 +140,7 @@ def test_keys_and_values_are_those_of_transformers_cache(name: str) -> None:
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     shape = shape_of(model(MADE[name]))
     assert shape is not None
-    assert held == 2 * 5 * shape.kv_per_token
+    assert held == 2 * 5 * shape.kv_elements_per_token
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -12,7 +12,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.tokenizers import load_tokenizer, tokenizer_for, train_tokenizer
+from rlhf.models.tokenizers import load_or_train_tokenizer, load_tokenizer, train_tokenizer
 
 SHAPE = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
 ARCHITECTURE = {"model_type": "llama", "num_attention_heads": 1, **SHAPE}
@@ -26,7 +26,7 @@ def model(compose: Callable[[list[str]], DictConfig]) -> ModelConfig:
 def test_a_new_end_token_is_one_token_and_comes_back(model: ModelConfig, tmp_path: Path) -> None:
     train_tokenizer(["words"], vocab_size=262).save_pretrained(tmp_path / "first")
     model.tokenizer, model.end_token = str(tmp_path / "first"), "<|im_end|>"
-    tokenizer = tokenizer_for(model, key="model", texts=())
+    tokenizer = load_or_train_tokenizer(model, key="model", texts=())
     old = load_tokenizer(tmp_path / "first", key="k")
     assert len(tokenizer) == len(old) + 1
     assert tokenizer("words<|im_end|>").input_ids == [*old("words").input_ids, len(old)]
@@ -44,18 +44,18 @@ def test_a_new_end_token_is_one_token_and_comes_back(model: ModelConfig, tmp_pat
 def test_a_known_token_becomes_the_end_token(model: ModelConfig, tmp_path: Path) -> None:
     train_tokenizer(["words"], vocab_size=262).save_pretrained(tmp_path)
     model.tokenizer, model.end_token = str(tmp_path), "<|pad|>"
-    tokenizer = tokenizer_for(model, key="model", texts=())
+    tokenizer = load_or_train_tokenizer(model, key="model", texts=())
     assert len(tokenizer) == len(load_tokenizer(tmp_path, key="k"))
     assert tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|pad|>")
 
 
 def test_a_trained_tokenizer_ends_as_it_is_told(model: ModelConfig) -> None:
     model.end_token = "<stop>"
-    tokenizer = tokenizer_for(model, key="model", texts=["words"])
+    tokenizer = load_or_train_tokenizer(model, key="model", texts=["words"])
     assert tokenizer.eos_token == "<stop>"
     assert "<|end|>" not in tokenizer.get_vocab()
     model.end_token = None
-    assert tokenizer_for(model, key="model", texts=["words"]).eos_token == "<|end|>"
+    assert load_or_train_tokenizer(model, key="model", texts=["words"]).eos_token == "<|end|>"
 
 
 def test_a_tokenizer_without_an_end_token_needs_one(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_a_tokenizer_without_an_end_token_needs_one(tmp_path: Path) -> None:
 def test_a_blank_end_token_is_refused(model: ModelConfig) -> None:
     model.end_token = " "
     with pytest.raises(ConfigError, match=r"model\.end_token=' '.*model\.end_token=null"):
-        tokenizer_for(model, key="model", texts=["words"])
+        load_or_train_tokenizer(model, key="model", texts=["words"])

@@ -11,9 +11,9 @@ from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.pretrained import require_trained_head
+from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.models.trunk import SharedTrunk, build_trunk, critic_model, critic_state
+from rlhf.models.trunk import SharedTrunk, build_critic_skeleton, build_trunk, select_critic_state
 from tests.models_on_disk import (
     FAMILIES,
     disturb,
@@ -156,15 +156,15 @@ def test_the_saved_critic_gives_the_live_values(name, value, tokenizer, tmp_path
     trunk = trunk_of(name, tokenizer, value=value)
     disturb(trunk)
     out, state = outputs(trunk), whole_state(trunk)
-    model = critic_model(trunk, tokenizer)
+    model = build_critic_skeleton(trunk, tokenizer)
     assert all(parameter.is_meta for parameter in model.parameters())
     for parameter in trunk.parameters():  # as under ZeRO-3: only ``state`` holds the weights
         parameter.data = torch.empty(0)
-    critic = critic_state(trunk, state)
+    critic = select_critic_state(trunk, state)
     assert critic.keys() == {name for name, _ in model.named_parameters()}
     model.save_pretrained(tmp_path, state_dict=critic)
     tokenizer.save_pretrained(tmp_path)
-    require_trained_head(ModelSource(key="reward_model.path", path=str(tmp_path)))
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
     loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     with torch.no_grad():
         values_BS = loaded(IDS)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import stored_dtype
-from rlhf.models.zero3_init import draw_in_blocks
+from rlhf.models.zero3_init import draw_weights_by_block
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
 
@@ -70,7 +70,7 @@ def test_random_blocks_are_sharded_one_after_another() -> None:
     note = nn.modules.module.register_module_module_registration_hook(
         lambda _, __, module: modules.append(module)
     )
-    with note, draw_in_blocks(shard):
+    with note, draw_weights_by_block(shard):
         model = AutoModelForCausalLM.from_config(config)
     block = sum(taken.values[p].numel() for p in model.model.layers[0].parameters())
     assert max(held) == block, "beside the block that is being sharded nothing is whole"
@@ -78,7 +78,7 @@ def test_random_blocks_are_sharded_one_after_another() -> None:
 
 def test_transformers_is_left_as_it_was() -> None:
     before = whole_state(build_actor(source_of("opt"), small_tokenizer(), seed=3))
-    with pytest.raises(ZeroDivisionError), draw_in_blocks(Taken()):
+    with pytest.raises(ZeroDivisionError), draw_weights_by_block(Taken()):
         raise ZeroDivisionError
     after = whole_state(build_actor(source_of("opt"), small_tokenizer(), seed=3))
     torch.testing.assert_close(after, before, rtol=0, atol=0)

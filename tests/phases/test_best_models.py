@@ -35,7 +35,7 @@ class Rising(Checkpoints):
         better = (-1) ** lower_is_better * float(self.step)
         super().log_evaluation(dict.fromkeys(values, better))
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         self.saved.append(self.step)
 
     def _load_best(self) -> None:

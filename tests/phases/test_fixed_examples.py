@@ -91,7 +91,7 @@ def run(
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
     for module in (sft, reward):
         monkeypatch.setattr(module, "build_engine", SummingEngine)
-        monkeypatch.setattr(module, "save_trained", lambda *_, **__: None)
+        monkeypatch.setattr(module, "save_trained_model", lambda *_, **__: None)
 
     def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:
         config = to_run_config(

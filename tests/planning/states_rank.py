@@ -98,7 +98,7 @@ def _bytes_of_new(tensors: Iterator[Tensor], seen: set[int]) -> int:
     return total
 
 
-def settings_of(stage: int, threshold: int | None) -> ZeroConfig:
+def group_by_setting(stage: int, threshold: int | None) -> ZeroConfig:
     """ZeRO as both the ranks and the plan have it; small buckets, for they are no states."""
     return zero(
         engine=TrainingEngine.deepspeed,
@@ -123,7 +123,7 @@ def measured(
     engine = build_engine(
         module,
         role=Role.actor,
-        settings=EngineSettings(zero=settings_of(stage, threshold), dtype=Dtype.bf16),
+        settings=EngineSettings(zero=group_by_setting(stage, threshold), dtype=Dtype.bf16),
         plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
         ranks=ranks,
         optimizer=OptimizerSettings(

@@ -58,7 +58,7 @@ def test_every_way_fits_when_it_is_typed(name: str, compose: Compose) -> None:
         validate(config)
         again = plan_run(config)
         assert again.fits, way
-        assert told.startswith(again.setting), way
+        assert told.startswith(again.zero_text), way
 
 
 def test_the_smallest_change_comes_first(compose: Compose) -> None:
@@ -131,16 +131,16 @@ def test_where_nothing_helps_nothing_is_said(compose: Compose) -> None:
 
 def test_settings_in_words(compose: Compose) -> None:
     config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage3")
-    assert plan_run(config).setting == "ZeRO stage 3"
+    assert plan_run(config).zero_text == "ZeRO stage 3"
     both = changed(config, zero={"critic_stage": 2, "offload_optimizer": True})
-    assert plan_run(both).setting == "ZeRO stage 3 (critic: stage 2), optimiser offloaded"
+    assert plan_run(both).zero_text == "ZeRO stage 3 (critic: stage 2), optimiser offloaded"
     ema = {"ppo": {"ema_beta": 0.99}}
     offloads = ("optimizer", "parameters", "reference", "reward", "ema")
     everything = {f"offload_{name}": True for name in offloads}
-    assert plan_run(changed(config, zero=everything, **ema)).setting == (
+    assert plan_run(changed(config, zero=everything, **ema)).zero_text == (
         "ZeRO stage 3, optimiser and weights and reference and reward model and moving average "
         "offloaded"
     )
     # With adapters there is no reference to offload.
     adapted = changed(config, zero={"offload_reference": True}, lora={"rank": 8})
-    assert plan_run(adapted).setting == "ZeRO stage 3"
+    assert plan_run(adapted).zero_text == "ZeRO stage 3"

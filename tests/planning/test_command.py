@@ -12,7 +12,7 @@ import pytest
 
 from rlhf.config.freeze import freeze, to_run_config
 from rlhf.config.run_dir import make_run_dir
-from rlhf.planning.decide import decide
+from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary
 from tests.planning.planned import Compose
 from tests.runs import launch
@@ -32,7 +32,7 @@ def check_plan(plan: dict[str, Any], *, fits: bool) -> None:
 @pytest.mark.parametrize("hardware", PROFILES)
 def test_every_profile_answers(hardware: str, compose: Compose) -> None:
     config = to_run_config(compose(["plan=only", "model=opt_13b", f"hardware={hardware}"]))
-    plan = decide(config).plan
+    plan = plan_and_configure(config).plan
     assert plan is not None
     assert plan_summary(plan)
     check_plan(plan_as_json(plan), fits=plan.fits)

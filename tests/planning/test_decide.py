@@ -13,7 +13,7 @@ from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
 from rlhf.config.rules.run import validate
-from rlhf.planning.decide import decide, resolve_auto
+from rlhf.planning.decide import plan_and_configure, resolve_auto
 from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of
 
@@ -25,7 +25,7 @@ UNKNOWN = ["model=pretrained", "model.path=someone/some-model"]
 def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
     config = run_of(compose, "model=opt_13b", "hardware=8xa100_40g", "zero=stage2")
     with pytest.raises(ConfigError) as refused:
-        decide(config)
+        plan_and_configure(config)
     assert re.fullmatch(
         r"sft needs [\d.]+ GiB on each rank \(training\) and 38\.6 can be used; "
         r"what fits: zero=auto \(ZeRO stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
@@ -36,12 +36,12 @@ def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
 
 def test_check_says_where_nothing_helps(compose: Compose) -> None:
     with pytest.raises(ConfigError, match="the planner knows no change that fits"):
-        decide(run_of(compose, "hardware.memory_gib=0.1"))
+        plan_and_configure(run_of(compose, "hardware.memory_gib=0.1"))
 
 
 def test_check_passes_what_fits(compose: Compose) -> None:
     config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g")
-    decision = decide(config)
+    decision = plan_and_configure(config)
     assert decision.plan is not None
     assert decision.notes == ()
     assert decision.config == resolve_auto(decision.plan)
@@ -50,19 +50,19 @@ def test_check_passes_what_fits(compose: Compose) -> None:
 
 def test_only_plans_what_does_not_fit(compose: Compose) -> None:
     config = run_of(compose, "model=opt_13b", "hardware=a6000_48g", "zero=stage2", "plan=only")
-    plan = decide(config).plan
+    plan = plan_and_configure(config).plan
     assert plan is not None
     assert not plan.fits
 
 
 def test_off_changes_nothing(compose: Compose) -> None:
     config = run_of(compose, "model=opt_175b", "model.path=x", "hardware=a6000_48g", "plan=off")
-    assert decide(config) == (config, None, ())
+    assert plan_and_configure(config) == (config, None, ())
 
 
 def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
     config = run_of(compose, *UNKNOWN)
-    decision = decide(config)
+    decision = plan_and_configure(config)
     assert decision.config == config
     assert decision.plan is None
     assert decision.notes == (
@@ -70,7 +70,7 @@ def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
         "here and model.architecture has no model_type",
     )
     with pytest.raises(ConfigError, match=r"^plan=only: model\.path=.*model=opt_13b"):
-        decide(run_of(compose, *UNKNOWN, "plan=only"))
+        plan_and_configure(run_of(compose, *UNKNOWN, "plan=only"))
 
 
 def test_sizes_of_an_experiment_do_not_hide_a_folder(compose: Compose, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_sizes_of_an_experiment_do_not_hide_a_folder(compose: Compose, tmp_path:
     fields |= {"num_hidden_layers": 2, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     pretrained = ["experiment=smoke", "model=pretrained", f"model.path={tmp_path}"]
-    assert decide(run_of(compose, *pretrained)).plan is not None
+    assert plan_and_configure(run_of(compose, *pretrained)).plan is not None
 
 
 def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:

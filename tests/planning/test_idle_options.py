@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlhf.config.choices import PlanMode
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.decide import decide
+from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.plan_tables import tables
 from tests.planning.planned import Compose, changed, run_of
@@ -63,7 +63,7 @@ def test_frozen_weights_need_a_model_under_adapters(compose: Compose) -> None:
 
 @pytest.mark.parametrize("plan", PlanMode)
 def test_every_launch_prints_them(plan: PlanMode, zeropp: RunConfig) -> None:
-    decision = decide(replace(zeropp, plan=plan))
+    decision = plan_and_configure(replace(zeropp, plan=plan))
     assert decision.notes == (SECOND_COPY, GRADIENTS)
     if decision.plan is not None:
         console = Console(file=io.StringIO(), width=200)

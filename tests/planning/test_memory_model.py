@@ -178,7 +178,7 @@ def test_frozen_weights_below_adapters_may_be_int8() -> None:
 def test_small_tensors_stay_whole(threshold: int | None, adapters: int, found: int) -> None:
     model = use(extra_weights=adapters)
     zero = zero_config(stage=3, param_persistence_threshold=threshold)
-    assert memory_model.persistent(model, zero) == found
+    assert memory_model.count_persistent_weights(model, zero) == found
 
 
 def test_persistent_weights_come_on_top_of_the_shards() -> None:
@@ -191,14 +191,16 @@ def test_activations_by_hand() -> None:
     # norms 2 * 2 * 8, queries, keys, values and their mixture 4 * 8, the wide part 32: 96.
     layer = 3 * 5 * 96 * 2
     shapes = {"sequences": 3, "tokens": 5, "size": 2}
-    assert memory_model.activations(use(), **shapes, uses_matmul_attention=False) == 2 * layer
+    assert memory_model.activation_bytes(use(), **shapes, uses_matmul_attention=False) == 2 * layer
     mask, shares = 5 * 5 * 2, 3 * 2 * 5 * 5 * 2
-    assert memory_model.activations(use(), **shapes, uses_matmul_attention=True) == 2 * (
+    assert memory_model.activation_bytes(use(), **shapes, uses_matmul_attention=True) == 2 * (
         layer + shares + mask
     )
     long = shapes | {"tokens": 13}  # more than three for each of a head's four dimensions
     layer, mask = 3 * 13 * 96 * 2, 13 * 13 * 2
-    assert memory_model.activations(use(), **long, uses_matmul_attention=True) == 2 * (layer + mask)
+    assert memory_model.activation_bytes(use(), **long, uses_matmul_attention=True) == 2 * (
+        layer + mask
+    )
 
 
 # Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
@@ -222,7 +224,7 @@ def test_activations_of_a_layer_by_hand(
 ) -> None:
     of = FAMILIES[family](GROUPED)
     assert (
-        memory_model.layer_activations(
+        memory_model.layer_activation_bytes(
             of, 7, size=size, uses_matmul_attention=uses_matmul_attention
         )
         == 7 * found
@@ -234,30 +236,37 @@ def test_plain_attention_keeps_its_shares_in_both_precisions() -> None:
     of = FAMILIES["bloom"](bloom)
     # Norms 2 * 2 * 8, attention 4 * 8, the wide part 2 * 32, and 2 heads' shares of 7 tokens.
     half = 2 * (32 + 32 + 64) + 2 * 7 * (4 + 2)
-    assert memory_model.layer_activations(of, 7, size=2, uses_matmul_attention=False) == 7 * half
+    assert (
+        memory_model.layer_activation_bytes(of, 7, size=2, uses_matmul_attention=False) == 7 * half
+    )
     single = 4 * (32 + 32 + 64) + 2 * 7 * 4
-    assert memory_model.layer_activations(of, 7, size=4, uses_matmul_attention=False) == 7 * single
+    assert (
+        memory_model.layer_activation_bytes(of, 7, size=4, uses_matmul_attention=False)
+        == 7 * single
+    )
 
 
 def test_checkpointed_layers_keep_their_input() -> None:
     shapes = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
     layer, inputs = 3 * 5 * 96 * 2, 3 * 5 * 8 * 2
     # Two inputs, and the layer that is just computed again.
-    assert memory_model.activations(use(checkpointed=2), **shapes) == 2 * inputs + layer
-    assert memory_model.activations(use(checkpointed=1), **shapes) == layer + inputs + layer
+    assert memory_model.activation_bytes(use(checkpointed=2), **shapes) == 2 * inputs + layer
+    assert memory_model.activation_bytes(use(checkpointed=1), **shapes) == layer + inputs + layer
     deep = shape(num_hidden_layers=10)
     some = use(shape=deep, checkpointed=7)
-    assert memory_model.activations(some, **shapes) == 3 * layer + 7 * inputs + layer
+    assert memory_model.activation_bytes(some, **shapes) == 3 * layer + 7 * inputs + layer
 
 
 def test_layers_below_all_that_learns_keep_nothing() -> None:
     shapes = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
-    assert memory_model.activations(use(layers=1), **shapes) == 3 * 5 * 96 * 2
+    assert memory_model.activation_bytes(use(layers=1), **shapes) == 3 * 5 * 96 * 2
 
 
 def test_logits_are_there_in_blocks() -> None:
     # Logits in the model's precision; the softmax of at most 256 positions, twice in fp32.
-    gpu, cpu = (partial(memory_model.logits, size=2, is_gpu=is_gpu) for is_gpu in (True, False))
+    gpu, cpu = (
+        partial(memory_model.logit_bytes, size=2, is_gpu=is_gpu) for is_gpu in (True, False)
+    )
     assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * (2 + 8)
     assert gpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
     assert cpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
@@ -270,7 +279,7 @@ def test_logits_are_there_in_blocks() -> None:
 def test_reading_keeps_one_layer() -> None:
     # 15 tokens of 2 * 8 + 2 * 32 numbers, and their logits.
     wide = 15 * (16 + 64) * 2
-    reading = partial(memory_model.reading, sequences=3, tokens=5, size=2, is_gpu=False)
+    reading = partial(memory_model.no_grad_pass_bytes, sequences=3, tokens=5, size=2, is_gpu=False)
     assert reading(use()) == wide + 15 * 100 * (2 + 8)
     assert reading(use(Role.reward)) == wide
 
@@ -287,9 +296,11 @@ def test_reading_keeps_one_layer() -> None:
 )
 def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None:
     zero, rest = zero_config(**{"reduce_bucket_size": 1000} | keys), {"dtype": Dtype.bf16}
-    assert memory_model.reduce_buckets(use(), zero=zero, ranks=4, **rest) == found
-    assert memory_model.reduce_buckets(use(Role.reference), zero=zero, ranks=4, **rest) == 0
-    assert memory_model.reduce_buckets(use(), zero=zero, ranks=1, **rest) == 0  # torch has none
+    assert memory_model.gradient_bucket_bytes(use(), zero=zero, ranks=4, **rest) == found
+    assert memory_model.gradient_bucket_bytes(use(Role.reference), zero=zero, ranks=4, **rest) == 0
+    assert (
+        memory_model.gradient_bucket_bytes(use(), zero=zero, ranks=1, **rest) == 0
+    )  # torch has none
 
 
 @pytest.mark.parametrize(
@@ -302,28 +313,30 @@ def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None
 )
 def test_weights_that_are_gathered_for_a_pass(keys: dict[str, Any], found: int) -> None:
     rest = {"zero": zero_config(**keys), "dtype": Dtype.bf16}
-    assert memory_model.live_weights(use(), ranks=4, **rest) == found
-    assert memory_model.live_weights(use(), ranks=1, **rest) == 0
+    assert memory_model.gathered_weight_bytes(use(), ranks=4, **rest) == found
+    assert memory_model.gathered_weight_bytes(use(), ranks=1, **rest) == 0
 
 
 def test_offloaded_weights_come_to_one_rank_too() -> None:
     zero = zero_config(stage=3, offload_parameters=True)
     rest = {"zero": zero, "ranks": 1, "dtype": Dtype.bf16}
-    assert memory_model.live_weights(use(), **rest) == 2 * N * 2
-    assert memory_model.live_weights(use(Role.reference), **rest) == 0  # it is not offloaded
+    assert memory_model.gathered_weight_bytes(use(), **rest) == 2 * N * 2
+    assert (
+        memory_model.gathered_weight_bytes(use(Role.reference), **rest) == 0
+    )  # it is not offloaded
 
 
 def test_autocast_copies_matrices() -> None:
     matrices = 2 * 768
     model = use(extra_weights=10)
-    assert memory_model.autocast_copies(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
-    assert memory_model.autocast_copies(model, size=2, dtype=Dtype.bf16) == 0
-    assert memory_model.autocast_copies(model, size=4, dtype=Dtype.fp32) == 0
+    assert memory_model.autocast_copy_bytes(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
+    assert memory_model.autocast_copy_bytes(model, size=2, dtype=Dtype.bf16) == 0
+    assert memory_model.autocast_copy_bytes(model, size=4, dtype=Dtype.fp32) == 0
 
 
 def test_keys_and_values() -> None:
     # 3 rows of 5 tokens; keys and values of 2 layers, 2 heads of 4.
-    assert memory_model.kv_cache(shape(), rows=3, tokens=5, size=2) == 3 * 5 * 2 * 2 * 8 * 2
+    assert memory_model.kv_cache_bytes(shape(), rows=3, tokens=5, size=2) == 3 * 5 * 2 * 2 * 8 * 2
 
 
 WIDE = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
@@ -381,7 +394,7 @@ def test_what_autograd_keeps(
     of = FAMILIES[family](fields)
     uses_matmul_attention = attention is None and family != "bloom"
     again = {False: 0, 3: 3, True: 6}[checkpointing]
-    predicted = memory_model.activations(
+    predicted = memory_model.activation_bytes(
         use(shape=of, checkpointed=again),
         sequences=SEQUENCES,
         tokens=TOKENS,
@@ -389,7 +402,7 @@ def test_what_autograd_keeps(
         uses_matmul_attention=uses_matmul_attention,
     )
     if again:  # autograd sees the layer that is computed again only in the backward pass
-        predicted -= memory_model.activations(
+        predicted -= memory_model.activation_bytes(
             use(shape=of, layers=1),
             sequences=SEQUENCES,
             tokens=TOKENS,

@@ -12,7 +12,7 @@ from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import models_of
+from rlhf.models.model_uses import models_in_phase
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.phase_costs import PhasePlan, plan_phase
 from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
@@ -31,7 +31,7 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMem
         efficiency=EFFICIENCY[config.hardware.device],
     )
     load = replace(assume_loads(config)[phase], steps=steps)
-    models = models_of(config, phase)
+    models = models_in_phase(config, phase)
     return PhaseMemory(config=config, at=at, phase=phase, models=models, load=load)
 
 
@@ -49,9 +49,9 @@ def eight_gpus(compose: Compose, *more: str, **groups: dict[str, Any]) -> RunCon
 def test_states_of_all_models_are_resident(compose: Compose) -> None:
     here = scene(eight_gpus(compose), Phase.ppo)
     policy, scorer = 1315758080, 331196928  # OPT-350M's head reads 512 numbers
-    uses = named(models_of(here.config, Phase.ppo))
+    uses = named(models_in_phase(here.config, Phase.ppo))
     assert (uses["actor"].weights, uses["critic"].weights) == (policy, scorer)
-    parts = here.resident()
+    parts = here.resident_bytes()
     assert parts["weights"] == 2 * (2 * policy + 2 * scorer)
     assert "gradients" not in parts
     assert parts["optimizer"] == 12 * (policy // 8 + scorer // 8)
@@ -60,11 +60,11 @@ def test_states_of_all_models_are_resident(compose: Compose) -> None:
 
 def test_stage_3_frees_neither_gradients_nor_their_buckets(compose: Compose) -> None:
     config = eight_gpus(compose, zero={"stage": 3, "reduce_bucket_size": 1000})
-    parts = scene(config, Phase.ppo).resident()
+    parts = scene(config, Phase.ppo).resident_bytes()
     assert parts["gradients"] > 0
     assert parts["buffers"] == 2 * 1000 * 2  # actor's and critic's
     mixed = eight_gpus(compose, zero={"critic_stage": 3, "reduce_bucket_size": 1000})
-    parts = scene(mixed, Phase.ppo).resident()
+    parts = scene(mixed, Phase.ppo).resident_bytes()
     assert parts["gradients"] == 2 * (331196928 // 8)
     assert parts["buffers"] == 1000 * 2
 
@@ -74,23 +74,23 @@ def test_what_a_cpu_offloads_stays_in_its_memory(compose: Compose) -> None:
     config = changed(config, zero={"auto": False, "stage": 2, "offload_optimizer": True})
     here = scene(config, Phase.sft)
     (model,) = here.models
-    assert here.resident()["optimizer"] == 12 * model.weights
+    assert here.resident_bytes()["optimizer"] == 12 * model.weights
     assert here.host == 16 * model.weights  # and gradients in fp32
 
 
 def test_a_gpus_offloaded_states_are_not_on_it(compose: Compose) -> None:
     config = eight_gpus(compose, zero={"offload_optimizer": True})
     here = scene(config, Phase.sft)
-    assert "optimizer" not in here.resident()
+    assert "optimizer" not in here.resident_bytes()
     assert here.host == 16 * (1315758080 // 8)
 
 
 def test_training_takes_activations_logits_and_buckets(compose: Compose) -> None:
     here = scene(eight_gpus(compose, zero={"reduce_bucket_size": 1000}), Phase.ppo)
     actor = here.models[0]
-    parts = here.learning(actor, sequences=2, tokens=256, positions=128, passes=2)
+    parts = here.training_peak(actor, sequences=2, tokens=256, positions=128, passes=2)
     # Numbers of a layer and token: norms 4 h, attention 4 h, the wide part 4 h; h = 2048.
-    assert parts - here.resident() == Counter(
+    assert parts - here.resident_bytes() == Counter(
         activations=2 * 256 * 24 * 12 * 2048 * 2 + 2 * 128 * 2048 * 4,
         logits=256 * 50272 * (2 + 8),
         gradients=2 * (1315758080 // 8) + 2 * 50272 * 2048,
@@ -102,8 +102,8 @@ def test_autocast_copies_weights_at_stage_0(compose: Compose) -> None:
     config = eight_gpus(compose, zero={"stage": 0})
     here = scene(config, Phase.sft)
     (model,) = here.models
-    extra = here.learning(model, sequences=1, tokens=64, positions=1, passes=2)
-    extra -= here.resident()
+    extra = here.training_peak(model, sequences=1, tokens=64, positions=1, passes=2)
+    extra -= here.resident_bytes()
     # Activations in fp32 at most, and a copy in bf16 of every weight of a linear layer.
     slopes = 64 * (2 * 8192 + 2048) * 4
     assert extra["activations"] == 64 * 24 * 12 * 2048 * 4 + slopes + 2 * 24 * 12 * 2048 * 2048
@@ -115,15 +115,15 @@ def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
     (model,) = here.models
     assert uses_matmul_attention(512, is_gpu=here.at.machine.is_gpu)
     assert not uses_matmul_attention(513, is_gpu=here.at.machine.is_gpu)
-    one = memory_model.scores(model.shape, sequences=64, tokens=100, size=2)
+    one = memory_model.attention_score_bytes(model.shape, sequences=64, tokens=100, size=2)
     assert one == 64 * 8 * 100 * 100 * 2
-    read = memory_model.reading(model, sequences=64, tokens=100, size=2, is_gpu=False)
-    extra = here.reading([model], sequences=64, tokens=100) - here.resident()
+    read = memory_model.no_grad_pass_bytes(model, sequences=64, tokens=100, size=2, is_gpu=False)
+    extra = here.scoring_peak([model], sequences=64, tokens=100) - here.resident_bytes()
     assert extra["activations"] == read + 2 * one
-    kept = memory_model.activations(
+    kept = memory_model.activation_bytes(
         model, sequences=64, tokens=100, size=2, uses_matmul_attention=True
     )
-    few = here.learning(model, sequences=64, tokens=100, positions=1, passes=2)
+    few = here.training_peak(model, sequences=64, tokens=100, positions=1, passes=2)
     kept = round(KEPT_FREED * kept)  # with what freed blocks of other lengths leave
     assert few["activations"] == kept + 18 * one
     assert few["logits"] == 0  # freed by then
@@ -135,9 +135,9 @@ def test_the_larger_of_two_readers_counts(compose: Compose) -> None:
     here = scene(eight_gpus(compose), Phase.ppo)
     uses = {model.role: model for model in here.models}
     shapes = {"sequences": 4, "tokens": 256}
-    both = here.reading([uses[Role.reference], uses[Role.reward]], **shapes)
-    assert both == here.reading([uses[Role.reference]], **shapes)
-    assert both.total() > here.reading([uses[Role.reward]], **shapes).total()
+    both = here.scoring_peak([uses[Role.reference], uses[Role.reward]], **shapes)
+    assert both == here.scoring_peak([uses[Role.reference]], **shapes)
+    assert both.total() > here.scoring_peak([uses[Role.reward]], **shapes).total()
 
 
 def test_micro_batches_are_chosen_within_the_cap(compose: Compose) -> None:
@@ -182,12 +182,12 @@ def test_rows_are_made_fewer_where_the_cache_does_not_fit(compose: Compose) -> N
 
 def test_the_moment_that_takes_most_is_told(compose: Compose) -> None:
     config = eight_gpus(compose)
-    assert phase(config, Phase.ppo).moment == "training of the actor"
-    assert phase(config, Phase.sft).moment == "training"
+    assert phase(config, Phase.ppo).peak_moment == "training of the actor"
+    assert phase(config, Phase.sft).peak_moment == "training"
     lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024, "keep_graphs": When.never}
     many = {"rollout_batch_size": 8 * 160, "mini_batch_size": 8, "micro_batch_size": 1}
     generating = eight_gpus(compose, ppo=many, rollout=lengths)
-    assert phase(generating, Phase.ppo).moment == "generation"
+    assert phase(generating, Phase.ppo).peak_moment == "generation"
 
 
 def test_dpo_reads_its_reference(compose: Compose) -> None:
@@ -195,7 +195,7 @@ def test_dpo_reads_its_reference(compose: Compose) -> None:
     config = changed(config, phase={"order": [Phase.sft, Phase.dpo]})
     found = phase(config, Phase.dpo)
     assert set(found.step_seconds) == {"train", "score"}
-    assert found.moment == "training"
+    assert found.peak_moment == "training"
     assert set(phase(config, Phase.sft).step_seconds) == {"train"}
 
 
@@ -235,7 +235,7 @@ def test_a_rollout_layer_by_layer_holds_some_gathered_weights(compose: Compose) 
     config = eight_gpus(compose, zero={"stage": 3, **small}, ppo=ppo)
     for way, gathered in ((When.never, 700 + 300), (When.always, 0)):
         found = phase(changed(config, rollout=rollout | {"gather_weights": way}), Phase.ppo)
-        assert found.moment == "generation"
+        assert found.peak_moment == "generation"
         assert found.parts["buffers"] == 2 * (2 * 1000 + gathered)  # and actor's and critic's
 
 
@@ -244,7 +244,7 @@ def test_the_fast_rollout_saves_scoring_by_the_actor(compose: Compose) -> None:
     config = eight_gpus(compose, rollout={"reuse_logprobs": When.never})
     measures = phase(config, Phase.ppo).step_seconds["score"]
     here = scene(config, Phase.ppo)
-    work = time_model.forward_operations(here.models[0], sequences=16, tokens=288, positions=32)
+    work = time_model.forward_flops(here.models[0], sequences=16, tokens=288, positions=32)
     assert measures - reuses == pytest.approx(work / here.at.operations)
 
 
@@ -269,7 +269,7 @@ def test_how_often_the_actor_reads_a_rollout(
     spent = 0.0
     for model in here.models:
         times = readings if model.role is Role.actor else 1
-        work = time_model.forward_operations(model, sequences=16, tokens=288, positions=32)
+        work = time_model.forward_flops(model, sequences=16, tokens=288, positions=32)
         spent += times * work / here.at.operations
     assert phase(config, Phase.ppo).step_seconds["score"] == pytest.approx(spent)
 
@@ -277,11 +277,11 @@ def test_how_often_the_actor_reads_a_rollout(
 def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose) -> None:
     order = {"order": [Phase.sft, Phase.dpo]}
     config = eight_gpus(compose, phase=order, lora={"rank": 4})
-    (learner,) = models_of(config, Phase.dpo)
+    (learner,) = models_in_phase(config, Phase.dpo)
     here = scene(config, Phase.dpo)
     settings = config.dpo
     shape = {"sequences": 2 * settings.batch_size // 8, "tokens": settings.max_tokens}
-    work = time_model.forward_operations(learner, **shape, positions=settings.max_tokens)
+    work = time_model.forward_flops(learner, **shape, positions=settings.max_tokens)
     found = phase(config, Phase.dpo).step_seconds["score"]
     assert found == pytest.approx(work / here.at.operations)
 
@@ -311,6 +311,6 @@ def test_tensor_parallel_generation_holds_a_part_of_the_weights(compose: Compose
         config, rollout={"hybrid_engine": type(engine)(**vars(engine) | {"inference_tp_size": 2})}
     )
     whole, half = (plan_run(each).phases[-1] for each in (config, halves))
-    assert whole.moment == half.moment == "generation"
+    assert whole.peak_moment == half.peak_moment == "generation"
     assert whole.parts["gathered_weights"] == 2 * 1315758080
     assert half.parts["gathered_weights"] == 1315758080

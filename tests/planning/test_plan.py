@@ -20,7 +20,7 @@ from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning.decide import resolve_auto
-from rlhf.planning.plan import Plan, best_of, plan_run
+from rlhf.planning.plan import Plan, plan_run, select_best_plan
 from tests.conftest import CONF
 from tests.planning.planned import TINY_MODEL, Compose, changed, run_of
 
@@ -109,8 +109,8 @@ def manual(draw: st.DrawFn, run: RunConfig) -> RunConfig:
     cap = run.hardware.max_micro_batch_size
     micro = {}
     for phase in run.phase.order:
-        settings_of = getattr(run, phase.value)
-        batch = run.ppo.mini_batch_size if phase is Phase.ppo else settings_of.batch_size
+        group_by_setting = getattr(run, phase.value)
+        batch = run.ppo.mini_batch_size if phase is Phase.ppo else group_by_setting.batch_size
         largest = max(1, cap // 2) if phase in (Phase.reward, Phase.dpo) else cap
         share = batch // ranks
         sizes = [n for n in range(1, min(largest, share) + 1) if share % n == 0]
@@ -220,11 +220,11 @@ def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
         with_(seconds=1, parts=90),
         with_(seconds=0.5, parts=101),
     )
-    assert best_of([slow, large, quick]) is quick
+    assert select_best_plan([slow, large, quick]) is quick
     twin = with_(seconds=1, parts=20)
-    assert best_of([twin, quick]) is twin
-    assert best_of([quick, twin]) is quick
-    assert best_of([with_(seconds=1, parts=300), large]) is large
+    assert select_best_plan([twin, quick]) is twin
+    assert select_best_plan([quick, twin]) is quick
+    assert select_best_plan([with_(seconds=1, parts=300), large]) is large
 
 
 def test_a_cpu_has_nowhere_to_offload_to(compose: Compose) -> None:
@@ -243,7 +243,7 @@ def test_fp16_needs_masters(
         seen.extend(plans)
         return plans[0]
 
-    monkeypatch.setattr("rlhf.planning.plan.best_of", first)
+    monkeypatch.setattr("rlhf.planning.plan.select_best_plan", first)
     plan_run(run_of(compose, "model=opt_125m", f"hardware={profile}"))
     stages = {(plan.zero.stage, plan.zero.critic_stage) for plan in seen}
     assert any(0 in pair for pair in stages) is has_stage_0
@@ -259,11 +259,11 @@ def test_time_price_and_disk(compose: Compose) -> None:
     assert plan.price == pytest.approx(by_hand / 3600 * 32.77)
     # Kept are SFT model, actor with its average, reward model and critic, in 2 bytes a number.
     policy, scorer = 1315758080, 1315760128
-    assert plan.disk == 2 * (3 * policy + 2 * scorer)
+    assert plan.saved_model_bytes == 2 * (3 * policy + 2 * scorer)
     # fp32 weights, two moments, the actor's average: one checkpoint, and the next being written.
-    assert plan.checkpoint_disk == 2 * 4 * (4 * policy + 3 * scorer)
+    assert plan.checkpoint_bytes == 2 * 4 * (4 * policy + 3 * scorer)
     never = plan_run(changed(config, checkpoint={"every_minutes": None}))
-    assert never.checkpoint_disk == 0
+    assert never.checkpoint_bytes == 0
     unknown = plan_run(changed(config, data={"size": 0, "path": None}))
     assert unknown.hours is None
     assert unknown.price is None

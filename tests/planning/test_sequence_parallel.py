@@ -9,7 +9,7 @@ import pytest
 from rlhf.config.choices import Device, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning import time_model
-from rlhf.planning.memory_model import exchanged_bytes
+from rlhf.planning.memory_model import sequence_parallel_bytes
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import EFFICIENCY, plan_run
 from tests.planning.planned import Compose, changed, machine, run_of, use
@@ -44,7 +44,7 @@ def sft_of(config: RunConfig, size: int) -> PhasePlan:
 def test_shared_sequences_divide_the_activations(long: RunConfig) -> None:
     one, two, four = (sft_of(long, size) for size in SIZES)
     (model,) = plan_run(long).models[Phase.sft]
-    more = exchanged_bytes(model, sequences=1, tokens=32768, size=2)
+    more = sequence_parallel_bytes(model, sequences=1, tokens=32768, size=2)
     assert 0 < more < 0.1 * one.parts["activations"]
     # The peak may be in the output layer or in the last layer, whose slopes differ.
     half = (one.parts["activations"] + more) / 2

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.steps import describe_examples, examples_of, steps_of
+from rlhf.planning.steps import count_examples, count_steps, describe_examples
 from tests.planning.planned import Compose, changed, run_of
 
 
@@ -21,9 +21,9 @@ def run(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
 
 def test_examples_of_each_phase(compose: Compose) -> None:
     data = run(compose, data={"split": [5, 3, 2]}).data
-    found = [examples_of(data, phase) for phase in (Phase.sft, Phase.reward, Phase.ppo)]
+    found = [count_examples(data, phase) for phase in (Phase.sft, Phase.reward, Phase.ppo)]
     assert found == [475, 285, 190]
-    assert examples_of(data, Phase.dpo) == 285  # the reward phase's part
+    assert count_examples(data, Phase.dpo) == 285  # the reward phase's part
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_examples_in_words(data: dict[str, Any], words: str, compose: Compose) -
 
 def test_held_out_sets_of_their_own_take_nothing(compose: Compose) -> None:
     own = run(compose, data={"eval_path": "held_out.jsonl"}).data
-    assert examples_of(own, Phase.sft) == 400
+    assert count_examples(own, Phase.sft) == 400
     hub = run(compose, data={"source": Source.hub}).data
-    assert examples_of(hub, Phase.sft) == 400
+    assert count_examples(hub, Phase.sft) == 400
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 38), (2.5, 95), (0.001, 1)])
 def test_steps_are_epochs_over_batches(epochs: float, steps: int, compose: Compose) -> None:
     config = run(compose, sft={"batch_size": 10, "epochs": epochs})
-    assert steps_of(config, Phase.sft) == steps
+    assert count_steps(config, Phase.sft) == steps
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_rounds_of_ppo(
             "responses_per_prompt": 2,
         },
     )
-    assert steps_of(config, Phase.ppo) == found
+    assert count_steps(config, Phase.ppo) == found
 
 
 def test_lines_of_a_local_file_are_counted(compose: Compose, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text("{}\n" * 200)
     config = run(compose, data={"size": 0, "path": str(path), "source": Source.local})
-    assert examples_of(config.data, Phase.sft) == 76
+    assert count_examples(config.data, Phase.sft) == 76
     counted = run(compose, data={"size": 400, "path": str(path), "source": Source.local})
-    assert examples_of(counted.data, Phase.sft) == 152  # what the configuration says goes first
+    assert count_examples(counted.data, Phase.sft) == 152  # what the configuration says goes first
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_cannot_be_counted_has_no_steps(
     monkeypatch.chdir(tmp_path)
     Path("table.parquet").write_text("\n\n")
     config = run(compose, data={"size": 0, "path": path, "source": Source.local})
-    assert examples_of(config.data, Phase.sft) is None
-    assert steps_of(config, Phase.sft) is None
-    assert steps_of(changed(config, ppo={"steps": None, "epochs": 1}), Phase.ppo) is None
-    assert steps_of(changed(config, ppo={"steps": 7, "epochs": 1}), Phase.ppo) == 7
+    assert count_examples(config.data, Phase.sft) is None
+    assert count_steps(config, Phase.sft) is None
+    assert count_steps(changed(config, ppo={"steps": None, "epochs": 1}), Phase.ppo) is None
+    assert count_steps(changed(config, ppo={"steps": 7, "epochs": 1}), Phase.ppo) == 7

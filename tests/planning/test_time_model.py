@@ -40,13 +40,11 @@ def setting(
 def test_operations_of_a_forward_pass() -> None:
     # 3 sequences of 5 tokens: 2 * 1536 for each token, attention 2 * 2 layers * 8 * 5 * 5 for each
     # sequence, and 2 * 100 * 8 for each of its 4 positions with logits.
-    found = time_model.forward_operations(use(), sequences=3, tokens=5, positions=4)
+    found = time_model.forward_flops(use(), sequences=3, tokens=5, positions=4)
     assert found == 3 * (5 * 3072 + 800 + 4 * 1600)
-    scorer = time_model.forward_operations(use(Role.critic), sequences=3, tokens=5, positions=4)
+    scorer = time_model.forward_flops(use(Role.critic), sequences=3, tokens=5, positions=4)
     assert scorer == 3 * (5 * 3072 + 800 + 4 * 16)
-    adapted = time_model.forward_operations(
-        use(extra_weights=100), sequences=1, tokens=1, positions=0
-    )
+    adapted = time_model.forward_flops(use(extra_weights=100), sequences=1, tokens=1, positions=0)
     assert adapted == 2 * 1636 + 32
 
 
@@ -66,37 +64,39 @@ def test_the_backward_pass(changes: dict[str, Any], share: float) -> None:
 
 def test_weights_are_whole_already_below_stage_3() -> None:
     for stage in (0, 1, 2):
-        assert time_model.whole_weights_seconds(setting(stage=stage), use()) == 0
+        assert time_model.gather_weights_seconds(setting(stage=stage), use()) == 0
 
 
 def test_gathering_sharded_weights() -> None:
     # 2 nodes of 2: half of 2 N bytes comes over the slower network, at 1e4 bytes per second.
-    assert time_model.whole_weights_seconds(setting(stage=3), use()) == pytest.approx(N / 1e4)
-    inside = time_model.whole_weights_seconds(setting(stage=3), use(), within_node=True)
+    assert time_model.gather_weights_seconds(setting(stage=3), use()) == pytest.approx(N / 1e4)
+    inside = time_model.gather_weights_seconds(setting(stage=3), use(), within_node=True)
     assert inside == pytest.approx(N / 1e5)
     alone = setting(of=machine(ranks=4, nodes=1), stage=3)
-    assert time_model.whole_weights_seconds(alone, use()) == pytest.approx(2 * N * 3 / 4 / 1e5)
+    assert time_model.gather_weights_seconds(alone, use()) == pytest.approx(2 * N * 3 / 4 / 1e5)
     packed = setting(stage=3, quantize_weights=True)
-    assert time_model.whole_weights_seconds(packed, use()) == pytest.approx(N / 2 / 1e4)
+    assert time_model.gather_weights_seconds(packed, use()) == pytest.approx(N / 2 / 1e4)
     latency = setting(stage=3, efficiency=replace(PERFECT, message_seconds=0.25, link=0.5))
-    assert time_model.whole_weights_seconds(latency, use()) == pytest.approx(2 * N / 1e4 + 2 * 0.25)
+    assert time_model.gather_weights_seconds(latency, use()) == pytest.approx(
+        2 * N / 1e4 + 2 * 0.25
+    )
 
 
 def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
     gathered = N / 1e4
     host = setting(stage=3, offload_parameters=True)
-    assert time_model.whole_weights_seconds(host, use()) == pytest.approx(
+    assert time_model.gather_weights_seconds(host, use()) == pytest.approx(
         gathered + 2 * N / 4 / 1e4
     )
     nvme = setting(stage=3, offload_parameters=True, nvme_path="x")
-    assert time_model.whole_weights_seconds(nvme, use()) == pytest.approx(
+    assert time_model.gather_weights_seconds(nvme, use()) == pytest.approx(
         gathered + 2 * N / 2 / 1e3
     )
     # A frozen model has its own key, and stays in the host's memory.
     reference = use(Role.reference)
-    assert time_model.whole_weights_seconds(host, reference) == pytest.approx(gathered)
+    assert time_model.gather_weights_seconds(host, reference) == pytest.approx(gathered)
     own = setting(stage=3, offload_reference=True, nvme_path="x")
-    assert time_model.whole_weights_seconds(own, reference) == pytest.approx(
+    assert time_model.gather_weights_seconds(own, reference) == pytest.approx(
         gathered + 2 * N / 4 / 1e4
     )
 
@@ -104,19 +104,21 @@ def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
 def test_reading_computes_while_weights_come() -> None:
     at = setting(stage=3, efficiency=replace(PERFECT, matmul=0.5, sharded=0.8))
     whole = N / 1e4
-    assert time_model.reading_seconds(at, use(), time_model.Pass(4e5, 0, 1)) == pytest.approx(1.0)
-    assert time_model.reading_seconds(at, use(), time_model.Pass(4e4, 0, 5)) == pytest.approx(
+    assert time_model.no_grad_pass_seconds(at, use(), time_model.Pass(4e5, 0, 1)) == pytest.approx(
+        1.0
+    )
+    assert time_model.no_grad_pass_seconds(at, use(), time_model.Pass(4e4, 0, 5)) == pytest.approx(
         5 * whole
     )
     slow = replace(at, efficiency=replace(at.efficiency, sharded_layer_seconds=0.25))
-    assert time_model.reading_seconds(slow, use(), time_model.Pass(4e5, 0, 3)) == pytest.approx(
-        1.0 + 3 * 2 * 0.25
-    )
+    assert time_model.no_grad_pass_seconds(
+        slow, use(), time_model.Pass(4e5, 0, 3)
+    ) == pytest.approx(1.0 + 3 * 2 * 0.25)
     # Weights that are not gathered make nobody wait.
     plain = replace(at, zero=zero_config(stage=2))
-    assert time_model.reading_seconds(plain, use(), time_model.Pass(4e5, 0, 1)) == pytest.approx(
-        0.8
-    )
+    assert time_model.no_grad_pass_seconds(
+        plain, use(), time_model.Pass(4e5, 0, 1)
+    ) == pytest.approx(0.8)
 
 
 def test_a_training_step() -> None:
@@ -246,7 +248,7 @@ STAGES: tuple[dict[str, Any], ...] = (
 
 def seconds(at: CostModel, model: ModelUse, *, passes: int = 4) -> tuple[float, float, float]:
     """Reading, training and sampling."""
-    work = time_model.forward_operations(model, sequences=8, tokens=512, positions=256)
+    work = time_model.forward_flops(model, sequences=8, tokens=512, positions=256)
     how = Sampling(
         responses=8,
         rows=4,
@@ -256,7 +258,7 @@ def seconds(at: CostModel, model: ModelUse, *, passes: int = 4) -> tuple[float, 
         gathers=False,
     )
     return (
-        time_model.reading_seconds(at, model, time_model.Pass(work, 0, passes)),
+        time_model.no_grad_pass_seconds(at, model, time_model.Pass(work, 0, passes)),
         time_model.training_seconds(at, model, time_model.Pass(work, 0, passes)),
         time_model.sampling_seconds(at, model, how),
     )
@@ -319,6 +321,8 @@ def test_more_ranks_are_never_slower_at_the_same_batch(stage: int, compose: Comp
 
 
 def test_fp32_numbers_are_twice_as_large() -> None:
-    half = time_model.whole_weights_seconds(setting(stage=3), use())
-    single = time_model.whole_weights_seconds(setting(of=machine(dtype=Dtype.fp32), stage=3), use())
+    half = time_model.gather_weights_seconds(setting(stage=3), use())
+    single = time_model.gather_weights_seconds(
+        setting(of=machine(dtype=Dtype.fp32), stage=3), use()
+    )
     assert single == pytest.approx(2 * half)

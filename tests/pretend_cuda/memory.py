@@ -90,7 +90,7 @@ def without_values() -> Iterator[None]:
     from tests.models_on_disk import small_tokenizer
 
     def critic_source(config: RunConfig) -> ModelSource:
-        return ModelSource.of(config.reward_model, key="reward_model")
+        return ModelSource.from_config(config.reward_model, key="reward_model")
 
     with ExitStack() as replaced:
         for place, name, value in (
@@ -98,7 +98,7 @@ def without_values() -> Iterator[None]:
             (torch.nn.Embedding, "reset_parameters", lambda _: None),
             (PreTrainedModel, "_initialize_weights", lambda *_, **__: None),
             (stage_1_and_2, "is_invalid_grad_norm", lambda _: False),
-            (scoring, "num_failed", lambda _: 0),
+            (scoring, "count_failed_scores", lambda _: 0),
             (build, "require_finite_weights", lambda *_, **__: None),
             (rlhf_engine, "critic_source", critic_source),
             (rlhf_engine, "load_tokenizer", lambda *_, **__: small_tokenizer()),
@@ -157,7 +157,7 @@ def _ppo(gpu: Gpu, config: RunConfig) -> Bytes:
     prompts = collate_prompts(longest, prompts.texts, draws, pad_id=0, device=device)
     rollout_backend: Any = setup.rollout
     rollout_backend.generate = recorder.ending("generation", rollout_backend.generate)
-    for role, engine in setup.trained.items():
+    for role, engine in setup.trained_engines.items():
         for name in ("backward", "step"):
             ending = recorder.ending(f"training of the {role}", getattr(engine, name))
             setattr(engine, name, ending)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.report.alarms import alarms_of
+from rlhf.report.alarms import find_doubts
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "reward": {"accuracy_ci": [0.78, 0.83]},
@@ -28,7 +28,7 @@ FELL = {"gold_after": 0.4, "gold_gain_ci": [-0.15, -0.05]}
 
 @pytest.mark.parametrize("phases", [HEALTHY, {}, {"sft": {"perplexity_after": 2.0}}])
 def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
-    assert alarms_of(phases) == []
+    assert find_doubts(phases) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
 def test_a_doubt_names_the_number_and_a_way_out(
     phase: str, changes: dict[str, Any], words: list[str]
 ) -> None:
-    (line,) = alarms_of(HEALTHY | {phase: HEALTHY[phase] | changes})
+    (line,) = find_doubts(HEALTHY | {phase: HEALTHY[phase] | changes})
     assert line.startswith(f"{phase}: ")
     assert [word for word in words if word not in line] == []
 
@@ -72,10 +72,10 @@ def test_a_fall_of_gold_is_claimed_only_if_the_intervals_tell_it(
     for name, found in intervals.items():
         if found is None:
             del ppo[name]
-    assert alarms_of({"ppo": ppo}) == []
+    assert find_doubts({"ppo": ppo}) == []
 
 
 def test_dpo_is_doubted_as_reward_model_and_policy() -> None:
     measures = {"accuracy_ci": [0.4, 0.6], "response_tokens_before": 9.0}
     measures |= {"response_tokens_after": 1.0, "kl_to_reference": 0.1}
-    assert [line.split(":")[0] for line in alarms_of({"dpo": measures})] == ["dpo", "dpo"]
+    assert [line.split(":")[0] for line in find_doubts({"dpo": measures})] == ["dpo", "dpo"]

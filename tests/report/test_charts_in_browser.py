@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.report.comparison import settings_of
+from rlhf.report.comparison import group_by_setting
 from rlhf.report.sweep_page import write_sweep_report
 from tests.browser import Tab, needs_chromium, tab
 from tests.report.test_sweep_page import runs
@@ -37,7 +37,7 @@ def mouse(page: Tab, kind: str, x: float, y: float) -> None:
 @pytest.mark.slow
 @needs_chromium
 def test_charts_are_read_with_mouse_and_keyboard(tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, settings_of(runs()))
+    path = write_sweep_report(tmp_path, group_by_setting(runs()))
     with tab(tmp_path, f"file://{path}") as page:
         page.wait_for(f"{FIGURE}?.querySelector('canvas') != null")
         settled(page)

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.intervals import t_quantile
-from rlhf.report.comparison import ComparedRun, Setting, comparison_json, difference, settings_of
+from rlhf.report.comparison import (
+    ComparedRun,
+    Setting,
+    comparison_json,
+    difference,
+    group_by_setting,
+)
 
 
 def run(kl_ctl: float, seed: int, **measures: float) -> ComparedRun:
@@ -23,12 +29,12 @@ def setting(values: dict[int, float]) -> Setting:
 
 def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     runs = [run(kl, seed, gold=kl + seed) for kl in (0.1, 0.2) for seed in (1, 2)]
-    first, second = settings_of([*runs, run(0.2, 3)])
+    first, second = group_by_setting([*runs, run(0.2, 3)])
     assert (first.values, second.values) == ({"ppo.kl_ctl": 0.1}, {"ppo.kl_ctl": 0.2})
     assert first.label == "ppo.kl_ctl=0.1"
     assert [len(second.runs), len(second.finished_runs())] == [3, 2]
     assert second.estimates()["gold"].mean == pytest.approx(1.7)
-    (only,) = settings_of(runs[:2])
+    (only,) = group_by_setting(runs[:2])
     assert only.label == "all"
     unfinished = comparison_json([second])["settings"][0]["unfinished"]
     assert unfinished == ["0.2-3"]

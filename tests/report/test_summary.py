@@ -13,7 +13,7 @@ from rlhf.report.next_commands import suggest_commands
 from rlhf.report.summary import (
     answers_side_by_side,
     list_files_of_run,
-    show_summary,
+    print_summary,
     summary_blocks,
 )
 from rlhf.tracking.console import Console
@@ -82,7 +82,7 @@ def printed(result: dict[str, Any], run_dir: Path) -> list[str]:
     """The words of each line, one space apart."""
     file = StringIO()
     console = Console(log_every=1, file=file, force_terminal=False, width=80)
-    show_summary(console, result, run_dir)
+    print_summary(console, result, run_dir)
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.intervals import Estimate
-from rlhf.report.comparison import ComparedRun, settings_of
-from rlhf.report.sweep_charts import Place, frontier, parameter_chart
-from rlhf.report.sweep_page import importances, sweep_page, write_sweep_report
+from rlhf.report.comparison import ComparedRun, group_by_setting
+from rlhf.report.sweep_charts import Place, parameter_chart, pareto_frontier
+from rlhf.report.sweep_page import parameter_importances, sweep_page, write_sweep_report
 from tests.browser import needs_chromium, show
 
 EVIL = "</title><script>alert(1)</script>"
@@ -37,11 +37,11 @@ def at(setting: int, x: float, y: float) -> Place:
 
 def test_frontier_has_what_nothing_beats() -> None:
     places = [at(0, 1.0, 0.5), at(1, 2.0, 0.4), at(2, 3.0, 0.9), at(3, 1.0, 0.6), at(4, 4.0, 0.9)]
-    assert [place.setting for place in frontier(places)] == [3, 2]
+    assert [place.setting for place in pareto_frontier(places)] == [3, 2]
 
 
 def test_page_begins_with_the_best_setting() -> None:
-    text = sweep_page("kl", settings_of(runs()))
+    text = sweep_page("kl", group_by_setting(runs()))
     assert re.search(
         r'class="verdict">best objective 0\.90\d ± 0\.\d+: ppo\.kl_ctl=0\.1; high', text
     )
@@ -54,40 +54,42 @@ def test_page_begins_with_the_best_setting() -> None:
 
 
 def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
-    doubtful = sweep_page("kl", settings_of(runs(num_seeds=1)))
+    doubtful = sweep_page("kl", group_by_setting(runs(num_seeds=1)))
     assert "; one seed only" in doubtful
     draws = random.Random(2)
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
     assert "; no difference from the second best can be told" in sweep_page(
-        "kl", settings_of(equal)
+        "kl", group_by_setting(equal)
     )
 
 
 def test_importance_is_the_share_that_a_key_explains() -> None:
-    found = importances(runs(), ["ppo.kl_ctl", "seed"], "gold").of_parameter
+    found = parameter_importances(runs(), ["ppo.kl_ctl", "seed"], "gold").of_parameter
     assert found["ppo.kl_ctl"] > 0.95
     assert found["seed"] == pytest.approx(0, abs=0.01)
-    assert not importances(runs(), ["ppo.advantage_estimator"], "gold").of_parameter
+    assert not parameter_importances(runs(), ["ppo.advantage_estimator"], "gold").of_parameter
 
 
 def test_chance_explains_nothing() -> None:
     draws, shares = random.Random(3), []
     for _ in range(200):
         values = [run._replace(measures={"gold": draws.gauss(0, 1)}) for run in runs()]
-        shares.append(importances(values, ["ppo.kl_ctl"], "gold").of_parameter["ppo.kl_ctl"])
+        shares.append(
+            parameter_importances(values, ["ppo.kl_ctl"], "gold").of_parameter["ppo.kl_ctl"]
+        )
     assert sum(shares) / len(shares) < 0.15, "without the correction 2 of 8 degrees: 0.25"
 
 
 def test_unfinished_sweep_has_a_page(tmp_path: Path) -> None:
     none = [run._replace(measures={}) for run in runs()]
-    assert "No run has finished." in sweep_page("kl", settings_of(none))
-    path = write_sweep_report(tmp_path, settings_of([*runs()[:4], *none[4:]]))
+    assert "No run has finished." in sweep_page("kl", group_by_setting(none))
+    path = write_sweep_report(tmp_path, group_by_setting([*runs()[:4], *none[4:]]))
     assert "4 of 9 runs have finished" in path.read_text()
 
 
 def test_text_of_a_command_stays_text() -> None:
     mixed = [*runs(), *runs(estimator=EVIL)]
-    text = sweep_page(EVIL, settings_of(mixed))
+    text = sweep_page(EVIL, group_by_setting(mixed))
     assert text.count("<script>") == 1, "the page's own"
 
 
@@ -102,7 +104,7 @@ def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1400, True), (400, False)])
 def test_browser_shows_the_page_without_a_fault(width: int, dark: bool, tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, settings_of(runs()))
+    path = write_sweep_report(tmp_path, group_by_setting(runs()))
     shown = show(path, tmp_path, width=width, dark=dark)
     assert shown.console == []
     assert shown.faults == []
@@ -111,7 +113,7 @@ def test_browser_shows_the_page_without_a_fault(width: int, dark: bool, tmp_path
 @pytest.mark.slow
 @needs_chromium
 def test_picked_setting_is_marked_among_parallel_lines(tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, settings_of(runs()))
+    path = write_sweep_report(tmp_path, group_by_setting(runs()))
     click = '<script>document.querySelector("button[data-pick]").click()</script></body>'
     path.write_text(path.read_text().replace("</body>", click))
     document = show(path, tmp_path).document

@@ -106,8 +106,8 @@ def answers(*responses: str, **columns: list[Any]) -> Answers:
 
 
 def score(part: IsolatedReward, batch: Answers) -> list[float]:
-    part.ask(batch)
-    return part.scores()
+    part.send_answers(batch)
+    return part.receive_scores()
 
 
 def test_a_function_gets_prompts_responses_and_columns(start: Start) -> None:

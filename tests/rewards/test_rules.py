@@ -11,7 +11,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers
-from rlhf.rewards.rules import RULES, last_number
+from rlhf.rewards.rules import RULES, find_last_number
 
 
 def scores(responses: list[str], wanted: list[Any] | None = None, **keys: Any) -> list[float]:
@@ -64,7 +64,7 @@ def test_numbers_are_compared_by_value() -> None:
     responses = ["3 + 4 = 7", "so 1,250.0 of them", "minus -2", "none", "7"]
     wanted = ["#### 7", 1250, "-2.0", 3, None]
     assert scores(responses, wanted, kind=RewardKind.number) == [1, 1, 1, 0, 0]
-    assert last_number(".5 and -.25") == -0.25
+    assert find_last_number(".5 and -.25") == -0.25
 
 
 def test_json_follows_its_schema(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def asked(response: str, function: str = "leaves", seconds: float = 10) -> Isola
     name = f"daemons:{function}"
     kind = RewardKind.function
     part = IsolatedReward("mine", RewardTerm(kind=kind, function=name, timeout_seconds=seconds))
-    part.ask(Answers(["?"], [response], [True], [1], {}))
+    part.send_answers(Answers(["?"], [response], [True], [1], {}))
     return part
 
 
@@ -83,7 +83,7 @@ def assert_ended(process: Path) -> None:
 
 def test_a_daemon_ends_with_its_part() -> None:
     part = asked("a")
-    assert part.scores() == [1]
+    assert part.receive_scores() == [1]
     left = daemon()
     assert left.exists()
     part.close()
@@ -94,7 +94,7 @@ def test_a_daemon_ends_with_its_part() -> None:
 def test_a_daemon_ends_with_the_process_that_started_it(response: str) -> None:
     part = asked(response, seconds=1)
     with pytest.raises(FailureError):
-        part.scores()
+        part.receive_scores()
     assert_ended(daemon())
     part.close()
 
@@ -114,6 +114,6 @@ def test_a_daemon_ends_with_a_run_that_is_killed(response: str) -> None:
 def test_only_one_of_two_processes_that_return_answers() -> None:
     part = asked("a", "returns_twice")
     for _ in range(5):
-        assert part.scores() == [0]
-        part.ask(Answers(["?"], ["b"], [True], [1], {}))
+        assert part.receive_scores() == [0]
+        part.send_answers(Answers(["?"], ["b"], [True], [1], {}))
     part.close()

@@ -57,7 +57,7 @@ def fused(model: PreTrainedModel, *, tokens: int = TOKENS) -> FusedDecoder:
 def graphed(
     model: PreTrainedModel, sampling: SamplingSettings = SAMPLING, end_id: int = -1
 ) -> GraphedDecoder:
-    extent = Extent.of(ROWS, TOKENS, some_draws())
+    extent = Extent.for_rollout(ROWS, TOKENS, some_draws())
     decoder = fused(model, tokens=extent.columns)
     return GraphedDecoder(decoder, sampling, end_id=end_id, extent=extent, weights=[])
 
@@ -84,7 +84,7 @@ def generated(
         end_id=end_id,
         stop=StopTexts(None, ()),
         max_rows=ROWS,
-        anyone_works=bool,
+        any_rank_works=bool,
     )
     with torch.no_grad():
         scheduler.run(requests, some_draws().to(device))
@@ -268,7 +268,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     assert generated(fused(model), GPU) == expected
     assert generated(graphed(model), GPU) == expected
     draws = some_draws().to(GPU)
-    extent = Extent.of(ROWS, 200, draws)
+    extent = Extent.for_rollout(ROWS, 200, draws)
     decoder = GraphedDecoder(
         fused(model, tokens=extent.columns), SAMPLING, end_id=-1, extent=extent, weights=[]
     )

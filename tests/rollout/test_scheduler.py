@@ -89,7 +89,7 @@ def run(
         end_id=END,
         stop=StopTexts(TOKENIZER, []),
         max_rows=max_rows,
-        anyone_works=bool,
+        any_rank_works=bool,
     ).run(requests, torch.rand(len(prompts), 12))
     return requests, decoder
 
@@ -174,7 +174,7 @@ def test_a_rank_that_has_finished_goes_on_while_others_work() -> None:
     sampling = SamplingSettings(max_tokens=3, temperature=1.0, top_k=1, top_p=1.0)
     decoder, asked = TableDecoder(1), []
 
-    def anyone_works(here: bool) -> bool:
+    def any_rank_works(here: bool) -> bool:
         asked.append(here)
         return len(asked) <= 7
 
@@ -184,7 +184,7 @@ def test_a_rank_that_has_finished_goes_on_while_others_work() -> None:
         end_id=END,
         stop=StopTexts(TOKENIZER, []),
         max_rows=1,
-        anyone_works=anyone_works,
+        any_rank_works=any_rank_works,
     ).run([Request(0, (1, 2), 3)], torch.rand(1, 3))
     passes = len(decoder.prefills) + len(decoder.decoded)
     assert passes == 7

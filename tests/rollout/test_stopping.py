@@ -23,7 +23,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def first_end(stop: StopTexts, ids: list[int]) -> int | None:
     """Tokens there are when ``stop`` first says that the response has ended."""
-    return next((n for n in range(1, len(ids) + 1) if stop.ends(ids[:n])), None)
+    return next((n for n in range(1, len(ids) + 1) if stop.completes_stop_text(ids[:n])), None)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_special_token_is_a_text_too(tokenizer: PreTrainedTokenizerBase) -> No
 def test_without_texts_nothing_is_decoded() -> None:
     stop = StopTexts(None, [])  # type: ignore[arg-type]
     assert not stop
-    assert not stop.ends([1, 2, 3])
+    assert not stop.completes_stop_text([1, 2, 3])
 
 
 def test_with_texts_it_is_true(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -268,7 +268,7 @@ def test_a_real_server_answers_a_run(tmp_path: Path) -> None:
         assert weights == pytest.approx([1.0] * 3, abs=1e-3)
         assert max(moved) > 0, "the weights did change"
         client = VllmClient(url, timeout=60.0)
-        assert client.weight_version().startswith("rlhf-weights-")
+        assert client.fetch_weight_version().startswith("rlhf-weights-")
     finally:
         server.terminate()
         server.wait(60)

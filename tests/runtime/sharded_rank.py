@@ -19,13 +19,13 @@ from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings
-from rlhf.engine.zero3_partition import placer
+from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import LoraSpec, save_adapter, stream_merged
+from rlhf.models.lora import LoraSpec, merge_adapters_in_stream, save_adapter
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases.shared.exporting import make_export
+from rlhf.phases.shared.exporting import build_export
 from tests.models_on_disk import (
     disturb,
     save_base,
@@ -55,7 +55,7 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     settings = EngineSettings(zero=zero_config(stage=3, param_persistence_threshold=0), dtype=dtype)
     plan = BatchPlan(per_rank=2, micro=2, accumulation=1)
     shared: Any = {"settings": settings, "plan": plan, "ranks": ranks}
-    sharded = build(shard=placer(Role.reward, **shared))
+    sharded = build(shard=build_parameter_placer(Role.reward, **shared))
     assert all(p.ds_tensor.numel() == -(-p.ds_numel // 2) for p in sharded.parameters()), name
     if dtype is Dtype.bf16:
         for parameter in whole.parameters():
@@ -75,10 +75,12 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     values = [o if isinstance(o, Tensor) else o.logits for o in outputs]
     torch.testing.assert_close(values[1], values[0])
 
-    export = make_export(engine, as_=LoraExport.merged, source=ModelSource(key="k", path=None))
+    export = build_export(
+        engine, lora_export=LoraExport.merged, source=ModelSource(key="k", path=None)
+    )
     export.write(folder if ranks.is_main else None, shard_bytes=4000)
     if ranks.is_main:
-        state = dict(stream_merged(inner(whole), expected.items()))
+        state = dict(merge_adapters_in_stream(inner(whole), expected.items()))
         inner(whole).save_pretrained(folder / "by transformers", state_dict=dict(state))
         saved, reference = (tensors_in(place) for place in (folder, folder / "by transformers"))
         assert saved.keys() == reference.keys(), name

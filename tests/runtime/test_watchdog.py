@@ -23,14 +23,14 @@ def test_nothing_is_expected_outside_the_steps() -> None:
     heartbeat = Heartbeat()
     heartbeat.beat()
     time.sleep(0.02)
-    assert heartbeat.silence == 0
+    assert heartbeat.seconds_since_beat == 0
     heartbeat.start()
     time.sleep(0.02)
-    assert heartbeat.silence >= 0.02
+    assert heartbeat.seconds_since_beat >= 0.02
     heartbeat.beat()
-    assert heartbeat.silence < 0.02
+    assert heartbeat.seconds_since_beat < 0.02
     heartbeat.stop()
-    assert heartbeat.silence == 0
+    assert heartbeat.seconds_since_beat == 0
 
 
 def test_a_stopped_process_is_known() -> None:

@@ -12,7 +12,7 @@ from rlhf.config.choices import (
     Phase,
     TrainingEngine,
 )
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_obstacle
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_unsupported_setting
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.config.typed import format_value
@@ -160,7 +160,7 @@ def check_engine(config: RunConfig) -> None:
     """Check that zero.engine supports the options; the engine checks the precision when built."""
     zero = config.zero
     ranks = config.hardware.nodes * config.hardware.ranks_per_node
-    obstacle = torch_obstacle(zero, ranks=ranks)
+    obstacle = torch_unsupported_setting(zero, ranks=ranks)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise ConfigError(
             f"zero.engine=torch with {obstacle}: plain torch runs one rank without offloading; "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.engine.torch_engine import weight_storage
+from rlhf.engine.torch_engine import allocate_weights
 from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judge
 from rlhf.models.families import find_decoder_modules
@@ -61,7 +61,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
 def _compare(name: str, dtype: torch.dtype) -> Finding:
     model = tiny_model(name).to("cuda")
     # Side by side, as an engine stores them. Not buffers: rotary frequencies stay in fp32.
-    places = weight_storage(list(model.parameters()), dtype, torch.device("cuda", 0))
+    places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
     ways = {"eager": distance(model, dtype, False), "graphs": distance(model, dtype, True)}
@@ -111,7 +111,7 @@ def _generate(
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None, "fused_models has models with a fused decoder only"
-    extent = Extent.of(ROWS, TOKENS, draws_NT)
+    extent = Extent.for_rollout(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]
     decoder = (
@@ -128,7 +128,7 @@ def _generate(
         for index, prompt in enumerate(prompts)
     ]
     stop = StopTexts(None, ())
-    Scheduler(decoder, SAMPLING, end_id=-1, stop=stop, max_rows=ROWS, anyone_works=bool).run(
+    Scheduler(decoder, SAMPLING, end_id=-1, stop=stop, max_rows=ROWS, any_rank_works=bool).run(
         requests, draws_NT.to(model.device)
     )
     return requests

@@ -20,7 +20,7 @@ from rlhf.config.freeze import load_run
 from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Size, Task
 from rlhf.gpu_check.runs import SHORT_RUN, start_run
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.shared.policies import rollout_backend
+from rlhf.phases.shared.policies import build_rollout_backend
 from rlhf.rollout.padding import unpad_prompts
 
 COMMON = (
@@ -112,7 +112,7 @@ class Ways:
         config = replace(
             engine.config, rollout=replace(engine.config.rollout, cuda_graphs=has_graphs)
         )
-        backend = rollout_backend(
+        backend = build_rollout_backend(
             config,
             engine.tokenizer,
             temperature=1.0,

@@ -16,18 +16,18 @@ from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import (
-    make_critic_export,
-    make_export,
+    build_critic_export,
+    build_export,
     save_export,
-    save_trained,
+    save_trained_model,
 )
 from rlhf.phases.shared.phase_data import phase_records
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     PolicyEvaluation,
     TokenAdvantages,
-    answer_samples,
     evaluate_policy,
+    sample_answers,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class PpoEvaluation:
         """Read the values that an earlier attempt of this phase wrote to ppo/held_out.json."""
         self._by_prompt = read_json(self._file, HELD_OUT) or {}
 
-    def result(
+    def evaluate_for_result(
         self, when: str, *, log: Callable[[dict[str, float]], None] | None = None
     ) -> dict[str, Any]:
         """Evaluate the policy; return entries of result.json, whose names end in ``when``.
@@ -67,19 +67,19 @@ class PpoEvaluation:
         ``log`` is called with the metrics. Each prompt's values are stored in ppo/held_out.json.
         If ``when`` is "after", 95 % intervals of the mean gains since "before" are returned too.
         """
-        evaluation = self._evaluate()
+        evaluation = self._evaluate_policy()
         result, self._by_prompt[when] = evaluation.result(when), evaluation.by_prompt
         if self._context.ranks.is_main:
             write_json(self._file, self._by_prompt, indent=None)
         if log is not None:
             log(evaluation.metrics())
         if when == "after":
-            result |= self._gains()
+            result |= self._gain_intervals()
         if self._blocks:
             result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
         return result
 
-    def _gains(self) -> dict[str, list[float]]:
+    def _gain_intervals(self) -> dict[str, list[float]]:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         gains = {name: mean_gain(before[name], after[name]) for name in GAINS if name in before}
         return {
@@ -88,9 +88,9 @@ class PpoEvaluation:
             if math.isfinite(gain.half)  # NaN for a single prompt or if a score is not finite
         }
 
-    def metrics(self) -> dict[str, float]:
+    def evaluate_metrics(self) -> dict[str, float]:
         """Evaluate the policy and return its metrics."""
-        return self._evaluate().metrics()
+        return self._evaluate_policy().metrics()
 
     def write_samples(
         self, advantages: TokenAdvantages, *, step: int, is_last: bool = False
@@ -102,14 +102,14 @@ class PpoEvaluation:
         so that answers can be compared.
         """
         context, config = self._context, self._context.config.ppo
-        answer = partial(answer_samples, context, self._engine.policy, self._prompts, advantages)
+        answer = partial(sample_answers, context, self._engine.policy, self._prompts, advantages)
         samples = answer(model="actor")
         if is_last and config.ema_beta:
             with self._engine.actor.swap_in_average():
                 samples += answer(model="actor_ema")
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)
 
-    def _evaluate(self) -> PolicyEvaluation:
+    def _evaluate_policy(self) -> PolicyEvaluation:
         num_prompts = self._context.config.ppo.eval_prompts
         policy = self._engine.policy
         return evaluate_policy(self._context, policy, self._prompts, num_prompts=num_prompts)
@@ -120,15 +120,15 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
     ppo, folder = context.config.ppo, context.run_dir / "ppo"
     actor, source = engine.actor, engine.policy_source
     what = "A language model after PPO."
-    save_trained(context, actor, folder / "actor", source=source, what=what)
+    save_trained_model(context, actor, folder / "actor", source=source, what=what)
     if ppo.ema_beta:
         what = "The moving average of a language model during PPO."
         with actor.swap_in_average():
-            save_trained(context, actor, folder / "actor_ema", source=source, what=what)
+            save_trained_model(context, actor, folder / "actor_ema", source=source, what=what)
     what = "PPO's critic: one label, read at every position."
     save = partial(save_export, context, folder=folder / "critic", what=what, answers=False)
     if ppo.shared_trunk:
-        save(make_critic_export(actor, context.tokenizer))
+        save(build_critic_export(actor, context.tokenizer))
     elif engine.critic is not None:
-        as_, source = context.config.lora.export, engine.critic_source
-        save(make_export(engine.critic, as_=as_, source=source))
+        lora_export, source = context.config.lora.export, engine.critic_source
+        save(build_export(engine.critic, lora_export=lora_export, source=source))

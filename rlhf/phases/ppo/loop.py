@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import KlController, guarded_lr_scale
+from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics
@@ -30,8 +30,8 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
-from rlhf.phases.ppo.models import Learner, step_together
-from rlhf.phases.ppo.objective import Aggregation, MicroBatch, micro_batches, policy_penalty
+from rlhf.phases.ppo.models import Learner, step_optimizers_together
+from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_penalty
 from rlhf.phases.ppo.options import ptx
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
 from rlhf.phases.ppo.prompts import PromptLoader
@@ -39,12 +39,12 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
     PpoStats,
     critic_metrics,
-    moving_average,
+    early_end_reason,
     num_optimizer_steps,
     policy_metrics,
-    reason_to_end,
     rollout_metrics,
-    step_values,
+    step_values_to_log,
+    update_moving_average,
 )
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -60,16 +60,16 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
     config = replace(config, steps=steps)
     context = replace(context, config=replace(context.config, ppo=config))
-    blocks = ptx.corpus_blocks(context)
+    blocks = ptx.load_corpus_blocks(context)
     engine = RLHFEngine(context.config, context.ranks)
-    trainer = PPOTrainer(engine, config, ptx.ptx_corpus(context, blocks))
+    trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    checkpoints = Checkpoints(context, Phase.ppo, engine.trained, trainer)
+    checkpoints = Checkpoints(context, Phase.ppo, engine.trained_engines, trainer)
     if checkpoints.is_resumed:
         evaluation.read_results()
     else:
-        checkpoints.results = evaluation.result("before", log=checkpoints.log_held_out)
+        checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
         evaluation.write_samples(trainer.held_out_advantages, step=0)
 
     with context.console.progress("ppo", steps) as progress:
@@ -78,24 +78,26 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             stats = trainer.train_rlhf(rollout)
             checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
-            if (reason := reason_to_end(config, stats.metrics)) is not None:
-                checkpoints.end(reason)
-            if checkpoints.wants_evaluation(config.eval_every):
-                checkpoints.log_evaluation(evaluation.metrics())
+            if (reason := early_end_reason(config, stats.metrics)) is not None:
+                checkpoints.end_phase(reason)
+            if checkpoints.is_evaluation_due(config.eval_every):
+                checkpoints.log_evaluation(evaluation.evaluate_metrics())
             if step % config.sample_every == 0 and not checkpoints.is_last:
                 evaluation.write_samples(trainer.held_out_advantages, step=step)
 
     evaluation.write_samples(trainer.held_out_advantages, step=checkpoints.step, is_last=True)
-    result = checkpoints.results | evaluation.result("after", log=checkpoints.log_held_out)
+    result = checkpoints.results | evaluation.evaluate_for_result(
+        "after", log=checkpoints.log_held_out
+    )
     save_models(context, engine)
     if config.ema_beta:
         with engine.actor.swap_in_average():
-            result |= evaluation.result("after_ema")
+            result |= evaluation.evaluate_for_result("after_ema")
     engine.close()
     return result | {
         "kl_to_reference": result["kl_after"],
         "steps": checkpoints.step,
-        "seconds": checkpoints.seconds,
+        "seconds": checkpoints.elapsed_seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
 
@@ -176,7 +178,7 @@ class PPOTrainer:
             prompts,
             responses,
             micro_batch_size=engine.plan.micro,
-            with_policy=not self._reuse.decide(responses),
+            with_policy=not self._reuse.can_reuse(responses),
         )
         seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
         return rollout._replace(seconds=seconds)
@@ -199,36 +201,36 @@ class PPOTrainer:
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batches(rollout):
-            batches = micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
-            mean = Aggregation.of(config, rollout.responses.keep_BT[rows], ranks)
+            batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
+            mean = Aggregation.for_mini_batch(config, rollout.responses.keep_BT[rows], ranks)
             objective = Objective(config, kl_ctl, mean, rollout.reuses_logprobs and not updates)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
-            for learners in engine.models.learners(trains_actor=self.trains_actor):
+            for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
                     # Value loss of a critic, clipped surrogate of an actor; for a trunk their sum.
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)
                     update = accumulate_metrics(update, metrics)
                 update |= self._add_corpus_gradient(learners)
-                reports |= step_together(learners)
+                reports |= step_optimizers_together(learners)
             updates.append(reports)
             self._updates_done += 1
             learned = accumulate_metrics(learned, update)
-            if self._has_moved_too_far(update):
+            if self._exceeds_update_kl(update):
                 break
 
         # 5. Steer the KL coefficient of the next rollout.
         names = engine.config.rewards
         found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
-        values = step_values(ranks.reduce_metrics(found | learned), updates)
+        values = step_values_to_log(ranks.reduce_metrics(found | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
         # 6. Log.
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values)
-        values |= engine.speed.values(rollout, values, train_seconds=time.monotonic() - started)
+        values |= engine.speed.metrics(rollout, values, train_seconds=time.monotonic() - started)
         values |= engine.constant_metrics | {"memory/peak_gib": peak_memory_gib(ranks)}
-        return PpoStats.of(values)
+        return PpoStats.from_metrics(values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer state that later steps need, without the models, as JSON values."""
@@ -275,7 +277,7 @@ class PPOTrainer:
         update = self._updates_done
         return ptx.add_corpus_gradient(self.engine, self.corpus, coefficient, update=update)
 
-    def _has_moved_too_far(self, learned: Metrics) -> bool:
+    def _exceeds_update_kl(self, learned: Metrics) -> bool:
         """Return True if KL(old || new) of an update, over all ranks, is above stop_update_kl."""
         limit, key = self.config.stop_update_kl, "ppo/approx_kl"
         if limit is None or key not in learned:
@@ -286,11 +288,11 @@ class PPOTrainer:
         """Update the step count, score average and lr scale; return the values to log."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
-        self._reuse.update(values)
-        self._score_average = moving_average(self._score_average, values["ppo/score_mean"])
+        self._reuse.store_mismatch(values)
+        self._score_average = update_moving_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
         if limit is not None and "ppo/approx_kl" in values:
             logged["ppo/lr_scale"] = actor.lr_scale
             kl = values["ppo/approx_kl"]
-            actor.lr_scale = guarded_lr_scale(actor.lr_scale, kl, limit=limit)
+            actor.lr_scale = adapt_lr_scale(actor.lr_scale, kl, limit=limit)
         return logged

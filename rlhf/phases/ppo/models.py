@@ -23,7 +23,7 @@ from rlhf.base.types import (
     ValueEngine,
 )
 from rlhf.config.roles import Role
-from rlhf.models.language_model import logprobs_of_kept
+from rlhf.models.language_model import kept_token_logprobs
 from rlhf.models.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
@@ -95,15 +95,15 @@ class SeparateModels:
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
         """Run actor, reference, critic and reward model, one after another."""
-        logprobs_BT = self._logprobs(self.actor, sequences) if with_policy else None
-        reference_BT = self._logprobs(self.reference, sequences)
+        logprobs_BT = self._response_logprobs(self.actor, sequences) if with_policy else None
+        reference_BT = self._response_logprobs(self.reference, sequences)
         values_BT = torch.zeros_like(reference_BT)
         if self.critic is not None:
             with self.critic.evaluating():
                 values_BT = response_values(self.critic, sequences)
         return ModelOutputs(logprobs_BT, reference_BT, values_BT, self.scores(sequences))
 
-    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+    def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the models to train in groups that step together: critic, then actor.
 
         Each learner runs all its micro-batches before the next learner starts: activations of only
@@ -116,11 +116,11 @@ class SeparateModels:
             return [[*critics, *actors]]
         return [[learner] for learner in (*critics, *actors)]
 
-    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+    def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the actor's log-probabilities (N,) of the kept tokens."""
-        return logprobs_of_kept(self.actor, batch)
+        return kept_token_logprobs(self.actor, batch)
 
-    def _logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
+    def _response_logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
         with model.evaluating():
             return response_logprobs(model, sequences, self._scoring).logprobs_BT
 
@@ -152,7 +152,7 @@ class _Trunk(NamedTuple):
         sequences = batch.sequences
         output = self.engine(sequences.ids_BS, sequences.positions, self.options)
         assert output.policy is not None
-        values_BT = sequences.before_response(output.values_BS)
+        values_BT = sequences.select_predicting_positions(output.values_BS)
         critic_loss, values = objective.critic_loss(values_BT, batch)
         policy = sequences.scatter_logprobs(output.policy)
         actor_loss, found = objective.actor_loss(policy, batch)
@@ -198,16 +198,16 @@ class TrunkModels:
             if output.policy is None
             else sequences.scatter_logprobs(output.policy).logprobs_BT,
             sequences.scatter_logprobs(output.reference).logprobs_BT,
-            sequences.before_response(output.values_BS),
+            sequences.select_predicting_positions(output.values_BS),
             self.scores(sequences),
         )
 
-    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+    def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the trunk, which trains policy and critic in one pass."""
         assert trains_actor, "a shared trunk cannot train only the critic"
         return [[_Trunk(self.actor, self._training)]]
 
-    def language_logprobs(self, batch: SequenceBatch) -> Tensor:
+    def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the policy's log-probabilities (N,) of the kept tokens."""
         options = LogprobOptions(with_entropy=False)
         output = self.actor(batch.ids_BS, TokenPositions.of(batch), options)
@@ -218,7 +218,7 @@ class TrunkModels:
 PpoModels = SeparateModels | TrunkModels
 
 
-def step_together(learners: Sequence[Learner]) -> dict[Role, StepReport]:
+def step_optimizers_together(learners: Sequence[Learner]) -> dict[Role, StepReport]:
     """Step all optimizers, or none if any fp16 gradient has overflowed; return their reports."""
     overflows = [learner.engine.has_overflow() for learner in learners]
     reports = {}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
-from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
-from rlhf.algorithms.masking import masked_sum, sum_of_means
+from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
+from rlhf.algorithms.masking import masked_sum, sum_of_row_means
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import Ranks, Rollout, take_rows
 from rlhf.config.choices import KlPlacement, LossAggregation
@@ -20,7 +20,7 @@ from rlhf.config.schema.ppo import PpoConfig
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
-    rows_by_length,
+    sort_rows_by_length,
     split_rows,
 )
 
@@ -41,12 +41,12 @@ class MicroBatch(NamedTuple):
         return self.sequences.keep_BT
 
 
-def micro_batches(
+def cut_micro_batches(
     rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
 ) -> list[MicroBatch]:
     """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
     batches = []
-    for part in split_rows(rows_by_length(rollout.prompts, rollout.responses, rows), size):
+    for part in split_rows(sort_rows_by_length(rollout.prompts, rollout.responses, rows), size):
         taken = take_rows(rollout, part)
         batches.append(
             MicroBatch(
@@ -68,11 +68,11 @@ class Aggregation(NamedTuple):
     num_tokens: Tensor  # kept response tokens of the mini-batch, over all ranks
 
     @classmethod
-    def of(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
+    def for_mini_batch(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
         """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it."""
         num_tokens = ranks.sum(keep_BT.sum())
         if config.loss_aggregation is LossAggregation.sequence_mean:
-            return cls(sum_of_means, len(keep_BT) * ranks.size, num_tokens)
+            return cls(sum_of_row_means, len(keep_BT) * ranks.size, num_tokens)
         return cls(masked_sum, num_tokens, num_tokens)
 
 
@@ -93,7 +93,7 @@ def policy_penalty(
     penalty: Tensor | float = 0.0
     metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
     if config.kl_placement is KlPlacement.loss:
-        kl_BT = kl_in_loss(policy, batch, estimator=config.kl_estimator.value)
+        kl_BT = differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
         penalty = kl_ctl * mean.total(kl_BT, keep_BT)
         metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
     if config.entropy_coef:
@@ -101,7 +101,7 @@ def policy_penalty(
     return penalty, metrics
 
 
-def kl_in_loss(
+def differentiable_kl(
     policy: ResponseLogprobs, batch: MicroBatch, *, estimator: KlEstimatorName
 ) -> Tensor:
     """Return KL(policy || reference) of each response token (B, T), with gradients.
@@ -113,4 +113,4 @@ def kl_in_loss(
     # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
     sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
     kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)
-    return kl_estimate(*kept, estimator=estimator)
+    return estimate_kl(*kept, estimator=estimator)

@@ -14,7 +14,7 @@ from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.engine.settings import OptimizerSettings
 
 
-def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
+def ppo_optimizer_settings(config: RunConfig, role: Role) -> OptimizerSettings:
     """Return AdamW settings of actor or critic, with a schedule over all its optimizer steps.
 
     Raises:
@@ -27,7 +27,7 @@ def ppo_optimizer(config: RunConfig, role: Role) -> OptimizerSettings:
             "start the run with launch.py, which computes ppo.steps from ppo.epochs"
         )
     steps = ppo.steps - (ppo.actor_freeze_steps if is_actor else 0)
-    return OptimizerSettings.of(
+    return OptimizerSettings.from_config(
         _optimizer_config(ppo, role),
         total_steps=steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
         adapter_lr=adapter_lr(config.lora, LoraRole.actor if is_actor else LoraRole.critic),

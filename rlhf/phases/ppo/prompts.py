@@ -33,7 +33,7 @@ class PromptLoader:
         rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
         chosen = self._examples[rows]
         records = [self._records[row] for row in chosen["row"]]
-        return prompt_batch(
+        return shard_prompt_batch(
             chosen["ids"],
             [each.prompt or "" for each in records],
             [each.columns or {} for each in records],
@@ -44,7 +44,7 @@ class PromptLoader:
         )
 
 
-def prompt_batch(
+def shard_prompt_batch(
     ids: list[list[int]],
     texts: list[str],
     columns: Extras,

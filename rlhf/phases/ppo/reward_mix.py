@@ -21,11 +21,11 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
     NO_SCORE,
-    are_scores,
-    at_step,
-    num_failed,
+    count_failed_scores,
+    describe_step,
     ratings,
     response_texts,
+    valid_score_mask,
 )
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import HERE, FailureError, end_reward_processes, start_reward_processes
@@ -66,7 +66,9 @@ class RewardMix:
         """
         texts = response_texts(self._tokenizer, responses) if self._isolated else []
         for name, isolated in self._isolated.items():  # start all before waiting for any
-            isolated.ask(_answers(prompts, responses, texts, self.parts[name].columns))
+            isolated.send_answers(
+                _build_reward_inputs(prompts, responses, texts, self.parts[name].columns)
+            )
         self._rows += len(model_scores_B)
         columns: list[Tensor] = []
         for name, part in self.parts.items():
@@ -79,18 +81,18 @@ class RewardMix:
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case _:
                     try:
-                        scores_B = model_scores_B.new_tensor(self._isolated[name].scores())
+                        scores_B = model_scores_B.new_tensor(self._isolated[name].receive_scores())
                     except FailureError as error:
                         scores_B = torch.full_like(model_scores_B, math.nan)
                         problem = str(error)
-            if count := num_failed(scores_B):
-                self._report_failure(name, problem, count, at_step(prompts))
+            if count := count_failed_scores(scores_B):
+                self._raise_or_count_failure(name, problem, count, describe_step(prompts))
             columns.append(scores_B)
         scores_BK = torch.stack(columns, dim=1)
-        failed_BK = ~are_scores(scores_BK)
+        failed_BK = ~valid_score_mask(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        return sum_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
+        return sum_weighted_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
 
     def close(self) -> None:
         """End the processes of the parts."""
@@ -101,7 +103,7 @@ class RewardMix:
                 f"its fallback {self.parts[name].fallback:g}"
             )
 
-    def _report_failure(self, name: str, problem: str, count: int, where: str) -> None:
+    def _raise_or_count_failure(self, name: str, problem: str, count: int, where: str) -> None:
         """Raise RewardError if the part has no fallback; otherwise warn once and add ``count``."""
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
@@ -120,7 +122,7 @@ class RewardMix:
         self._fallbacks[name] += count
 
 
-def _answers(
+def _build_reward_inputs(
     prompts: PromptBatch, responses: Responses, texts: list[str], columns: Sequence[str]
 ) -> Answers:
     """Return the input of a part: the ``texts`` of the responses, and the values of ``columns``.
@@ -144,7 +146,7 @@ def _answers(
     )
 
 
-def build_mix(
+def build_reward_mix(
     parts: Mapping[str, RewardTerm], tokenizer: PreTrainedTokenizerBase
 ) -> RewardMix | None:
     """Return the RewardMix of ``parts``, or None if there are no parts.
@@ -155,6 +157,6 @@ def build_mix(
     return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
 
 
-def sum_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:
+def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:
     """Return the weighted sums (B,) of the parts' scores."""
     return scores_BK @ scores_BK.new_tensor([part.weight for part in parts.values()])

@@ -21,30 +21,30 @@ from rlhf.engine.deepspeed_config import hybrid_engine_section
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
-from rlhf.engine.zero3_partition import placer
-from rlhf.models.build import build_scorer, lora_spec, require_positions
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
-from rlhf.phases.ppo.optimizers import ppo_optimizer
-from rlhf.phases.ppo.prompts import prompt_batch
-from rlhf.phases.ppo.reward_mix import build_mix
+from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
+from rlhf.phases.ppo.prompts import shard_prompt_batch
+from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_speed import StepSpeed
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
     build_reference,
+    build_rollout_backend,
     critic_source,
-    learning_source,
     policy_source,
-    rollout_backend,
+    trainable_policy_source,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
-from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, no_scores
-from rlhf.rollout.hybrid.hybrid_rollout import adapt_layers, open_to_engine
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_scores
+from rlhf.rollout.hybrid.hybrid_rollout import adapt_deepspeed_layers, copy_generate_to_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -86,7 +86,7 @@ class RLHFEngine:
             end_token=config.model.end_token,
         )
         self.scores = self._build_scores()
-        self.rewards = build_mix(config.rewards, self.tokenizer)
+        self.rewards = build_reward_mix(config.rewards, self.tokenizer)
         self.models: PpoModels = (
             self._build_trunk_models() if config.ppo.shared_trunk else self._build_separate_models()
         )
@@ -94,11 +94,10 @@ class RLHFEngine:
         self.critic = self.models.critic
         self.constant_metrics: dict[str, float] = {}  # logged with every step
         if self.settings.hybrid_engine is not None:
-            layers = adapt_layers(self.actor.module)
+            layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
-        backend = partial(
-            rollout_backend, config, self.tokenizer, dtype=self.settings.dtype, ranks=self.ranks
-        )
+        dtype, ranks = self.settings.dtype, self.ranks
+        backend = partial(build_rollout_backend, config, self.tokenizer, dtype=dtype, ranks=ranks)
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
         # The actor with the rollout backends that an evaluation samples with.
@@ -116,7 +115,7 @@ class RLHFEngine:
         return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
 
     @property
-    def trained(self) -> dict[str, Engine]:
+    def trained_engines(self) -> dict[str, Engine]:
         """Return the engines that are trained, by name: actor, and critic if it is separate."""
         engines: dict[str, Engine] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
@@ -133,7 +132,9 @@ class RLHFEngine:
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
         rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
         config, ranks = self.config, self.ranks
-        return prompt_batch(ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id)
+        return shard_prompt_batch(
+            ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id
+        )
 
     def close(self) -> None:
         """End the reward processes, close the engines and free their memory."""
@@ -150,9 +151,9 @@ class RLHFEngine:
             dropout=config.ppo.actor_dropout,
             shard=self._shard(Role.actor),
         )
-        self._require_positions(policy.pretrained, key="model")
+        self._require_enough_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
-            open_to_engine(policy)
+            copy_generate_to_wrapper(policy)
         actor = self._build_learner(policy, Role.actor)
         copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
         reference = AdapterOff(actor) if copy is None else self._build_engine(copy, Role.reference)
@@ -172,13 +173,13 @@ class RLHFEngine:
     def _build_trunk_models(self) -> TrunkModels:
         config = self.config
         trunk = build_trunk(
-            learning_source(config, dropout=config.ppo.actor_dropout),
+            trainable_policy_source(config, dropout=config.ppo.actor_dropout),
             self.tokenizer,
             num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
             num_value_layers=config.ppo.num_value_layers,
             seed=seed_for(config.seed, "model"),
         )
-        self._require_positions(trunk.pretrained, key="model")
+        self._require_enough_positions(trunk.pretrained, key="model")
         return TrunkModels(
             self._build_learner(trunk, Role.actor),
             self.scores,
@@ -190,9 +191,9 @@ class RLHFEngine:
     def _build_scores(self) -> Scores:
         """Build the function that scores sequences: reward model, synthetic judge, or zeros."""
         if not has_reward_model(self.config):
-            return no_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
+            return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
-        self._require_positions(scorer.pretrained, key="reward_model")
+        self._require_enough_positions(scorer.pretrained, key="reward_model")
         return ModelScores(self._build_engine(scorer, Role.reward))
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
@@ -210,11 +211,13 @@ class RLHFEngine:
         return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
 
     def _shard(self, role: Role) -> Shard | None:
-        return placer(role, settings=self.settings, plan=self.plan, ranks=self.ranks)
+        return build_parameter_placer(
+            role, settings=self.settings, plan=self.plan, ranks=self.ranks
+        )
 
-    def _require_positions(self, model: PreTrainedModel, *, key: str) -> None:
+    def _require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
         rollout = self.config.rollout
-        require_positions(
+        require_enough_positions(
             model,
             rollout.max_prompt_tokens + rollout.max_response_tokens,
             key=key,
@@ -226,7 +229,7 @@ class RLHFEngine:
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:
             plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
-        return self._build_engine(module, role, plan, ppo_optimizer(config, role))
+        return self._build_engine(module, role, plan, ppo_optimizer_settings(config, role))
 
     def _build_engine(
         self,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
 from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
@@ -28,7 +28,7 @@ class PpoStats(NamedTuple):
     metrics: dict[str, float]
 
     @classmethod
-    def of(cls, values: dict[str, float]) -> PpoStats:
+    def from_metrics(cls, values: dict[str, float]) -> PpoStats:
         """Return the result with these metrics; the loss of a model without training is 0."""
         return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
 
@@ -42,7 +42,7 @@ def rollout_metrics(
     metrics include the differences.
     """
     keep_BT = rollout.responses.keep_BT
-    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
+    kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
     metrics: Metrics = {
         "ppo/score": Moments.of(rollout.scores_B),
         "ppo/reward": Moments.of(targets.rewards_BT.sum(dim=1)),
@@ -55,7 +55,7 @@ def rollout_metrics(
         "ppo/kl_per_token": Mean.of(kl_BT, keep_BT),
         "ppo/response_tokens": Mean.of(keep_BT.sum(dim=1)),
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
-        "ppo/duplicate_share": Mean.of(duplicates(rollout.prompts, rollout.responses).float()),
+        "ppo/duplicate_share": Mean.of(duplicate_mask(rollout.prompts, rollout.responses).float()),
     }
     if has_critic:
         errors_BT = targets.raw.returns_BT - rollout.values_BT
@@ -76,16 +76,16 @@ def rollout_metrics(
     return metrics
 
 
-def duplicates(prompts: PromptBatch, responses: Responses) -> Tensor:
+def duplicate_mask(prompts: PromptBatch, responses: Responses) -> Tensor:
     """Return a mask (B,), True for a response that another prompt of the batch got too."""
-    prompt_B = _number_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
-    response_B = _number_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
+    prompt_B = _label_equal_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
+    response_B = _label_equal_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
     answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: pairs
     num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
     return num_prompts_R[response_B] > 1
 
 
-def _number_rows(rows_BX: Tensor) -> Tensor:
+def _label_equal_rows(rows_BX: Tensor) -> Tensor:
     """Return a number per row; equal rows have equal numbers."""
     _, numbers_B = torch.unique(rows_BX, dim=0, return_inverse=True)
     assert isinstance(numbers_B, Tensor)
@@ -109,12 +109,12 @@ def critic_metrics(loss: ValueLoss) -> Metrics:
     return {"ppo/critic_loss": loss.critic_loss, "ppo/value_clipfrac": loss.clipfrac}
 
 
-def step_values(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
+def step_values_to_log(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     """Return the numbers to log for one PPO step, from its merged metrics and optimizer steps."""
-    return _to_floats(metrics) | _update_values(updates)
+    return _to_floats(metrics) | _optimizer_step_values(updates)
 
 
-def _update_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
+def _optimizer_step_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     """Return metrics of the optimizer steps, which are equal on every rank without reduction."""
     steps = {
         role: [update[role] for update in updates if role in update]
@@ -146,17 +146,17 @@ def _to_floats(metrics: Metrics) -> dict[str, float]:
     return values
 
 
-def learners(values: Mapping[str, float]) -> list[Role]:
+def trained_roles(values: Mapping[str, float]) -> list[Role]:
     """Return which of actor and critic took optimizer steps in a PPO step with these metrics."""
     return [role for role in (Role.actor, Role.critic) if f"ppo/{role}_learning_rate" in values]
 
 
 def num_optimizer_steps(values: Mapping[str, float]) -> float:
     """Return the number of optimizer steps of all models in a PPO step with these metrics."""
-    return values["ppo/updates"] * len(learners(values))
+    return values["ppo/updates"] * len(trained_roles(values))
 
 
-def moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
+def update_moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
     """Return the exponential ``average`` updated with ``value``; it starts at the first value.
 
     Values that are not finite are skipped.
@@ -166,7 +166,7 @@ def moving_average(average: float | None, value: float, *, beta: float = 0.9) ->
     return beta * average + (1 - beta) * value if math.isfinite(value) else average
 
 
-def reason_to_end(config: PpoConfig, values: Mapping[str, float]) -> str | None:
+def early_end_reason(config: PpoConfig, values: Mapping[str, float]) -> str | None:
     """Return why PPO should end after a step with these metrics; None to continue."""
     limit, kl = config.stop_run_kl, values["ppo/kl_to_reference"]
     if limit is None or kl <= limit:

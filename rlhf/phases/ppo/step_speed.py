@@ -19,10 +19,10 @@ from rlhf.models.model_uses import (
     ModelUse,
     UnknownModelError,
     backward_to_forward_ratio,
-    forward_operations,
-    models_of,
+    forward_flops,
+    models_in_phase,
 )
-from rlhf.phases.ppo.step_metrics import learners
+from rlhf.phases.ppo.step_metrics import trained_roles
 
 
 class PerStage(NamedTuple):
@@ -41,11 +41,11 @@ class StepSpeed:
         self._ppo = config.ppo
         self._peak = machine_of(config.hardware).operations  # FLOPs per second of one rank
         try:
-            self._models: tuple[ModelUse, ...] = models_of(config, Phase.ppo)
+            self._models: tuple[ModelUse, ...] = models_in_phase(config, Phase.ppo)
         except UnknownModelError:  # FLOPs of this architecture cannot be counted
             self._models = ()
 
-    def values(
+    def metrics(
         self, rollout: Rollout, values: Mapping[str, float], *, train_seconds: float
     ) -> dict[str, float]:
         """Return metrics of one step; the rollout holds the seconds of generating and scoring.
@@ -64,7 +64,7 @@ class StepSpeed:
             return found
         kept_B = rollout.responses.keep_BT.sum(dim=1)
         lengths = (tokens_B.tolist(), kept_B.tolist())
-        trained = learners(values)
+        trained = trained_roles(values)
         parts = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
         # Updates may end early (ppo.stop_update_kl); mini-batches count as equally long.
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
@@ -89,7 +89,7 @@ class StepSpeed:
         """
         forward = {
             model: sum(
-                forward_operations(model, sequences=1, tokens=length, positions=response)
+                forward_flops(model, sequences=1, tokens=length, positions=response)
                 for length, response in zip(tokens, kept, strict=True)
             )
             for model in self._models

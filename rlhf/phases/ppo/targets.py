@@ -21,15 +21,15 @@ from rlhf.algorithms.advantages import (
     scale_scores,
     token_rewards,
 )
-from rlhf.algorithms.kl import kl_estimate
+from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
-from rlhf.algorithms.ppo import truncated_weights
+from rlhf.algorithms.ppo import truncated_importance_weights
 from rlhf.base.metrics import Moments
 from rlhf.base.types import Ranks, Rollout
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrection, ScaleReward
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.phases.ppo.reward_mix import sum_scores
+from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
 class Targets(NamedTuple):
@@ -60,11 +60,11 @@ class TargetMaker:
         """Update the moments that scale scores with the scores of a rollout."""
         for number, (name, part) in enumerate(self._parts.items()):
             if part.normalise:
-                now = self._moments_of(_part_scores(rollout, number))
+                now = self._finite_moments(_part_scores(rollout, number))
                 so_far = self._part_moments.get(name)
                 self._part_moments[name] = now if so_far is None else so_far + now
         if self._config.scale_reward is not ScaleReward.none:
-            self._moments = self._next_moments(self._scores(rollout))
+            self._moments = self._updated_moments(self._combine_scores(rollout))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments that scores and their parts are scaled by, as JSON values."""
@@ -97,7 +97,7 @@ class TargetMaker:
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
         config, keep_BT = self._config, rollout.responses.keep_BT
-        scores_B = self._scores(rollout)
+        scores_B = self._combine_scores(rollout)
         if self._moments is not None:
             scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
         scores_B = clip_scores(
@@ -107,7 +107,7 @@ class TargetMaker:
             missing_end_penalty=config.missing_end_penalty,
             missing_end_score=config.missing_end_score,
         )
-        kl_BT = kl_estimate(
+        kl_BT = estimate_kl(
             rollout.logprobs_BT,
             rollout.reference_logprobs_BT,
             estimator=config.kl_estimator.value,
@@ -122,12 +122,12 @@ class TargetMaker:
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
             used = raw._replace(advantages_BT=whitened_BT)
-        weights_BT = self._weights(rollout)
+        weights_BT = self._correction_weights(rollout)
         if weights_BT is not None:
             used = used._replace(advantages_BT=used.advantages_BT * weights_BT)
         return Targets(used, shaped_BT, raw, weights_BT)
 
-    def _weights(self, rollout: Rollout) -> Tensor | None:
+    def _correction_weights(self, rollout: Rollout) -> Tensor | None:
         """Return the weights (B, T) of ppo.rollout_correction; None without a correction.
 
         To multiply an advantage by a positive weight multiplies the token's clipped loss by it.
@@ -136,9 +136,9 @@ class TargetMaker:
         if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
             return None
         keep_BT, cap = rollout.responses.keep_BT, self._config.rollout_correction_cap
-        return truncated_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
+        return truncated_importance_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
 
-    def _scores(self, rollout: Rollout) -> Tensor:
+    def _combine_scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,): weighted sums of the parts, normalised if configured."""
         if not self._part_moments:
             return rollout.scores_B
@@ -147,7 +147,7 @@ class TargetMaker:
             if name in self._part_moments:
                 moments = self._part_moments[name]
                 scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
-        return sum_scores(self._parts, torch.stack(scores_BK, dim=1))
+        return sum_weighted_scores(self._parts, torch.stack(scores_BK, dim=1))
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         """Return advantages of token rewards; override this method to use another estimator.
@@ -167,15 +167,15 @@ class TargetMaker:
             case AdvantageEstimator.reinforce_pp:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
-    def _next_moments(self, scores_B: Tensor) -> Moments | None:
+    def _updated_moments(self, scores_B: Tensor) -> Moments | None:
         """Return the moments that scale scores after this rollout; None without a finite score."""
-        now = self._moments_of(scores_B)
+        now = self._finite_moments(scores_B)
         if self._moments is None:
-            return self._reference_moments(now) if now.count else None
+            return self._initial_moments(now) if now.count else None
         is_running = self._config.scale_reward is ScaleReward.running
         return self._moments + now if is_running else self._moments
 
-    def _reference_moments(self, first: Moments) -> Moments:
+    def _initial_moments(self, first: Moments) -> Moments:
         """Return the first rollout's moments, with the configured reference mean and std if set."""
         config = self._config
         if config.scale_reward is ScaleReward.running:
@@ -190,7 +190,7 @@ class TargetMaker:
         moments = self._global_moments(x_BT, keep_BT)
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
-    def _moments_of(self, scores_B: Tensor) -> Moments:
+    def _finite_moments(self, scores_B: Tensor) -> Moments:
         """Return the moments of the finite scores: one NaN would stay in the sums for ever."""
         return self._global_moments(scores_B, scores_B.isfinite())
 

@@ -85,14 +85,14 @@ class Checkpoints:
         return self.step > 0
 
     @property
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Return the seconds that the phase has taken, in all its attempts."""
         return self._seconds + time.monotonic() - self._context.phase_started
 
     def steps(self, total: int) -> Iterator[int]:
         """Yield the numbers of the steps to take; between them, write checkpoints that are due.
 
-        The steps end early if checkpoint.patience is exhausted, or ``end`` was called. After
+        The steps end early if checkpoint.patience is exhausted, or ``end_phase`` was called. After
         the last step, checkpoint.load_best restores the models of the best step.
 
         Raises:
@@ -104,12 +104,12 @@ class Checkpoints:
             self._context.heartbeat.start()
             yield self.step + 1
             self.step += 1
-            self._after_step()
+            self._finish_step()
         self._context.heartbeat.stop()
         if self.loads_best and self._best.step not in {None, self.step}:
             self._load_best()
 
-    def end(self, why: str) -> None:
+    def end_phase(self, why: str) -> None:
         """End the phase after the current step."""
         self._is_over = True
         self._context.console.say(f"{self.phase}: ends after step {self.step + 1}: {why}")
@@ -119,7 +119,7 @@ class Checkpoints:
         """Return True if the phase ends after the current step."""
         return self._is_over or self.step + 1 == self._total
 
-    def wants_evaluation(self, every: int) -> bool:
+    def is_evaluation_due(self, every: int) -> bool:
         """Return True if the models must be evaluated after the current step.
 
         That is so every ``every`` steps (0: never). The phase evaluates its last models anyway, so
@@ -156,7 +156,7 @@ class Checkpoints:
         self._context.tracker.log(self.phase, self.step + 1, values)
         reason = self._best.update(values, self.step + 1)
         if reason is not None and not self._is_over:
-            self.end(reason)
+            self.end_phase(reason)
 
     def log_held_out(
         self, values: Mapping[str, float], more: Mapping[str, float] | None = None
@@ -170,20 +170,20 @@ class Checkpoints:
         if logged:
             self._context.tracker.log(self.phase, self.step, logged)
 
-    def _after_step(self) -> None:
+    def _finish_step(self) -> None:
         context, requests = self._context, self._context.requests
         # No checkpoint is due while steps are skipped: the checkpoint before them is kept.
-        is_due = (self._is_due() and not self._skipped) or requests.wants_checkpoint
+        is_due = (self._is_checkpoint_due() and not self._skipped) or requests.wants_checkpoint
         is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
         if is_due or self._best.step == self.step:
-            self._save()
+            self._save_checkpoint()
             requests.wants_checkpoint = False
         if stops:
             raise StoppedError(f"stopped after {self.phase} step {self.step}")
 
-    def _is_due(self) -> bool:
+    def _is_checkpoint_due(self) -> bool:
         """Return True if a checkpoint is due; only the main rank checks ``every_minutes``."""
         config, every = self._config, self._config.every_steps
         by_steps = every is not None and self.step // every > self._saved_step // every
@@ -191,14 +191,14 @@ class Checkpoints:
         by_time = config.every_minutes is not None and minutes >= config.every_minutes
         return by_steps or (by_time and self._context.ranks.is_main)
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         tensors = {name: engine.training_state for name, engine in self._engines.items()}
         streams = {name: each.stream() for name, each in tensors.items()}
         state = {
             "engines": {name: engine.state_dict() for name, engine in self._engines.items()},
             "trainer": self._trainer.state_dict() if self._trainer is not None else {},
             "results": self.results,
-            "seconds": self.seconds,
+            "seconds": self.elapsed_seconds,
             "logs": _sizes_of_logs(self._context.run_dir),
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
@@ -206,7 +206,7 @@ class Checkpoints:
             wanted = sum(each.bytes for each in tensors.values())
             try:
                 write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted)
-                _remove_old(self._dir, self._config.keep, best=self._best.step)
+                _remove_old_checkpoints(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
                 if self._best.step == self.step:
                     raise  # checkpoint.best promises to keep it
@@ -219,7 +219,7 @@ class Checkpoints:
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self._load(checkpoint)
+        self._load_state(checkpoint)
         self.step = self._saved_step = checkpoint.step
         self.results = dict(state["results"])
         self._seconds = state["seconds"]
@@ -229,14 +229,14 @@ class Checkpoints:
             self._trainer.load_state_dict(state["trainer"])
         self._context.console.say(f"{self.phase}: continues after step {self.step}")
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _load_state(self, checkpoint: Checkpoint) -> None:
         for name, engine in self._engines.items():
             engine.training_state.load(checkpoint.reader(name))
             engine.load_state_dict(checkpoint.state["engines"][name])
 
     def _load_best(self) -> None:
         assert self._best.step is not None
-        self._load(load_checkpoint(checkpoint_folder(self._dir, self._best.step)))
+        self._load_state(load_checkpoint(checkpoint_folder(self._dir, self._best.step)))
         self._context.console.say(f"{self.phase}: ends with the models of step {self._best.step}")
 
 
@@ -255,7 +255,7 @@ def _export_advice(phase_dir: Path) -> str:
     return f"python -m rlhf.export {words} saves what was good"
 
 
-def _remove_old(phase_dir: Path, keep: int, *, best: int | None) -> None:
+def _remove_old_checkpoints(phase_dir: Path, keep: int, *, best: int | None) -> None:
     """Remove all checkpoints except the latest ``keep`` and the checkpoint of step ``best``."""
     kept = None if best is None else checkpoint_folder(phase_dir, best)
     for folder in checkpoints(phase_dir)[keep:]:

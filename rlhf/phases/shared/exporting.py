@@ -16,9 +16,9 @@ from rlhf.checkpoint.model_folder import apply_umask, save_model
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.models.lora import adapter_tensors, has_adapters, save_adapter, stream_merged
+from rlhf.models.lora import adapter_tensors, has_adapters, merge_adapters_in_stream, save_adapter
 from rlhf.models.sources import ModelSource
-from rlhf.models.trunk import SharedTrunk, critic_model, critic_state
+from rlhf.models.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Export(NamedTuple):
             for _ in stream:
                 pass
         elif self.base is None:
-            merged = stream_merged(self.model, stream)
+            merged = merge_adapters_in_stream(self.model, stream)
             save_streamed(folder, self.model, merged, shard_bytes=shard_bytes)
         else:
             place, revision = self.base.path, self.base.revision
@@ -51,10 +51,10 @@ class Export(NamedTuple):
             save_adapter(folder, self.model, stream, base=place, revision=revision)
 
 
-def make_export(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Export:
-    """Return the export of the engine's language model or scorer, which started from ``source``."""
+def build_export(engine: Engine, *, lora_export: LoraExport, source: ModelSource) -> Export:
+    """Return the class, config and tensors to save of the engine's language model or scorer."""
     model: Any = engine.module.pretrained
-    if has_adapters(model) and as_ is LoraExport.adapter:
+    if has_adapters(model) and lora_export is LoraExport.adapter:
         return Export(model, engine, adapter_tensors(model), source)
     return Export(model, engine, saved_tensors(model))
 
@@ -70,7 +70,7 @@ def write_weights(engine: Engine, folder: Path | None) -> None:
         apply_umask(folder)  # the server may run as another user
 
 
-def sample_as_trained(model: Any, rollout: RolloutConfig) -> None:
+def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
     """Store the sampling settings of rollouts in the saved ``model``, as defaults of ``generate``.
 
     Without do_sample, servers ignore the temperature of a request; other settings, such as a
@@ -102,7 +102,7 @@ def save_export(
         settings = f"seed {context.config.seed}; its config.yaml holds every setting"
         description = f"{what} {made}, {settings}."
         if answers:
-            sample_as_trained(export.model, context.config.rollout)
+            store_sampling_settings(export.model, context.config.rollout)
             description += _example_call(context, folder)
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
@@ -112,7 +112,7 @@ def save_export(
     context.ranks.barrier()
 
 
-def save_trained(
+def save_trained_model(
     context: RunContext,
     engine: Engine,
     folder: Path,
@@ -122,7 +122,7 @@ def save_trained(
     answers: bool = True,
 ) -> None:
     """Write an engine's model as ``lora.export`` selects; it was trained from ``source``."""
-    export = make_export(engine, as_=context.config.lora.export, source=source)
+    export = build_export(engine, lora_export=context.config.lora.export, source=source)
     save_export(context, export, folder, what=what, answers=answers)
 
 
@@ -137,8 +137,8 @@ def _example_call(context: RunContext, folder: Path) -> str:
     return "\n\n```python\n" + "\n".join(call) + "\n```"
 
 
-def make_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
+def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
     """Return the export of a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
-    tensors = critic_state(trunk.module, saved_tensors(trunk.module))
-    return Export(critic_model(trunk.module, tokenizer), trunk, tensors)
+    tensors = select_critic_state(trunk.module, saved_tensors(trunk.module))
+    return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)

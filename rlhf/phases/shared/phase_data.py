@@ -24,12 +24,12 @@ def phase_prompts(context: RunContext, phase: Phase) -> TokenData:
     return _tokenise(context, phase_records(context, phase), Phase.ppo)
 
 
-def answered_phase(context: RunContext) -> Phase:
+def phase_answered_by_dpo(context: RunContext) -> Phase:
     """Return the phase whose held-out prompts DPO answers: PPO, or reward if PPO has none."""
     return Phase.ppo if context.parts[Phase.ppo].eval else Phase.reward
 
 
-def data_key(context: RunContext, phase: Phase) -> str:
+def phase_data_hash(context: RunContext, phase: Phase) -> str:
     """Return a hash of the phase's records, the tokenizer, the token limit and the template."""
     config = context.config
     return cache_key(

@@ -33,8 +33,8 @@ from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.build import build_actor, lora_spec
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import adapter_of, adapters_off
-from rlhf.models.pretrained import require_trained_head
+from rlhf.models.lora import adapter_of, disable_adapters
+from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.shared.exporting import write_weights
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 def policy_source(config: RunConfig) -> ModelSource:
     """Return the source of the SFT model: this run's own, or the model that ``model`` names."""
     if Phase.sft in config.phase.order:
-        return ModelSource.folder(_run_dir(config) / "sft" / "model", base=config.model)
-    return ModelSource.of(config.model, key="model")
+        return ModelSource.from_folder(_run_dir(config) / "sft" / "model", base=config.model)
+    return ModelSource.from_config(config.model, key="model")
 
 
 def reward_model_source(config: RunConfig) -> ModelSource:
     """Return the source of the reward model: this run's SFT model, or a model of the config."""
     key, base = reward_model_base(config)
     if key == "model" and Phase.sft in config.phase.order:
-        source = ModelSource.folder(_run_dir(config) / "sft" / "model", base=base)
+        source = ModelSource.from_folder(_run_dir(config) / "sft" / "model", base=base)
     else:
-        source = ModelSource.of(base, key=key)
+        source = ModelSource.from_config(base, key=key)
     return replace(
         source,
         dropout=config.reward_model.dropout,
@@ -82,9 +82,9 @@ def critic_source(config: RunConfig) -> ModelSource:
         return policy_source(config)
     if Phase.reward in config.phase.order:
         _, base = reward_model_base(config)
-        return ModelSource.folder(_run_dir(config) / "reward" / "model", base=base)
-    source = ModelSource.of(config.reward_model, key="reward_model")
-    require_trained_head(source)
+        return ModelSource.from_folder(_run_dir(config) / "reward" / "model", base=base)
+    source = ModelSource.from_config(config.reward_model, key="reward_model")
+    require_one_label_model(source)
     return source
 
 
@@ -98,7 +98,7 @@ def _run_dir(config: RunConfig) -> Path:
     return Path(config.run_dir)
 
 
-def learning_source(config: RunConfig, *, dropout: float) -> ModelSource:
+def trainable_policy_source(config: RunConfig, *, dropout: float) -> ModelSource:
     """Return the source of the policy to train: the SFT model, with settings for training."""
     return replace(
         policy_source(config),
@@ -117,7 +117,7 @@ def build_policy(
     """Build the policy, with adapters if ``config`` has any; ``shard`` shards it as it is built."""
     return LanguageModel(
         build_actor(
-            learning_source(config, dropout=dropout),
+            trainable_policy_source(config, dropout=dropout),
             tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.actor),
@@ -137,7 +137,7 @@ def build_reference(
     return LanguageModel(build_actor(policy_source(config), tokenizer, seed=seed, shard=shard))
 
 
-def rollout_backend(
+def build_rollout_backend(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -216,11 +216,11 @@ class AdapterOff:
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions, /
     ) -> TokenLogprobs:
         """Run the forward pass as if there were no adapters."""
-        with adapters_off(self._engine.module):
+        with disable_adapters(self._engine.module):
             return self._engine(ids_BS, positions, options)
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
         """Yield the module without adapters, dropout and gradients."""
-        with adapters_off(self._engine.module), self._engine.evaluating() as module:
+        with disable_adapters(self._engine.module), self._engine.evaluating() as module:
             yield module

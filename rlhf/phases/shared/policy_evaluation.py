@@ -50,7 +50,7 @@ class HeldOutPrompts(NamedTuple):
     records: list[Record]
 
     @classmethod
-    def of(cls, context: RunContext, phase: Phase) -> HeldOutPrompts:
+    def from_phase(cls, context: RunContext, phase: Phase) -> HeldOutPrompts:
         """Return the held-out prompts of a phase."""
         return cls(phase_prompts(context, phase).eval, phase_records(context, phase).eval)
 
@@ -113,12 +113,12 @@ def evaluate_policy(
     total = min(len(held_out.examples), num_prompts)
     values_by_name: dict[str, Tensor] = {}
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=num_prompts):
-        _scatter(values_of(context, rollout), batch, into=values_by_name, total=total)
+        _write_rows(measure_answers(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
         for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
             responses = policy.greedy.generate(policy.actor, prompts)
-            exact_B = _gold(context, prompts, responses)["gold/exact"]
-            _scatter({"greedy": exact_B}, batch, into=values_by_name, total=total)
+            exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
+            _write_rows({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
     by_prompt = dict(zip(values_by_name, by_prompt_VN.tolist(), strict=True))
     means = {name: mean_of(each) for name, each in by_prompt.items()}
@@ -134,7 +134,7 @@ def evaluate_policy(
     )
 
 
-def values_of(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
+def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
     """Return measures (B,) of the answers by name: score, kl, ended, tokens, gold/..., parts/..."""
     responses = rollout.responses
     values = {
@@ -142,7 +142,7 @@ def values_of(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         "kl": kl_per_sequence(rollout),
         "ended": responses.ended_B,
         "tokens": responses.keep_BT.sum(dim=1),
-    } | _gold(context, rollout.prompts, responses)
+    } | _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
         scores_KB = rollout.parts.scores_BK.unbind(1)
         names = context.config.rewards
@@ -154,7 +154,7 @@ def _strip_prefix(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
     return {n.removeprefix(prefix): mean for n, mean in means.items() if n.startswith(prefix)}
 
 
-def _scatter(
+def _write_rows(
     values: Mapping[str, Tensor], batch: EvalRows, *, into: dict[str, Tensor], total: int
 ) -> None:
     """Write values (B,) of a batch into tensors with one cell for each of ``total`` prompts."""
@@ -167,7 +167,7 @@ def _scatter(
 TokenAdvantages = Callable[[Rollout], Tensor | None]
 
 
-def answer_samples(
+def sample_answers(
     context: RunContext,
     policy: AnsweringPolicy,
     held_out: HeldOutPrompts,
@@ -193,7 +193,7 @@ def answer_samples(
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
                 kl=kls[row],
-                tokens=_tokens(context, rollout, advantages_BT, row),
+                tokens=_build_tokens(context, rollout, advantages_BT, row),
                 model=model,
                 gold_parts=None
                 if context.judge is None
@@ -203,7 +203,7 @@ def answer_samples(
     return samples
 
 
-def _tokens(
+def _build_tokens(
     context: RunContext, rollout: Rollout, advantages_BT: Tensor | None, row: int
 ) -> list[Token]:
     """Return the tokens of a response, with their KL, values and advantages."""
@@ -217,7 +217,9 @@ def _tokens(
     return [Token(*each) for each in zip(texts, *numbers, strict=True)]
 
 
-def _gold(context: RunContext, prompts: PromptBatch, responses: Responses) -> dict[str, Tensor]:
+def _gold_ratings(
+    context: RunContext, prompts: PromptBatch, responses: Responses
+) -> dict[str, Tensor]:
     """Return the judge's ratings (B,) of responses; their names start with "gold/"."""
     if context.judge is None:
         return {}

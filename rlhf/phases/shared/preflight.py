@@ -13,16 +13,16 @@ from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.corpus import ptx_texts, reads_corpus
-from rlhf.engine.deepspeed_kernels import compile_obstacle, require_quantizer
+from rlhf.engine.deepspeed_kernels import op_unavailable_reason, require_quantizer
 from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import answered_phase, phase_prompts, phase_tokens
-from rlhf.rollout.decoders.via_cache import decoding_obstacle
-from rlhf.rollout.hybrid.hybrid_rollout import machine_obstacle
-from rlhf.rollout.hybrid.supported_models import model_obstacle
+from rlhf.phases.shared.phase_data import phase_answered_by_dpo, phase_prompts, phase_tokens
+from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
+from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
+from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
 from rlhf.rollout.vllm_client import VllmClient
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def require_support(config: RunConfig) -> None:
                 "rollout, or lora=none"
             )
         tensor_parallel = config.rollout.hybrid_engine.inference_tp_size
-        obstacle = machine_obstacle(tensor_parallel=tensor_parallel)
-        obstacle = obstacle or compile_obstacle("InferenceBuilder")
+        obstacle = hybrid_engine_unavailable_reason(tensor_parallel=tensor_parallel)
+        obstacle = obstacle or op_unavailable_reason("InferenceBuilder")
         if obstacle is None and model is not None:
-            obstacle = _add_model_type(model, model_obstacle(model))
+            obstacle = _add_model_type(model, model_unsupported_reason(model))
         if obstacle is not None:
             raise CapabilityError(f"rollout.backend=hybrid_engine: {obstacle}; use rollout=fast")
     if config.rollout.backend is Backend.vllm_server:
@@ -97,7 +97,10 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
                 f"{f'Use {sizes}, or give' if sizes else 'Give'} more data, a larger share of "
                 "data.split, or higher token limits if many examples were skipped"
             )
-        if phase is Phase.dpo and len(phase_prompts(context, answered_phase(context)).eval) == 0:
+        if (
+            phase is Phase.dpo
+            and len(phase_prompts(context, phase_answered_by_dpo(context)).eval) == 0
+        ):
             raise DataError(
                 "data: the dpo phase has no held-out prompt to answer that fits "
                 f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise that limit"
@@ -134,7 +137,7 @@ def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
     is_fused = FAMILIES.get(config.model_type, UNKNOWN).block is not None
     if model is None or is_fused or config.is_encoder_decoder:
         return None
-    return decoding_obstacle(model, config, tokens=0)
+    return decoding_unsupported_reason(model, config, tokens=0)
 
 
 def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
@@ -142,6 +145,6 @@ def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
     try:
         if model.init is ModelInit.random:
             return architecture_config("model.architecture", model.architecture)
-        return load_config(ModelSource.of(model, key="model"))
+        return load_config(ModelSource.from_config(model, key="model"))
     except (CheckpointError, ConfigError):
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.kl import KlEstimatorName, kl_estimate
+from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
     LogprobOptions,
@@ -74,7 +74,7 @@ class WholeSequences:
         entropy_BT = None if entropy_N is None else self.scatter(entropy_N)
         return ResponseLogprobs(self.scatter(tokens.logprobs_N), entropy_BT)
 
-    def before_response(self, x_BS: Tensor) -> Tensor:
+    def select_predicting_positions(self, x_BS: Tensor) -> Tensor:
         """Return (B, T) with the entry of ``x_BS`` from which each response token is predicted."""
         return self.scatter(x_BS[self.positions.rows_N, self.positions.columns_N])
 
@@ -88,7 +88,7 @@ def response_logprobs(
 
 def response_values(critic: ValueModel, sequences: WholeSequences) -> Tensor:
     """Return values (B, T) of the states in which each response token is chosen."""
-    return sequences.before_response(critic(sequences.ids_BS))
+    return sequences.select_predicting_positions(critic(sequences.ids_BS))
 
 
 class Scores(Protocol):
@@ -114,7 +114,7 @@ class ModelScores(NamedTuple):
             return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
 
 
-def no_scores(sequences: WholeSequences) -> Tensor:
+def zero_scores(sequences: WholeSequences) -> Tensor:
     """Return zeros (B,), for a run in which no model scores the responses."""
     return torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device)
 
@@ -184,7 +184,7 @@ def score_responses(
     Raises:
         RewardError: if a score is NaN, infinite or too large for the statistics.
     """
-    order = rows_by_length(prompts, responses, list(range(len(prompts.texts))))
+    order = sort_rows_by_length(prompts, responses, list(range(len(prompts.texts))))
     outputs = [
         models.score(
             WholeSequences(take_rows(prompts, rows), take_rows(responses, rows)),
@@ -200,33 +200,33 @@ def score_responses(
     parts = None
     if models.rewards is not None:
         scores_B, parts = models.rewards(prompts, responses, scores_B)
-    if count := num_failed(scores_B):
+    if count := count_failed_scores(scores_B):
         what, fix = "the reward model", FIX_MODEL
         if parts is not None:
             what, fix = "the weighted sum of rewards", "Lower rewards.NAME.weight"
         raise RewardError(
-            f"{what} failed {at_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
+            f"{what} failed {describe_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
         )
     rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
     return rollout._replace(parts=parts, reuses_logprobs=not with_policy)
 
 
-def are_scores(scores: Tensor) -> Tensor:
+def valid_score_mask(scores: Tensor) -> Tensor:
     """Return a mask, True for each finite number that the statistics of scores can square."""
     return scores.abs() <= LARGEST_SCORE  # False for NaN
 
 
-def num_failed(scores_B: Tensor) -> int:
+def count_failed_scores(scores_B: Tensor) -> int:
     """Return the number of scores that are NaN, infinite or too large."""
-    return int((~are_scores(scores_B)).sum())
+    return int((~valid_score_mask(scores_B)).sum())
 
 
-def at_step(prompts: PromptBatch) -> str:
+def describe_step(prompts: PromptBatch) -> str:
     """Return, for a message, the PPO step of ``prompts``, or that they are held out."""
     return "on held-out prompts" if prompts.step is None else f"in PPO step {prompts.step}"
 
 
-def rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:
+def sort_rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:
     """Return ``rows`` with the longest sequences first, so that neighbours need little padding."""
     lengths = (prompts.attend_BP.sum(dim=1) + responses.keep_BT.sum(dim=1)).tolist()
     return sorted(rows, key=lambda row: -lengths[row])
@@ -239,5 +239,5 @@ def split_rows(rows: list[int], size: int) -> list[list[int]]:
 
 def kl_per_sequence(rollout: Rollout, *, estimator: KlEstimatorName = "k1") -> Tensor:
     """Return KL(policy || reference) of each response (B,), in nats."""
-    kl_BT = kl_estimate(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator=estimator)
+    kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator=estimator)
     return kl_BT.masked_fill(~rollout.responses.keep_BT, 0.0).sum(dim=1)

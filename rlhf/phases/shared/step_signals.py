@@ -31,7 +31,7 @@ class Heartbeat:
         self._last = None
 
     @property
-    def silence(self) -> float:
+    def seconds_since_beat(self) -> float:
         """Return the seconds since the last heartbeat; 0 while none is expected."""
         last = self._last
         return 0.0 if last is None else time.monotonic() - last

@@ -45,7 +45,7 @@ def run_supervised(
             values = train_step(step)
             checkpoints.log_step(values)
             progress.advance(step, values)
-            if checkpoints.wants_evaluation(config.eval_every):
+            if checkpoints.is_evaluation_due(config.eval_every):
                 checkpoints.log_evaluation(evaluate())
 
 
@@ -62,7 +62,7 @@ def warn_of_few_steps(
         )
 
 
-def readers(context: RunContext) -> Ranks:
+def data_parallel_ranks(context: RunContext) -> Ranks:
     """Return this rank's data-parallel rank, and the number of data-parallel ranks.
 
     Ranks that share their sequences (zero.sequence_parallel_size) have the same data-parallel rank.
@@ -71,7 +71,7 @@ def readers(context: RunContext) -> Ranks:
     return replace(context.ranks, rank=context.ranks.rank // size, size=num_readers(context.config))
 
 
-def share_of_rank(
+def local_share(
     context: RunContext, items: Sequence[T], lengths: Sequence[int], *, micro: int
 ) -> list[T]:
     """Return this rank's equal share of a global batch, ordered for micro-batches of ``micro``.
@@ -79,7 +79,7 @@ def share_of_rank(
     With data.bucket_by_length the items of a micro-batch have similar ``lengths`` (one per
     item); the optimizer step is the same up to rounding.
     """
-    ranks = readers(context)
+    ranks = data_parallel_ranks(context)
     if not context.config.data.bucket_by_length:
         return rows_of_this_rank(items, ranks)
     places = deal(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
@@ -104,7 +104,7 @@ def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> Pr
     )
 
 
-def take_step(
+def take_optimizer_step(
     context: RunContext,
     phase: str,
     engine: Engine,
@@ -151,7 +151,7 @@ def measure_held_out(
         for rows, keep_B in eval_batches(
             total,
             batch_size=micro,
-            ranks=readers(context),
+            ranks=data_parallel_ranks(context),
             lengths=examples["length"][:total],
         ):
             metrics = merge_metrics(metrics, measure(examples[rows], keep_B))

@@ -49,22 +49,22 @@ class CompiledDecoder:
         library = decode_library(dtype)
         shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=dtype)
-        self._embed = builder.embedding()
+        self._embed = builder.build_embedding()
         self._blocks = _Blocks(parts, builder, DecodeProgram(library, dtype), tokens=tokens)
         for block, kv_cache_2RKLD in zip(parts.blocks, self._kv_cache, strict=True):
-            self._blocks.add(block, kv_cache_2RKLD)
+            self._blocks.add_block(block, kv_cache_2RKLD)
         self._head = DecodeProgram(library, dtype)
-        self._logits = _add_head(self._head, parts, builder)
+        self._logits = _add_output_layers(self._head, parts, builder)
         self._vocabulary = len(parts.head.weight)
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
         state_TH = self._run_blocks(*_prompt_tokens(ids_NP, lengths, first_row))
-        return self._run_head(state_TH[_last_indices(lengths)])
+        return self._run_output_layers(state_TH[_last_token_indices(lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
-        return self._run_head(self._run_blocks(*_newest_tokens(ids_B, positions)))
+        return self._run_output_layers(self._run_blocks(*_newest_tokens(ids_B, positions)))
 
     def decode_and_prefill(
         self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
@@ -75,8 +75,8 @@ class CompiledDecoder:
         state_TH = self._run_blocks(
             *(torch.cat(both) for both in zip(newest, prompts, strict=True))
         )
-        last = torch.cat([torch.arange(num_rows), num_rows + _last_indices(lengths)])
-        return self._run_head(state_TH[last])
+        last = torch.cat([torch.arange(num_rows), num_rows + _last_token_indices(lengths)])
+        return self._run_output_layers(state_TH[last])
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
@@ -88,7 +88,7 @@ class CompiledDecoder:
         self._blocks.program.run({_Blocks.STATE: state_TH}, rows_T, positions_T)
         return state_TH
 
-    def _run_head(self, state_BH: Tensor) -> Tensor:
+    def _run_output_layers(self, state_BH: Tensor) -> Tensor:
         """Run the layers after the blocks on hidden states (B, H); return the logits (B, V)."""
         logits_BV = state_BH.new_empty(len(state_BH), self._vocabulary)
         rows_B = torch.arange(len(state_BH))
@@ -107,20 +107,20 @@ class _Blocks:
         self.program = program
         self._parts = parts
         self._builder = builder
-        self._rotary = builder.rotary_embedding(tokens)
+        self._rotary = builder.build_rotary_embedding(tokens)
         self._activation = ACTIVATIONS[parts.activation].compiled
         sizes = {name: len(getattr(parts.blocks[0], name).weight) for name in ("output", "up")}
         heads = parts.num_heads + 2 * parts.num_kv_heads
-        state = program.buffer(sizes["output"])
+        state = program.add_buffer(sizes["output"])
         assert state == self.STATE
-        self._normed = program.buffer(sizes["output"])
-        self._normed_too = program.buffer(sizes["output"])
-        self._joined = program.buffer(heads * parts.head_dim)
-        self._mixed = program.buffer(parts.num_heads * parts.head_dim)
-        self._inner = program.buffer(sizes["up"])
-        self._gate = program.buffer(sizes["up"])
+        self._normed = program.add_buffer(sizes["output"])
+        self._normed_too = program.add_buffer(sizes["output"])
+        self._joined = program.add_buffer(heads * parts.head_dim)
+        self._mixed = program.add_buffer(parts.num_heads * parts.head_dim)
+        self._inner = program.add_buffer(sizes["up"])
+        self._gate = program.add_buffer(sizes["up"])
 
-    def add(self, block: BlockModules, kv_cache_2RKLD: Tensor) -> None:
+    def add_block(self, block: BlockModules, kv_cache_2RKLD: Tensor) -> None:
         """Add the steps of one block to the program; its KV cache is ``kv_cache_2RKLD``."""
         order, state, normed = self._parts.order, self.STATE, self._normed
         if order is BlockOrder.norm_last:
@@ -140,36 +140,36 @@ class _Blocks:
         self._add_mlp(block, x=normed)
 
     def _add_norm(self, module: Any, *, x: int, y: int) -> None:
-        self.program.norm(self._builder.norm_modules(module), x=x, y=y)
+        self.program.add_norm(self._builder.norm_parameters(module), x=x, y=y)
 
     def _add_attention(self, block: BlockModules, kv_cache_2RKLD: Tensor, *, x: int) -> None:
         """Add to the program: state += attention(x)."""
-        heads = self._heads(interleaved=len(block.query_key_value) == 1)
+        heads = self._locate_heads(interleaved=len(block.query_key_value) == 1)
         joined = self._builder.join_linear_layers(*block.query_key_value)
-        self.program.linear(joined, x=x, y=self._joined)
+        self.program.add_linear(joined, x=x, y=self._joined)
         for each, module in zip(heads, (block.query_norm, block.key_norm), strict=False):
-            norm = None if module is None else self._builder.norm_modules(module)
+            norm = None if module is None else self._builder.norm_parameters(module)
             if norm is not None or self._rotary is not None:
-                self.program.turn(each, norm, self._rotary)
-        self.program.attend(heads, kv_cache_2RKLD, mixed=self._mixed)
+                self.program.add_rotary(each, norm, self._rotary)
+        self.program.add_attention(heads, kv_cache_2RKLD, mixed=self._mixed)
         self._add_to_state(block.output, x=self._mixed)
 
     def _add_mlp(self, block: BlockModules, *, x: int) -> None:
         """Add to the program: state += mlp(x)."""
         up = self._builder.join_linear_layers(block.up)
         if block.gate is None:
-            self.program.linear(up, x=x, y=self._inner, activation=self._activation)
+            self.program.add_linear(up, x=x, y=self._inner, activation=self._activation)
         else:
             gate = self._builder.join_linear_layers(block.gate)
-            self.program.linear(gate, x=x, y=self._gate, activation=self._activation)
-            self.program.linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
+            self.program.add_linear(gate, x=x, y=self._gate, activation=self._activation)
+            self.program.add_linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
         self._add_to_state(block.down, x=self._inner)
 
     def _add_to_state(self, module: Any, *, x: int) -> None:
         layer = self._builder.join_linear_layers(module)
-        self.program.linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
+        self.program.add_linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
 
-    def _heads(self, *, interleaved: bool) -> tuple[HeadsAt, HeadsAt, HeadsAt]:
+    def _locate_heads(self, *, interleaved: bool) -> tuple[HeadsAt, HeadsAt, HeadsAt]:
         """Return where queries, keys and values are in the joined projection."""
         parts, size = self._parts, self._parts.head_dim
         counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
@@ -185,20 +185,20 @@ class _Blocks:
         return query, key, value
 
 
-def _add_head(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
+def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
     """Add the layers after the last block to the program; return the logits buffer's number."""
-    x = program.buffer(len(parts.blocks[0].output.weight))
+    x = program.add_buffer(len(parts.blocks[0].output.weight))
     for module in parts.final:
         if hasattr(module, "in_features"):
             layer = builder.join_linear_layers(module)
-            y = program.buffer(len(layer.weight_OI))
-            program.linear(layer, x=x, y=y)
+            y = program.add_buffer(len(layer.weight_OI))
+            program.add_linear(layer, x=x, y=y)
             x = y
         else:
-            program.norm(builder.norm_modules(module), x=x, y=x)
+            program.add_norm(builder.norm_parameters(module), x=x, y=x)
     head = builder.join_linear_layers(parts.head)
-    logits = program.buffer(len(head.weight_OI))
-    program.linear(head, x=x, y=logits)
+    logits = program.add_buffer(len(head.weight_OI))
+    program.add_linear(head, x=x, y=logits)
     return logits
 
 
@@ -217,6 +217,6 @@ def _prompt_tokens(
     return ids_NP[keep_NP], rows_N.repeat_interleave(lengths_N), places_NP[keep_NP]
 
 
-def _last_indices(lengths: list[int]) -> Tensor:
+def _last_token_indices(lengths: list[int]) -> Tensor:
     """Return the index of each prompt's last token in the list of all prompts' tokens."""
     return torch.tensor(list(accumulate(lengths))) - 1

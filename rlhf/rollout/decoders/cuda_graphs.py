@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.rollout.decoders.decoder import Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, pack
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
 
 logger = logging.getLogger(__name__)
 NO_ROOM = (
@@ -33,11 +33,11 @@ class Extent(NamedTuple):
     response_tokens: int  # at most, for each request
 
     @classmethod
-    def of(cls, rows: int, tokens: int, draws_NT: Tensor) -> Extent:
+    def for_rollout(cls, rows: int, tokens: int, draws_NT: Tensor) -> Extent:
         """Return the extent for ``rows`` sequences at once, of up to ``tokens`` tokens."""
-        return cls(rows, _round_up(tokens), *draws_NT.shape)
+        return cls(rows, _round_up_columns(tokens), *draws_NT.shape)
 
-    def holds(self, other: Extent) -> bool:
+    def covers(self, other: Extent) -> bool:
         """Return True if a decoder of this extent can serve ``other`` with bit-identical results.
 
         The shape of a graph depends on the number of rows, so that number must be equal.
@@ -45,7 +45,7 @@ class Extent(NamedTuple):
         return self.rows == other.rows and all(a >= b for a, b in zip(self, other, strict=True))
 
 
-def _round_up(tokens: int) -> int:
+def _round_up_columns(tokens: int) -> int:
     """Return ``tokens`` rounded up to a multiple of ``COLUMNS``."""
     return -(-tokens // COLUMNS) * COLUMNS
 
@@ -89,13 +89,13 @@ class GraphedDecoder:
         self._pool = torch.cuda.graph_pool_handle()
         self._has_room = True
 
-    def serves(self, extent: Extent, weights: list[int]) -> bool:
+    def can_serve(self, extent: Extent, weights: list[int]) -> bool:
         """Return True if this decoder is large enough and reads the weights at these addresses."""
-        return self._extent.holds(extent) and weights == self._weights
+        return self._extent.covers(extent) and weights == self._weights
 
-    def follow_weights(self) -> None:
+    def refresh_weight_copies(self) -> None:
         """Update the copies of weights in another precision; other weights are not copied."""
-        self._decoder.follow_weights()
+        self._decoder.refresh_weight_copies()
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill prompts into the rows from ``first_row`` on; return their logits (N, V)."""
@@ -109,8 +109,8 @@ class GraphedDecoder:
             self._drawn_from = draws_NT
         used, longest = len(newest), max(row.position for row in newest) + 1
         rows = min(1 << (used - 1).bit_length(), self._extent.rows)
-        whole = self._decoder.reads_whole_columns
-        columns = _round_up(longest) if whole else self._extent.columns
+        whole = self._decoder.reads_all_rows_equally
+        columns = _round_up_columns(longest) if whole else self._extent.columns
         graph = self._get_graph(rows, columns, last=longest - 1)
         if newest != self._newest:
             # Unused rows write to the first columns of the KV cache, as their next prompt does.
@@ -118,7 +118,7 @@ class GraphedDecoder:
             state_4R = torch.tensor([*newest, *unused]).T.contiguous()
             self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
         if graph is None:
-            drawn_2R = self._step(rows, columns)
+            drawn_2R = self._decode_step(rows, columns)
         else:
             graph.graph.replay()
             drawn_2R = graph.drawn_2R
@@ -133,13 +133,13 @@ class GraphedDecoder:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._decoder.copy_row(source, target, columns=columns)
 
-    def _step(self, rows: int, columns: int) -> Tensor:
+    def _decode_step(self, rows: int, columns: int) -> Tensor:
         """Decode the newest tokens of the first ``rows`` rows and replace them with drawn tokens.
 
         The host never waits for the value of a tensor, so a CUDA graph can capture the step.
         """
         ids_R, positions_R, requests_R, steps_R = self._newest_4R[:, :rows]
-        logits_RV = self._decoder.decode_within(ids_R, positions_R, columns=columns)
+        logits_RV = self._decoder.decode_on_device(ids_R, positions_R, columns=columns)
         fewest = self._sampling.min_tokens
         drawn = draw_tokens(
             logits_RV,
@@ -152,7 +152,7 @@ class GraphedDecoder:
         ids_R.copy_(drawn.tokens_B)
         positions_R.add_(1)
         steps_R.add_(1)
-        return pack(drawn)
+        return stack_drawn(drawn)
 
     def _get_graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
         """Return the graph of this shape, captured if it is new; None if there is no room for it.
@@ -161,7 +161,7 @@ class GraphedDecoder:
         """
         if (rows, columns) not in self._graphs and self._has_room:
             try:
-                self._graphs[rows, columns] = self._capture(rows, columns, last=last)
+                self._graphs[rows, columns] = self._capture_graph(rows, columns, last=last)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -170,15 +170,15 @@ class GraphedDecoder:
             self._newest = []
         return self._graphs.get((rows, columns))
 
-    def _capture(self, rows: int, columns: int, *, last: int) -> _Graph:
+    def _capture_graph(self, rows: int, columns: int, *, last: int) -> _Graph:
         # The step before the capture writes to a column that is written again before it is read.
         self._newest_4R.zero_()[1] = last
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._step(rows, columns)
+            self._decode_step(rows, columns)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            drawn_2R = self._step(rows, columns)
+            drawn_2R = self._decode_step(rows, columns)
         return _Graph(graph, drawn_2R)

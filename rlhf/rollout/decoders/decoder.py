@@ -55,7 +55,7 @@ class DrawingDecoder(KvCache, Protocol):
         """Decode one token for each of the rows 0 to B - 1, and draw the next one.
 
         ``draws_NT`` is the same tensor in all steps of a rollout. Returns the tokens and their
-        log-probs as ``rlhf.rollout.sampling.pack`` does.
+        log-probs as ``rlhf.rollout.sampling.stack_drawn`` does.
         """
 
 

@@ -57,11 +57,11 @@ class FusedDecoder:
         self._parts = parts
         self._dtype = dtype
         self._device: torch.device = parts.tokens.weight.device
-        self._layers = [builder.layer(block) for block in parts.blocks]
-        self._final = [builder.norm_or_projection(module) for module in parts.final]
-        self._head = builder.project(parts.head)
-        self._embed = builder.embedding()
-        self._rotary = builder.rotary_embedding(tokens)
+        self._layers = [builder.build_layer(block) for block in parts.blocks]
+        self._final = [builder.build_norm_or_projection(module) for module in parts.final]
+        self._head = builder.build_projection(parts.head)
+        self._embed = builder.build_embedding()
+        self._rotary = builder.build_rotary_embedding(tokens)
         self._casts = builder.casts
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
@@ -70,11 +70,11 @@ class FusedDecoder:
         self._attention = gpu_attention(self._device, dtype, group=group, size=parts.head_dim)
 
     @property
-    def reads_whole_columns(self) -> bool:
+    def reads_all_rows_equally(self) -> bool:
         """Return True if a decode step reads the same columns of the KV cache in every row."""
         return self._attention is None
 
-    def follow_weights(self) -> None:
+    def refresh_weight_copies(self) -> None:
         """Update the copies of weights in another precision; other weights are not copied."""
         if self._casts:
             casts, weights = zip(*self._casts, strict=True)
@@ -82,22 +82,22 @@ class FusedDecoder:
 
     def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._prefill_attention(ids_NP, first_row)
+        attend = self._build_prefill_attention(ids_NP, first_row)
         x_TH = self._run_blocks(ids_NP.flatten(), self._prompt_positions(ids_NP), attend)
-        return self._logits(x_TH[self._last_tokens(ids_NP, lengths)])
+        return self._compute_logits(x_TH[self._last_token_indices(ids_NP, lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
         positions_B = copy_to_device(torch.tensor(positions), self._device)
-        return self.decode_within(ids_B, positions_B, columns=max(positions) + 1)
+        return self.decode_on_device(ids_B, positions_B, columns=max(positions) + 1)
 
-    def decode_within(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
+    def decode_on_device(self, ids_B: Tensor, positions_B: Tensor, *, columns: int) -> Tensor:
         """Decode like ``decode``, with positions on the device, all below ``columns``.
 
         The host never waits for the value of a tensor, so a CUDA graph can capture this.
         """
-        attend = self._decode_attention(positions_B, columns)
-        return self._logits(self._run_blocks(ids_B, positions_B, attend))
+        attend = self._build_decode_attention(positions_B, columns)
+        return self._compute_logits(self._run_blocks(ids_B, positions_B, attend))
 
     def decode_and_prefill(
         self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
@@ -106,14 +106,14 @@ class FusedDecoder:
         num_rows = len(ids_B)
         positions_B = copy_to_device(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._prompt_positions(ids_NP)])
-        attend = _attend_both(
-            self._decode_attention(positions_B, max(positions) + 1),
-            self._prefill_attention(ids_NP, num_rows),
+        attend = _combine_attention(
+            self._build_decode_attention(positions_B, max(positions) + 1),
+            self._build_prefill_attention(ids_NP, num_rows),
             num_rows,
         )
         x_TH = self._run_blocks(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
-        last_N = num_rows + self._last_tokens(ids_NP, lengths)
-        return self._logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
+        last_N = num_rows + self._last_token_indices(ids_NP, lengths)
+        return self._compute_logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
@@ -124,13 +124,13 @@ class FusedDecoder:
         num_prompts, num_columns = ids_NP.shape
         return torch.arange(num_columns, device=self._device).repeat(num_prompts)
 
-    def _last_tokens(self, ids_NP: Tensor, lengths: list[int]) -> Tensor:
+    def _last_token_indices(self, ids_NP: Tensor, lengths: list[int]) -> Tensor:
         """Return the indices (N) of the prompts' last tokens among all N * P tokens."""
         num_columns = ids_NP.shape[1]
         last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
         return copy_to_device(torch.tensor(last), self._device)
 
-    def _prefill_attention(self, ids_NP: Tensor, first_row: int) -> Attend:
+    def _build_prefill_attention(self, ids_NP: Tensor, first_row: int) -> Attend:
         """Return the attention function for prompts in the rows from ``first_row`` on."""
         num_prompts, num_columns = ids_NP.shape
         rows = slice(first_row, first_row + num_prompts)
@@ -149,7 +149,7 @@ class FusedDecoder:
 
         return attend
 
-    def _decode_attention(self, positions_B: Tensor, columns: int) -> Attend:
+    def _build_decode_attention(self, positions_B: Tensor, columns: int) -> Attend:
         """Return the attention function for one new token in each of the first B rows."""
         kernel, num_rows, parts = self._attention, len(positions_B), self._parts
         if kernel is not None:
@@ -177,28 +177,30 @@ class FusedDecoder:
     def _run_blocks(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Run all blocks on the tokens; return the hidden states (T, H)."""
         order, x = self._parts.order, self._embed(ids_T, positions_T)
-        rotary = None if self._rotary is None else self._rotary.at(positions_T[:, None])
+        rotary = None if self._rotary is None else self._rotary.select_rows(positions_T[:, None])
         for layer, kv_cache in zip(self._layers, self._kv_cache, strict=True):
             normed = x if order is BlockOrder.norm_last else layer.attention_norm(x)
-            heads = self._heads(layer, normed, rotary)
-            mixed = layer.output.plus(attend(kv_cache, heads).flatten(1), x)
+            heads = self._compute_heads(layer, normed, rotary)
+            mixed = layer.output.project_and_add(attend(kv_cache, heads).flatten(1), x)
             if order is BlockOrder.norm_last:
                 x = layer.attention_norm(mixed)
-                x = layer.mlp_norm(layer.down.plus(layer.widen(x), x))
+                x = layer.mlp_norm(layer.down.project_and_add(layer.widen(x), x))
             else:
                 inner = x if order is BlockOrder.parallel else mixed
-                x = layer.down.plus(layer.widen(layer.mlp_norm(inner)), mixed)
+                x = layer.down.project_and_add(layer.widen(layer.mlp_norm(inner)), mixed)
         return x
 
-    def _heads(self, layer: Layer, x_TH: Tensor, rotary: RotaryEmbedding | None) -> Heads:
-        query, key, value = self._split(layer, [project(x_TH) for project in layer.query_key_value])
+    def _compute_heads(self, layer: Layer, x_TH: Tensor, rotary: RotaryEmbedding | None) -> Heads:
+        query, key, value = self._split_heads(
+            layer, [project(x_TH) for project in layer.query_key_value]
+        )
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         if rotary is not None:
             query, key = rotary(query), rotary(key)
         return Heads(query, key, value)
 
-    def _split(self, layer: Layer, projected: list[Tensor]) -> tuple[Tensor, ...]:
+    def _split_heads(self, layer: Layer, projected: list[Tensor]) -> tuple[Tensor, ...]:
         """Split one projection, or three, into queries, keys and values (T, heads, D)."""
         parts, num_tokens = self._parts, len(projected[0])
         if len(parts.blocks[0].query_key_value) == 1:
@@ -211,13 +213,13 @@ class FusedDecoder:
         shapes = ((num_tokens, count, parts.head_dim) for count in counts)
         return tuple(x.view(shape) for x, shape in zip(projected, shapes, strict=True))
 
-    def _logits(self, x_BH: Tensor) -> Tensor:
+    def _compute_logits(self, x_BH: Tensor) -> Tensor:
         for step in self._final:
             x_BH = step(x_BH)
         return self._head(x_BH)
 
 
-def _attend_both(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
+def _combine_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
     """Return a function that decodes the first ``num_rows`` tokens and prefills the others."""
 
     def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:

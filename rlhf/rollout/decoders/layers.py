@@ -19,7 +19,7 @@ from rlhf.rollout.decoders.projections import (
     AdaptedProjection,
     Projection,
     can_pack,
-    projection,
+    fastest_projection,
 )
 
 AdapterOf = Callable[[nn.Module], LowRank | None]  # finds the adapter of a linear layer
@@ -47,7 +47,7 @@ class RotaryEmbedding(NamedTuple):
     cos: Tensor
     sin: Tensor  # with its first half negated
 
-    def at(self, places: Any) -> RotaryEmbedding:
+    def select_rows(self, places: Any) -> RotaryEmbedding:
         """Return the rows at ``places``."""
         return RotaryEmbedding(self.cos[places], self.sin[places])
 
@@ -78,39 +78,45 @@ class LayerBuilder:
         self._packs = can_pack(device, dtype)
         self._merges = device.type == "cpu"
 
-    def layer(self, block: BlockModules) -> Layer:
+    def build_layer(self, block: BlockModules) -> Layer:
         """Build the functions of one block."""
         modules = block.query_key_value
-        order = tuple(range(len(modules))) if self._packs else self._joint_order(modules)
+        order = tuple(range(len(modules))) if self._packs else self._single_matmul_order(modules)
         joint = [[modules[index] for index in order]] if order else [[each] for each in modules]
         return Layer(
-            attention_norm=self.norm(block.attention_norm),
-            mlp_norm=self.norm(block.mlp_norm),
-            query_key_value=[self.project(*together) for together in joint],
+            attention_norm=self.build_norm(block.attention_norm),
+            mlp_norm=self.build_norm(block.mlp_norm),
+            query_key_value=[self.build_projection(*together) for together in joint],
             joint_order=order,
-            query_norm=None if block.query_norm is None else self.norm(block.query_norm),
-            key_norm=None if block.key_norm is None else self.norm(block.key_norm),
-            output=self.project(block.output),
-            widen=self._build_widen(block),
-            down=self.project(block.down),
+            query_norm=None if block.query_norm is None else self.build_norm(block.query_norm),
+            key_norm=None if block.key_norm is None else self.build_norm(block.key_norm),
+            output=self.build_projection(block.output),
+            widen=self._build_mlp_hidden(block),
+            down=self.build_projection(block.down),
         )
 
-    def _build_widen(self, block: BlockModules) -> Step:
+    def _build_mlp_hidden(self, block: BlockModules) -> Step:
         """Build the function that computes the MLP's hidden state."""
         if block.gate is None:
-            return self.project(block.up, activation=self._activation)
-        if not self._packs and self._joint_order((block.gate, block.up)) == (0, 1):
-            both, activate = self.project(block.gate, block.up), ACTIVATIONS[self._activation]
+            return self.build_projection(block.up, activation=self._activation)
+        if not self._packs and self._single_matmul_order((block.gate, block.up)) == (0, 1):
+            both, activate = (
+                self.build_projection(block.gate, block.up),
+                ACTIVATIONS[self._activation],
+            )
 
             def widen(x: Tensor) -> Tensor:
                 gate, up = both(x).chunk(2, dim=-1)
                 return activate.function(gate).mul_(up)
 
             return widen
-        gate, up = self.project(block.gate, activation=self._activation), self.project(block.up)
-        return lambda x: up.times(x, gate(x))
+        gate, up = (
+            self.build_projection(block.gate, activation=self._activation),
+            self.build_projection(block.up),
+        )
+        return lambda x: up.project_and_multiply(x, gate(x))
 
-    def _joint_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
+    def _single_matmul_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
         """Return the order in which one GPU matmul can compute ``modules``; () if it cannot."""
         if len(modules) > 1 and (self._merges or any(map(self._adapter_of, modules))):
             return ()
@@ -119,11 +125,11 @@ class LayerBuilder:
         for order in (own, by_address):
             weights = [modules[index].weight for index in order]
             biases = [modules[index].bias for index in order if modules[index].bias is not None]
-            if self._can_join(weights) and self._can_join(biases):
+            if self._can_join_weights(weights) and self._can_join_weights(biases):
                 return tuple(order)
         return ()
 
-    def _can_join(self, tensors: Sequence[Tensor]) -> bool:
+    def _can_join_weights(self, tensors: Sequence[Tensor]) -> bool:
         """Return True if ``tensors`` follow one another in memory, or are copied anyway."""
         if any(tensor.dtype is not self._dtype for tensor in tensors):
             return True
@@ -132,13 +138,13 @@ class LayerBuilder:
         follow = all(end == after.data_ptr() for end, after in zip(ends, tensors[1:], strict=False))
         return follow and len(storages) <= 1
 
-    def embedding(self) -> Embed:
+    def build_embedding(self) -> Embed:
         """Build the function that returns embeddings (T, H) of tokens at their positions.
 
         Token embeddings are projected if they are narrower; position embeddings are added if any.
         """
         parts, dtype, module = self._parts, self._dtype, self._parts.project_in
-        project_in = None if module is None else self.project(module)
+        project_in = None if module is None else self.build_projection(module)
 
         def embed(ids_T: Tensor, positions_T: Tensor) -> Tensor:
             x_TH: Tensor = functional.embedding(ids_T, parts.tokens.weight).to(dtype)
@@ -151,12 +157,12 @@ class LayerBuilder:
 
         return embed
 
-    def project(self, *modules: Any, activation: str | None = None) -> Projection:
+    def build_projection(self, *modules: Any, activation: str | None = None) -> Projection:
         """Build one projection from linear layers that share their inputs."""
         linear = self.join_linear_layers(*modules)
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
-            return projection(*linear, activation)
+            return fastest_projection(*linear, activation)
         a_RI, b_OR = self._join_and_cast(adapter.a_RI), self._join_and_cast(adapter.b_OR)
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
@@ -187,14 +193,14 @@ class LayerBuilder:
         adapter = self._adapter_of(module) if self._merges else None
         return weight_OI if adapter is None else adapter.merge_into(weight_OI)
 
-    def norm(self, module: Any) -> Step:
+    def build_norm(self, module: Any) -> Step:
         """Build a LayerNorm, or the RMS norm that the transformers families share."""
-        weight, bias, epsilon, is_rms, size = self.norm_modules(module)
+        weight, bias, epsilon, is_rms, size = self.norm_parameters(module)
         if is_rms:
             return lambda x: functional.rms_norm(x, (size,), weight, epsilon)
         return lambda x: functional.layer_norm(x, (size,), weight, bias, epsilon)
 
-    def norm_modules(self, module: Any) -> Norm:
+    def norm_parameters(self, module: Any) -> Norm:
         """Return the weights and options of a norm."""
         weight, bias = (
             None if vector is None else self._join_and_cast(vector)
@@ -204,11 +210,15 @@ class LayerBuilder:
             return Norm(weight, bias, module.eps, False, module.normalized_shape[0])
         return Norm(weight, None, module.variance_epsilon, True, len(module.weight))
 
-    def norm_or_projection(self, module: Any) -> Step:
+    def build_norm_or_projection(self, module: Any) -> Step:
         """Build the function of a norm or linear layer that precedes the output layer."""
-        return self.project(module) if hasattr(module, "in_features") else self.norm(module)
+        return (
+            self.build_projection(module)
+            if hasattr(module, "in_features")
+            else self.build_norm(module)
+        )
 
-    def rotary_embedding(self, tokens: int) -> RotaryEmbedding | None:
+    def build_rotary_embedding(self, tokens: int) -> RotaryEmbedding | None:
         """Build the rotary embedding's tables for positions below ``tokens``, if there is one."""
         rotary, device = self._parts.rotary, self._parts.tokens.weight.device
         if rotary is None:

@@ -30,11 +30,11 @@ class PlainProjection:
         """Return the projection (..., O) of ``x`` (..., I)."""
         return self._activate(functional.linear(x, self._weight_OI, self._bias_O))
 
-    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+    def project_and_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return the projection of ``x`` plus ``residual`` (..., O)."""
         return self(x).add_(residual)
 
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
+    def project_and_multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return the projection of ``x`` times ``factor`` (..., O)."""
         return self(x).mul_(factor)
 
@@ -75,15 +75,15 @@ class PackedProjection:
         )
         return result
 
-    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+    def project_and_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` (..., O) plus the projection of ``x``."""
-        return self._linear_with(x, residual, "add")
+        return self._linear_and_combine(x, residual, "add")
 
-    def times(self, x: Tensor, factor: Tensor) -> Tensor:
+    def project_and_multiply(self, x: Tensor, factor: Tensor) -> Tensor:
         """Return ``factor`` (..., O) times the projection of ``x``."""
-        return self._linear_with(x, factor, "mul")
+        return self._linear_and_combine(x, factor, "mul")
 
-    def _linear_with(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
+    def _linear_and_combine(self, x: Tensor, other: Tensor, operation: str) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
             x, other, self._packed, self._bias_O, operation
         )
@@ -118,7 +118,9 @@ ACTIVATIONS = {
 }
 
 
-def projection(weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> Projection:
+def fastest_projection(
+    weight_OI: Tensor, bias_O: Tensor | None, activation: str | None
+) -> Projection:
     """Return the fastest projection for these weights on their device, in their precision.
 
     With oneDNN the projection holds a copy of the weights in oneDNN's layout.

@@ -31,7 +31,7 @@ class CacheDecoder:
     every layer.
 
     Raises:
-        CapabilityError: if ``decoding_obstacle`` returns a reason.
+        CapabilityError: if ``decoding_unsupported_reason`` returns a reason.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CacheDecoder:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        obstacle = decoding_obstacle(type(model), model.config, tokens=tokens)
+        obstacle = decoding_unsupported_reason(type(model), model.config, tokens=tokens)
         if obstacle is not None:
             raise CapabilityError(
                 f"rollout.backend=fast: a model of model_type={model.config.model_type} "
@@ -57,23 +57,25 @@ class CacheDecoder:
     def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
         """Prefill right-padded prompts into rows from ``first_row`` on; return logits (B, V)."""
         longest = max(lengths)
-        self._kv_cache.expect_prompts(first_row=first_row)
-        with _output_of_last(self._model, [length - 1 for length in lengths]):
+        self._kv_cache.prepare_for_prompts(first_row=first_row)
+        with _restrict_output_layer(self._model, [length - 1 for length in lengths]):
             positions_BP = self._columns_C[None, :longest].expand(len(lengths), -1)
-            return self._logits(ids_BP[:, :longest], positions_BP, lengths)
+            return self._last_token_logits(ids_BP[:, :longest], positions_BP, lengths)
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
         positions_B = torch.tensor(positions, device=ids_B.device)
-        self._kv_cache.expect_tokens(positions, positions_B)
+        self._kv_cache.prepare_for_tokens(positions, positions_B)
         lengths = [position + 1 for position in positions]
-        return self._logits(ids_B[:, None], positions_B[:, None], lengths)
+        return self._last_token_logits(ids_B[:, None], positions_B[:, None], lengths)
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache.copy_row(source, target, columns)
 
-    def _logits(self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]) -> Tensor:
+    def _last_token_logits(
+        self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]
+    ) -> Tensor:
         """Return logits (B, V) of the one token per row that reaches the output layer."""
         longest = max(lengths)
         attend_BC = None
@@ -109,11 +111,11 @@ class RowCache:
         self._first_row, self._past = 0, 0
         self._positions_B: Tensor | None = None
 
-    def expect_prompts(self, *, first_row: int) -> None:
+    def prepare_for_prompts(self, *, first_row: int) -> None:
         """Prepare for a call with whole prompts for the rows from ``first_row`` on."""
         self._first_row, self._past, self._positions_B = first_row, 0, None
 
-    def expect_tokens(self, positions: list[int], positions_B: Tensor) -> None:
+    def prepare_for_tokens(self, positions: list[int], positions_B: Tensor) -> None:
         """Prepare for a call with one token, at its position, for each of the first rows."""
         self._past, self._positions_B = max(positions), positions_B
 
@@ -128,9 +130,14 @@ class RowCache:
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values; return all keys and values of the call's rows."""
         if layer_idx not in self._layers:
-            self._layers[layer_idx] = self._empty(keys_BNSD), self._empty(values_BNSD)
+            self._layers[layer_idx] = (
+                self._allocate_like(keys_BNSD),
+                self._allocate_like(values_BNSD),
+            )
         keys_RNCD, values_RNCD = self._layers[layer_idx]
-        return self._write(keys_RNCD, keys_BNSD), self._write(values_RNCD, values_BNSD)
+        return self._store_tokens(keys_RNCD, keys_BNSD), self._store_tokens(
+            values_RNCD, values_BNSD
+        )
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
         """Return the number of columns before the tokens of the call."""
@@ -146,12 +153,12 @@ class RowCache:
         """Return the number of columns of the cache."""
         return self._tokens
 
-    def _empty(self, like_BNSD: Tensor) -> Tensor:
+    def _allocate_like(self, like_BNSD: Tensor) -> Tensor:
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         shape = (self._rows, like_BNSD.shape[1], self._tokens, like_BNSD.shape[3])
         return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
-    def _write(self, kv_cache_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
+    def _store_tokens(self, kv_cache_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
         num_rows, _, num_tokens, _ = new_BNSD.shape
         if self._positions_B is None:
             kv_cache_RNCD[self._first_row :][:num_rows, :, :num_tokens] = new_BNSD
@@ -162,7 +169,7 @@ class RowCache:
 
 
 @contextmanager
-def _output_of_last(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
+def _restrict_output_layer(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
     """Run the output layer on position last[i] of row i only, since the vocabulary is large."""
 
     def only_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -182,7 +189,7 @@ def _parameter_names(function: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
-def decoding_obstacle(
+def decoding_unsupported_reason(
     model: type[PreTrainedModel], config: PreTrainedConfig, *, tokens: int
 ) -> str | None:
     """Return why ``model`` cannot be run with rows of ``tokens`` in a ``RowCache``, or None."""

@@ -23,7 +23,7 @@ class Greedy(NamedTuple):
     logprobs_NT: Tensor
 
 
-def parity_obstacle(
+def describe_parity_failure(
     fast: Callable[[], Greedy], plain: Callable[[Tensor], Tensor], *, dtype: torch.dtype
 ) -> str | None:
     """Return a description of the first difference between ``fast`` and ``plain``, or None.

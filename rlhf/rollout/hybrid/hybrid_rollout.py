@@ -1,8 +1,8 @@
 """Rollouts with DeepSpeed's Hybrid Engine: its inference layers run on the trained weights.
 
 DeepSpeed 0.19.8 writes its layers for transformers 4: they return tuples, and have a KV cache
-of their own. ``adapt_layers`` adapts them to transformers 5. Before the first rollout their
-outputs are compared with the outputs of the model's own layers.
+of their own. ``adapt_deepspeed_layers`` adapts them to transformers 5. Before the first rollout
+their outputs are compared with the outputs of the model's own layers.
 
 Shapes: B = sequences, P = prompt tokens, T = response tokens, S = tokens of one call, N = rows that
 are compared, V = vocabulary.
@@ -23,8 +23,8 @@ from torch.nn.functional import pad
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
-from rlhf.rollout.hf import HfRollout, only
-from rlhf.rollout.hybrid.agreement import Greedy, parity_obstacle
+from rlhf.rollout.hf import HfRollout, replace_generation_config
+from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
 
@@ -72,7 +72,7 @@ class HybridEngineRollout:
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt; response i depends on prompt i and its draws only."""
         if not self._is_checked:
-            self._check(actor, prompts)
+            self._check_parity(actor, prompts)
             self._is_checked = True
         num_rows, at_once = len(prompts.texts), self._settings.max_rows
         parts = [
@@ -103,7 +103,7 @@ class HybridEngineRollout:
         is_fixed = self._settings.cuda_graphs
         return {"max_new_tokens": tokens, "min_new_tokens": tokens} if is_fixed else {}
 
-    def _check(self, actor: Engine, prompts: PromptBatch) -> None:
+    def _check_parity(self, actor: Engine, prompts: PromptBatch) -> None:
         """Raise CapabilityError if the engine's layers disagree with the model's own layers."""
         # The first call fixes the number of rows in the engine's KV cache, so it gets ``max_rows``
         # rows, although only the first COMPARED_ROWS are compared.
@@ -113,15 +113,15 @@ class HybridEngineRollout:
             prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
         tokens = min(COMPARED_TOKENS, self._max_tokens)
         with actor.evaluating() as module:
-            found = parity_obstacle(
-                lambda: self._greedy(actor, module, prompts, tokens=tokens),
+            found = describe_parity_failure(
+                lambda: self._decode_greedily(actor, module, prompts, tokens=tokens),
                 lambda ids_NT: _plain_logprobs(module, prompts, ids_NT),
                 dtype=self._settings.dtype,
             )
         if found is not None:
             raise CapabilityError(f"{REFUSAL}: {found}; use rollout=fast")
 
-    def _greedy(
+    def _decode_greedily(
         self, actor: Engine, module: nn.Module, prompts: PromptBatch, *, tokens: int
     ) -> Greedy:
         """Return greedily decoded tokens of the first rows, computed with the engine's layers."""
@@ -136,7 +136,10 @@ class HybridEngineRollout:
         settings = GenerationConfig(
             max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=self._pad_id
         )
-        with _swap_in_layers(module) as (policy, generate), only(settings, policy):
+        with (
+            _swap_in_layers(module) as (policy, generate),
+            replace_generation_config(settings, policy),
+        ):
             ids_BS = generate(
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
@@ -148,19 +151,19 @@ class HybridEngineRollout:
         return Greedy(ids_BS[rows, prompts.ids_BP.shape[1] :], torch.stack(logprobs, dim=1))
 
 
-def open_to_engine(module: nn.Module) -> None:
+def copy_generate_to_wrapper(module: nn.Module) -> None:
     """Copy ``generate`` and ``config`` from ``module.pretrained`` to its wrapper for the engine."""
     policy: Any = module.pretrained
     module.generate, module.config = policy.generate, policy.config
 
 
-def adapt_layers(module: nn.Module) -> int:
+def adapt_deepspeed_layers(module: nn.Module) -> int:
     """Adapt the layers that DeepSpeed built for ``module`` to transformers 5; return their number.
 
     Raises:
         CapabilityError: if DeepSpeed built no layers and would generate as rollout=hf does.
     """
-    containers = getattr(_engine_of(module), "_inference_containers", ())
+    containers = getattr(_find_hybrid_engine(module), "_inference_containers", ())
     if not containers:
         raise CapabilityError(
             f"{REFUSAL}: DeepSpeed has replaced no layer of {type(module).__name__}, and would "
@@ -193,7 +196,7 @@ def _return_only_hidden_state(
     return run
 
 
-def _engine_of(module: nn.Module) -> Any:
+def _find_hybrid_engine(module: nn.Module) -> Any:
     """Return the Hybrid Engine that has replaced ``module.generate`` with its own, or None."""
     return getattr(module.generate, "__self__", None)
 
@@ -201,7 +204,7 @@ def _engine_of(module: nn.Module) -> Any:
 @contextmanager
 def _swap_in_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
     """Yield the language model with DeepSpeed's layers swapped in, and its ``generate``."""
-    engine = _engine_of(module)
+    engine = _find_hybrid_engine(module)
     policy: Any = getattr(module, "pretrained", module)
     attention = policy.config._attn_implementation
     if not engine.Z3_enabled:
@@ -250,17 +253,17 @@ def _concatenate(parts: list[Responses], *, pad_id: int) -> Responses:
     """Concatenate the rows of ``parts``, padded to the longest response."""
     longest = max(part.ids_BT.shape[1] for part in parts)
 
-    def wide(values_BT: Tensor, value: float) -> Tensor:
+    def pad_columns(values_BT: Tensor, value: float) -> Tensor:
         return pad(values_BT, (0, longest - values_BT.shape[1]), value=value)
 
     return Responses(
-        torch.cat([wide(part.ids_BT, pad_id) for part in parts]),
-        torch.cat([wide(part.keep_BT, False) for part in parts]),
+        torch.cat([pad_columns(part.ids_BT, pad_id) for part in parts]),
+        torch.cat([pad_columns(part.keep_BT, False) for part in parts]),
         torch.cat([part.ended_B for part in parts]),
     )
 
 
-def machine_obstacle(*, tensor_parallel: int) -> str | None:
+def hybrid_engine_unavailable_reason(*, tensor_parallel: int) -> str | None:
     """Return why the Hybrid Engine cannot run on this machine with these versions, or None."""
     from importlib.metadata import version
 

@@ -21,7 +21,7 @@ REASONS = {
 }
 
 
-def model_obstacle(config: PreTrainedConfig) -> str | None:
+def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """Return why models of this config cannot be used, as a text after the name, or None.
 
     DeepSpeed's Llama layers compute one variant of Llama; with another they fail or are wrong.

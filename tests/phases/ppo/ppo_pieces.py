@@ -21,7 +21,7 @@ from rlhf.phases.shared.scoring import ModelScores
 from tests.plain_engine import PlainEngine, TrainingEngine
 from tests.rounding import assert_near, terms_of
 
-UNTIMED = SimpleNamespace(values=lambda *_, **__: {})  # in place of StepSpeed
+UNTIMED = SimpleNamespace(metrics=lambda *_, **__: {})  # in place of StepSpeed
 ROWS, MICRO = 4, 2
 PARTS = ROWS // MICRO  # micro-batches of an optimiser step
 PROMPT_LENGTHS = [2, 4, 3, 1]

@@ -11,7 +11,7 @@ import torch
 
 from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
-from rlhf.phases.ppo.models import step_together
+from rlhf.phases.ppo.models import step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import WholeSequences
 from tests.phases.ppo.ppo_pieces import PARTS, separate_engine, some_rollout
@@ -28,11 +28,11 @@ def stepped(*, actor: bool, critic: bool, aligned: bool) -> dict[Role, StepRepor
         critic_loss=lambda values_BT, _: (values_BT.sum(), {}),
     )
     reports = {}
-    for learners in models.learners(trains_actor=True):
+    for learners in models.learner_groups(trains_actor=True):
         for learner, _ in product(learners, range(PARTS)):
             loss, _ = learner.loss(batch, objective)
             learner.engine.backward(loss)
-        reports |= step_together(learners)
+        reports |= step_optimizers_together(learners)
     return reports
 
 

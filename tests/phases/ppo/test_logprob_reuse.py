@@ -57,18 +57,18 @@ def responses(*, measured: bool = True) -> Responses:
 def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses: bool) -> None:
     reuse = LogprobReuse(settings(mode), actor_dropout=dropout)
     if mismatch is not None:
-        reuse.update({MISMATCH: mismatch})
-    reuse.update({})  # a step that measured nothing changes nothing
-    assert reuse.decide(responses()) == reuses
+        reuse.store_mismatch({MISMATCH: mismatch})
+    reuse.store_mismatch({})  # a step that measured nothing changes nothing
+    assert reuse.can_reuse(responses()) == reuses
 
 
 def test_without_measured_logprobs_nothing_is_reused() -> None:
     reuse = LogprobReuse(settings("auto"), actor_dropout=0.0)
-    reuse.update({MISMATCH: 0.0})
-    assert not reuse.decide(responses(measured=False))
+    reuse.store_mismatch({MISMATCH: 0.0})
+    assert not reuse.can_reuse(responses(measured=False))
     always = LogprobReuse(settings("always"), actor_dropout=0.0)
     with pytest.raises(ConfigError, match=r"reuse_logprobs=always: rollout\.backend=hf measures"):
-        always.decide(responses(measured=False))
+        always.can_reuse(responses(measured=False))
 
 
 class Sampler:

@@ -13,12 +13,12 @@ from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel, logprobs_of_kept
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.lora import LoraSpec
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.models.trunk import build_trunk
-from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_together
+from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
@@ -92,11 +92,11 @@ def learn(models: PpoModels, *, trains_actor: bool = True) -> dict[Role, StepRep
         actor_loss=lambda policy, _: (gain(policy), {}),
         critic_loss=lambda values_BT, _: (squares(values_BT), {}),
     )
-    for learners in models.learners(trains_actor=trains_actor):
+    for learners in models.learner_groups(trains_actor=trains_actor):
         for learner in learners:
             loss, _ = learner.loss(batch, objective)
             learner.engine.backward(loss)
-        reports |= step_together(learners)
+        reports |= step_optimizers_together(learners)
     return reports
 
 
@@ -166,7 +166,7 @@ def test_language_logprobs_are_those_of_each_sequence_alone(
         logs_SV = alone(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected += [logs_SV[place, token] for place, token in enumerate(ids[1:])]
     for each in (models, separate_twin(models, tokenizer)):
-        got_N = each.language_logprobs(batch)
+        got_N = each.actor_logprobs(batch)
         assert_near(got_N, torch.stack(expected), terms=TERMS)
 
 
@@ -210,16 +210,16 @@ def test_without_its_adapters_an_actor_is_the_untouched_base(tokenizer: Any) -> 
     with reference.evaluating() as module, base.evaluating():
         assert not module.training
         assert not torch.is_grad_enabled()
-        assert torch.equal(logprobs_of_kept(reference, batch), logprobs_of_kept(base, batch))
+        assert torch.equal(kept_token_logprobs(reference, batch), kept_token_logprobs(base, batch))
         inside = module.pretrained(batch.ids_BS).logits
         expected = base.module.pretrained(batch.ids_BS).logits
         assert torch.equal(inside, expected), "within the context the module itself has none"
     assert engine.module.training
     with torch.no_grad(), base.evaluating():
-        alone = logprobs_of_kept(reference, batch)
-        assert torch.equal(alone, logprobs_of_kept(base, batch)), "without a context neither"
+        alone = kept_token_logprobs(reference, batch)
+        assert torch.equal(alone, kept_token_logprobs(base, batch)), "without a context neither"
     with engine.evaluating():
-        moved = logprobs_of_kept(engine, batch) - logprobs_of_kept(base, batch)
+        moved = kept_token_logprobs(engine, batch) - kept_token_logprobs(base, batch)
     assert moved.abs().max() > 0.01, "the actor has its adapters back"
 
 

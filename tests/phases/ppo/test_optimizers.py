@@ -11,7 +11,7 @@ from rlhf.config.batches import num_steps
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.phases.ppo.optimizers import ppo_optimizer
+from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -26,7 +26,7 @@ def shares(settings: OptimizerSettings, steps: int) -> list[float]:
 @pytest.mark.parametrize("phase", ["sft", "reward", "dpo"])
 def test_a_phase_has_an_optimiser_of_its_own(phase: str, compose: Compose) -> None:
     config = to_run_config(compose([f"{phase}.{setting}" for setting in OWN]))
-    settings = OptimizerSettings.of(getattr(config, phase), total_steps=7, adapter_lr=0.75)
+    settings = OptimizerSettings.from_config(getattr(config, phase), total_steps=7, adapter_lr=0.75)
     assert (settings.lr, settings.adapter_lr, settings.weight_decay) == (0.5, 0.75, 0.25)
     assert (settings.betas, settings.eps, settings.max_grad_norm) == ((0.7, 0.8), 1e-3, 3)
     # two steps of warm-up, then 1 - 0.9 * done with done = 0, 1/4, 2/4, 3/4, 1
@@ -41,7 +41,7 @@ def of_ppo(compose: Compose, *overrides: str) -> tuple[OptimizerSettings, Optimi
     short = ["ppo.steps=3", "ppo.rollout_batch_size=8", "ppo.mini_batch_size=4", "ppo.ppo_epochs=2"]
     short += ["ppo.lr_schedule=linear", "ppo.min_lr_ratio=0", "ppo.warmup_steps=0"]
     config = to_run_config(compose([*short, *overrides]))
-    return ppo_optimizer(config, Role.actor), ppo_optimizer(config, Role.critic)
+    return ppo_optimizer_settings(config, Role.actor), ppo_optimizer_settings(config, Role.critic)
 
 
 def test_actor_and_critic_learn_at_rates_of_their_own(compose: Compose) -> None:

@@ -17,7 +17,7 @@ from rlhf.config.batches import num_steps
 from rlhf.config.choices import Phase
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.phases.ppo.loop import run_ppo
-from rlhf.phases.ppo.options.ptx import corpus_blocks
+from rlhf.phases.ppo.options.ptx import load_corpus_blocks
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
@@ -160,17 +160,17 @@ def test_an_actor_that_would_rest_to_the_end_of_the_prompts_is_refused(made: Mak
 
 
 def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:
-    assert corpus_blocks(made("ppo.ptx_eval_blocks=0", corpus)[0]) is None
-    assert corpus_blocks(made()[0]) is None
-    measured = corpus_blocks(made(corpus)[0])
+    assert load_corpus_blocks(made("ppo.ptx_eval_blocks=0", corpus)[0]) is None
+    assert load_corpus_blocks(made()[0]) is None
+    measured = load_corpus_blocks(made(corpus)[0])
     assert measured is not None
     assert measured.eval
     assert not measured.train, "nobody learns from it"
-    learned = corpus_blocks(made("ppo.ptx_coef=1", corpus)[0])
+    learned = load_corpus_blocks(made("ppo.ptx_coef=1", corpus)[0])
     assert learned is not None
     assert learned.train
     assert learned.eval == measured.eval
-    from_sft = corpus_blocks(made("ppo.ptx_coef=1")[0])
+    from_sft = load_corpus_blocks(made("ppo.ptx_coef=1")[0])
     assert from_sft is not None
     assert {len(ids) for ids in from_sft.train} == {204} or len(from_sft.train) == 1
     assert from_sft.eval == []

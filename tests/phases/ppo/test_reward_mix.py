@@ -16,7 +16,7 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo import reward_mix
-from rlhf.phases.ppo.reward_mix import RewardMix, build_mix
+from rlhf.phases.ppo.reward_mix import RewardMix, build_reward_mix
 from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError
 
@@ -32,11 +32,11 @@ class Fake:
         self.part, self.outcome, self.rows = part, outcome, 0
         self.asked: list[Answers] = []
 
-    def ask(self, answers: Answers) -> None:
+    def send_answers(self, answers: Answers) -> None:
         self.asked.append(answers)
         self.rows = len(answers.responses)
 
-    def scores(self) -> list[float]:
+    def receive_scores(self) -> list[float]:
         if isinstance(self.outcome, FailureError):
             raise self.outcome
         return self.outcome
@@ -129,9 +129,11 @@ def test_a_fallback_replaces_what_failed(
 
 
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    mix = build_mix({"mine": part(RewardKind.stop, fallback=0)}, TOKENIZER)
+    mix = build_reward_mix({"mine": part(RewardKind.stop, fallback=0)}, TOKENIZER)
     assert mix is not None
-    mix._report_failure("mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here")
+    mix._raise_or_count_failure(
+        "mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here"
+    )
     mix.close()
     printed = "".join(capsys.readouterr())
     assert "WANDB_API_KEY=[redacted]" in printed

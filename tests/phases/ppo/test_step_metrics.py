@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.phases.ppo.step_metrics import duplicates, moving_average
+from rlhf.phases.ppo.step_metrics import duplicate_mask, update_moving_average
 
 
 def test_duplicates_are_equal_responses_to_different_prompts() -> None:
@@ -19,18 +19,20 @@ def test_duplicates_are_equal_responses_to_different_prompts() -> None:
     keep_BT = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]).bool()
     prompts = PromptBatch(ids_BP, attend_BP, torch.zeros(5, 3), ["", "", "", "", ""])
     responses = Responses(ids_BT, keep_BT, torch.ones(5).bool())
-    assert duplicates(prompts, responses).tolist() == [True, True, True, False, False]
+    assert duplicate_mask(prompts, responses).tolist() == [True, True, True, False, False]
 
 
 def test_one_prompt_may_get_the_same_response_often() -> None:
     ids = torch.ones(4, 2).long()
     keep = torch.ones(4, 2).bool()
     prompts = PromptBatch(ids, keep, torch.zeros(4, 2), [""] * 4)
-    assert not duplicates(prompts, Responses(ids, keep, keep[:, 0])).any()
+    assert not duplicate_mask(prompts, Responses(ids, keep, keep[:, 0])).any()
 
 
 def test_the_average_leaves_out_what_is_not_finite() -> None:
-    average = moving_average(moving_average(None, math.nan), 2.0)
+    average = update_moving_average(update_moving_average(None, math.nan), 2.0)
     assert average == 2.0
-    assert moving_average(average, math.nan) == moving_average(average, math.inf) == 2.0
-    assert moving_average(average, 3.0) == pytest.approx(2.1)
+    assert (
+        update_moving_average(average, math.nan) == update_moving_average(average, math.inf) == 2.0
+    )
+    assert update_moving_average(average, 3.0) == pytest.approx(2.1)

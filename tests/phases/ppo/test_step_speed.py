@@ -72,7 +72,7 @@ def test_operations_by_hand(
 ) -> None:
     peak = [f"hardware.{name}_tflops={PEAK / 1e12}" for name in ("peak", "fp32")]
     speed = StepSpeed(to_run_config(compose([*overrides, *peak])), Ranks())
-    values = speed.values(
+    values = speed.metrics(
         rollout(with_policy=with_policy), BOTH | more, train_seconds=SECONDS.train
     )
     done = PerStage(generate=ACTOR, score=score, train=train)
@@ -88,7 +88,7 @@ def test_a_model_whose_shape_is_unknown_has_times_only(
 ) -> None:
     unknown = ["model=pretrained", "model.path=folder", "experiment=smoke"]
     speed = StepSpeed(to_run_config(compose(unknown)), Ranks())
-    values = speed.values(rollout(with_policy=True), BOTH, train_seconds=SECONDS.train)
+    values = speed.metrics(rollout(with_policy=True), BOTH, train_seconds=SECONDS.train)
     assert not [name for name in values if "flops" in name or "mfu" in name]
     assert values["time/train_seconds"] == 1.0
 
@@ -96,5 +96,5 @@ def test_a_model_whose_shape_is_unknown_has_times_only(
 def test_an_actor_that_rests_is_not_counted(compose: Callable[[list[str]], DictConfig]) -> None:
     speed = StepSpeed(to_run_config(compose([])), Ranks())
     values = {"ppo/updates": 4, "ppo/critic_learning_rate": 1.0}
-    found = speed.values(rollout(with_policy=True), values, train_seconds=1.0)
+    found = speed.metrics(rollout(with_policy=True), values, train_seconds=1.0)
     assert found["speed/train_tflops"] == pytest.approx(2 * 3 * SCORER / 1e12)

@@ -60,7 +60,7 @@ class Answers:
         self.actor, self.critic = Engine(), Engine()
         self.rows: list[list[int]] = []
 
-    def learners(self, *, trains_actor: bool) -> list[list[Learner]]:
+    def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         critic = Learner(Role.critic, self.critic, self._values)
         actor = Learner(Role.actor, self.actor, self._policy)
         return [[critic], [actor]] if trains_actor else [[critic]]

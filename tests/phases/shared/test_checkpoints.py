@@ -111,7 +111,7 @@ def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> l
     evaluated = []
     for step in run.phase.steps(total):
         run.phase.log_step({"sft/skipped_steps": 0.0})
-        if run.phase.wants_evaluation(every):
+        if run.phase.is_evaluation_due(every):
             evaluated.append(step)
             run.phase.log_evaluation({"sft/eval_loss": losses[step]})
     return evaluated
@@ -135,8 +135,8 @@ def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) ->
     seen = []
     for step in run.phase.steps(9):
         if step == 3:
-            run.phase.end("it is far from its reference")
-        if run.phase.wants_evaluation(5):
+            run.phase.end_phase("it is far from its reference")
+        if run.phase.is_evaluation_due(5):
             seen.append(step)
             run.phase.log_evaluation({"sft/eval_loss": 1.0})
     assert seen == [3]

@@ -17,8 +17,8 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
-    answer_samples,
     evaluate_policy,
+    sample_answers,
 )
 from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences
 from tests.phases.run_pieces import Compose, Notes, run_context
@@ -79,7 +79,7 @@ def made(
 
 
 def held_out_of(context: RunContext) -> HeldOutPrompts:
-    return HeldOutPrompts.of(context, Phase.ppo)
+    return HeldOutPrompts.from_phase(context, Phase.ppo)
 
 
 @pytest.mark.slow
@@ -150,9 +150,9 @@ def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
     context, _ = made()
     held_out = held_out_of(context)
     policy = AnsweringPolicy(None, Answers(), NoAnswers(), FixedModels(), 3)
-    first = answer_samples(context, policy, held_out, lambda _: None, model="actor")
+    first = sample_answers(context, policy, held_out, lambda _: None, model="actor")
     judged = replace(context, judge=LengthJudge())
-    rising = answer_samples(judged, policy, held_out, numbered, model="actor_ema")
+    rising = sample_answers(judged, policy, held_out, numbered, model="actor_ema")
     count = min(8, len(held_out.examples))
     prompts = [held_out.records[row].prompt for row in held_out.examples["row"][:count]]
     ids = held_out.examples["ids"][:count]

@@ -40,8 +40,8 @@ def hybrid(compose: Compose, model_type: str, **fields: Any) -> RunConfig:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that can run the Hybrid Engine."""
-    monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
-    monkeypatch.setattr(rollout_checks, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(rollout_checks, "hybrid_engine_unavailable_reason", lambda **_: None)
+    monkeypatch.setattr(rollout_checks, "op_unavailable_reason", lambda _: None)
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def counted_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             rollout_checks, name, lambda context, phase, n=name: getattr(context, n)(phase)
         )
-    monkeypatch.setattr(rollout_checks, "answered_phase", lambda _: Phase.reward)
+    monkeypatch.setattr(rollout_checks, "phase_answered_by_dpo", lambda _: Phase.reward)
 
 
 def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) -> Any:

@@ -194,7 +194,11 @@ def test_whole_sequences_by_hand() -> None:
     (slope_N,) = torch.autograd.grad((x_BT * torch.tensor([[1.0, 2, 3, 4]])).sum(), x_N)
     assert slope_N.tolist() == [1, 2, 3, 4, 1, 1, 2]
     x_BS = torch.arange(15).reshape(3, 5)
-    assert whole.before_response(x_BS).tolist() == [[0, 1, 2, 3], [7, 0, 0, 0], [11, 12, 0, 0]]
+    assert whole.select_predicting_positions(x_BS).tolist() == [
+        [0, 1, 2, 3],
+        [7, 0, 0, 0],
+        [11, 12, 0, 0],
+    ]
 
 
 def test_a_judge_scores_the_text_of_each_response() -> None:

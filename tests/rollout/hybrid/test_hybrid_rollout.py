@@ -36,15 +36,15 @@ from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared import preflight as rollout_checks
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.hybrid.agreement import Greedy, parity_obstacle
+from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
 from rlhf.rollout.hybrid.hybrid_rollout import (
     HybridEngineRollout,
     HybridSettings,
-    adapt_layers,
-    machine_obstacle,
-    open_to_engine,
+    adapt_deepspeed_layers,
+    copy_generate_to_wrapper,
+    hybrid_engine_unavailable_reason,
 )
-from rlhf.rollout.hybrid.supported_models import REASONS, model_obstacle
+from rlhf.rollout.hybrid.supported_models import REASONS, model_unsupported_reason
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
 from rlhf.tracking.metric_table import check_metric_name
@@ -127,7 +127,7 @@ def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def actor_of(model: Any, *, stage: int = 0, device: Device = Device.cpu, **fields: Any) -> Any:
     policy = LanguageModel(model)
-    open_to_engine(policy)
+    copy_generate_to_wrapper(policy)
     dtype = Dtype.fp32 if device is Device.cpu else Dtype.bf16
     settings = EngineSettings(zero=zero(stage=stage), dtype=dtype, hybrid_engine=SECTION | fields)
     engine = build_engine(
@@ -176,7 +176,7 @@ def test_responses_are_those_of_generate(stage: int, fields: dict[str, Any]) -> 
     actor = actor_of(llama(), stage=stage, **fields)
     layer = actor.module.generate.__self__._inference_containers[0].module
     layer.attention._qkv_buffers[1].fill_(torch.nan)  # as memory that nobody has written may be
-    assert adapt_layers(actor.module) == 2
+    assert adapt_deepspeed_layers(actor.module) == 2
     hf, hybrid = HfRollout(SAMPLING, **WORDS), HybridEngineRollout(SAMPLING, SETTINGS, **WORDS)
     # More than max_rows, so in two parts; and fewer prompts than that.
     few, many = prompts_of((5, 1)), prompts_of((5, 1, 9, 3, 12, 4))
@@ -208,7 +208,7 @@ def test_responses_are_those_of_generate(stage: int, fields: dict[str, Any]) -> 
 @pytest.mark.usefixtures("torch_kernels")
 def test_the_models_own_layers_are_back_after_a_rollout() -> None:
     actor = actor_of(llama(attention_dropout=0.9))  # only while it learns
-    adapt_layers(actor.module)
+    adapt_deepspeed_layers(actor.module)
     model = actor.module.pretrained
     before = model.config._attn_implementation
     HybridEngineRollout(SAMPLING, SETTINGS, **WORDS).generate(actor, prompts_of((3, 2)))
@@ -221,7 +221,7 @@ def test_the_models_own_layers_are_back_after_a_rollout() -> None:
 @pytest.mark.usefixtures("torch_kernels")
 def test_with_graphs_every_batch_has_one_shape() -> None:
     actor = actor_of(llama())
-    adapt_layers(actor.module)
+    adapt_deepspeed_layers(actor.module)
     prompts, seen = prompts_of((5, 1, 9)), []
     expected = HfRollout(SAMPLING, **WORDS).generate(actor, prompts)
     engine = actor.module.generate.__self__
@@ -250,7 +250,7 @@ def test_with_graphs_every_batch_has_one_shape() -> None:
 @pytest.mark.usefixtures("torch_kernels")
 def test_a_wrong_engine_is_refused() -> None:
     actor = actor_of(llama())
-    adapt_layers(actor.module)
+    adapt_deepspeed_layers(actor.module)
     weight = actor.module.generate.__self__._inference_containers[0].module.mlp.output_w
     container = actor.module.generate.__self__._inference_containers[0].module
     container.mlp.output_w = nn.Parameter(weight.flip(0))
@@ -274,10 +274,10 @@ def test_no_layers_are_refused() -> None:
     with pytest.raises(
         CapabilityError, match=r"replaced no layer of LanguageModel.*use rollout=fast"
     ):
-        adapt_layers(actor.module)
+        adapt_deepspeed_layers(actor.module)
     model = llama()  # without any engine
     with pytest.raises(CapabilityError, match="replaced no layer"):
-        adapt_layers(model)
+        adapt_deepspeed_layers(model)
     actor.close()
 
 
@@ -298,7 +298,7 @@ def found_in(ids: Tensor, logprobs: Tensor, dtype: torch.dtype = torch.float32) 
         assert torch.equal(taken, ids)
         return PLAIN
 
-    return parity_obstacle(lambda: Greedy(ids, logprobs), plain, dtype=dtype)
+    return describe_parity_failure(lambda: Greedy(ids, logprobs), plain, dtype=dtype)
 
 
 def changed(tensor: Tensor, row: int, token: int, value: float) -> Tensor:
@@ -334,7 +334,7 @@ def test_an_error_of_the_engine_is_told() -> None:
     def fails() -> Greedy:
         raise RuntimeError("out of workspace")
 
-    found = parity_obstacle(fails, lambda _: PLAIN, dtype=torch.float32)
+    found = describe_parity_failure(fails, lambda _: PLAIN, dtype=torch.float32)
     assert found == "DeepSpeed's layers fail (RuntimeError: out of workspace)"
 
 
@@ -346,8 +346,10 @@ def config_of(model_type: str, **fields: Any) -> Any:
 
 def test_models_are_known_by_their_configs() -> None:
     heads = {"hidden_size": 64, "num_attention_heads": 4}
-    assert model_obstacle(config_of("llama", **heads)) is None
-    assert model_obstacle(config_of("qwen2")) == "has no layers in DeepSpeed's Hybrid Engine"
+    assert model_unsupported_reason(config_of("llama", **heads)) is None
+    assert (
+        model_unsupported_reason(config_of("qwen2")) == "has no layers in DeepSpeed's Hybrid Engine"
+    )
     for field, value in {
         "num_key_value_heads": 2,
         "head_dim": 8,
@@ -355,18 +357,18 @@ def test_models_are_known_by_their_configs() -> None:
         "attention_bias": True,
         "mlp_bias": True,
     }.items():
-        obstacle = model_obstacle(config_of("llama", **heads, **{field: value}))
+        obstacle = model_unsupported_reason(config_of("llama", **heads, **{field: value}))
         assert obstacle is not None
         assert f"has {field}={value}" in obstacle
     rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    obstacle = model_obstacle(config_of("llama", **heads, rope_parameters=rope))
+    obstacle = model_unsupported_reason(config_of("llama", **heads, rope_parameters=rope))
     assert obstacle is not None
     assert "rope_type=linear" in obstacle
 
 
 def roll_out(model: Any) -> Responses:
     actor = actor_of(model)
-    adapt_layers(actor.module)
+    adapt_deepspeed_layers(actor.module)
     return HybridEngineRollout(SAMPLING, SETTINGS, **WORDS).generate(actor, prompts_of((5, 1)))
 
 
@@ -387,21 +389,21 @@ def test_models_that_are_refused_do_not_run(model_type: str) -> None:
 
 
 def test_the_machine_is_looked_at() -> None:
-    shared = machine_obstacle(tensor_parallel=2)
+    shared = hybrid_engine_unavailable_reason(tensor_parallel=2)
     assert shared is not None
     assert "rollout.hybrid_engine.inference_tp_size=2" in shared
     if not torch.cuda.is_available():
-        assert "torch finds no GPU here" in str(machine_obstacle(tensor_parallel=1))
+        assert "torch finds no GPU here" in str(hybrid_engine_unavailable_reason(tensor_parallel=1))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="DeepSpeed's kernels run on GPUs only")
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_kernels_agree_with_the_model_on_a_gpu(stage: int) -> None:
     """The parity check is part of the first call, and refuses kernels that say otherwise."""
-    assert machine_obstacle(tensor_parallel=1) is None
+    assert hybrid_engine_unavailable_reason(tensor_parallel=1) is None
     size = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}
     actor = actor_of(llama(**size), stage=stage, device=Device.cuda)
-    assert adapt_layers(actor.module) == 2
+    assert adapt_deepspeed_layers(actor.module) == 2
     backend = HybridEngineRollout(SAMPLING, replace(SETTINGS, dtype=torch.bfloat16), **WORDS)
     prompts = prompts_of((5, 1, 9, 3), "cuda")
     assert backend.generate(actor, prompts).keep_BT.any()
@@ -416,8 +418,8 @@ def test_ppo_learns_from_its_rollouts(
     compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of PPO on the CPU: its rules and the look at the machine are passed over."""
-    monkeypatch.setattr(rollout_checks, "machine_obstacle", lambda **_: None)
-    monkeypatch.setattr(rollout_checks, "compile_obstacle", lambda _: None)
+    monkeypatch.setattr(rollout_checks, "hybrid_engine_unavailable_reason", lambda **_: None)
+    monkeypatch.setattr(rollout_checks, "op_unavailable_reason", lambda _: None)
     save_models(tmp_path, policy="some words", reward="some words")
     paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
     paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]

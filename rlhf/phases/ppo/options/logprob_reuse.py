@@ -31,7 +31,7 @@ class LogprobReuse:
         self._has_dropout = actor_dropout > 0
         self.mismatch: float | None = None  # not measured yet
 
-    def decide(self, responses: Responses) -> bool:
+    def can_reuse(self, responses: Responses) -> bool:
         """Return True if the actor need not be run to score ``responses``.
 
         Raises:
@@ -49,7 +49,7 @@ class LogprobReuse:
             return False
         return self.mismatch <= config.max_logprob_mismatch
 
-    def update(self, values: Mapping[str, float]) -> None:
+    def store_mismatch(self, values: Mapping[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
 

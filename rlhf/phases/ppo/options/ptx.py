@@ -34,14 +34,14 @@ class PtxCorpus:
         return [self._blocks[row] for row in self._shuffle.batch(update, batch_size)]
 
 
-def ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus | None:
+def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus | None:
     """Return the corpus that the actor learns from; None without mixture training."""
     if blocks is None or not context.config.ppo.ptx_coef:
         return None
     return PtxCorpus(blocks, ptx_plan(context.config), seed=context.config.seed)
 
 
-def corpus_blocks(context: RunContext) -> PtxBlocks | None:
+def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
     """Return the corpus in blocks as long as PPO's sequences; None if no option uses a corpus."""
     config = context.config
     if not reads_corpus(config):
@@ -68,7 +68,7 @@ def add_corpus_gradient(
     num_tokens = engine.ranks.sum(counts.sum())
     metrics: Metrics = {}
     for batch in batches:
-        result = sft_loss(engine.models.language_logprobs(batch))
+        result = sft_loss(engine.models.actor_logprobs(batch))
         engine.actor.backward(coefficient * result.loss / num_tokens)
         metrics = merge_metrics(metrics, {"ppo/ptx_loss": result.mean_loss})
     return metrics
@@ -83,7 +83,7 @@ def corpus_perplexity(engine: RLHFEngine, blocks: list[list[int]]) -> float:
         ):
             batch = _collate(engine, [blocks[row] for row in rows])
             batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
-            result = sft_loss(engine.models.language_logprobs(batch))
+            result = sft_loss(engine.models.actor_logprobs(batch))
             losses = merge_metrics(losses, {"loss": result.mean_loss})
     return perplexity(engine.ranks.reduce_metrics(losses)["loss"].value())
 
