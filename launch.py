@@ -8,10 +8,10 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from rlhf.base.drive_errors import refusal_of_drive
+from rlhf.base.drive_errors import as_drive_error
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
-from rlhf.config.hydra_errors import explain
+from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.job import begin, config_of, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, read_job, reading_command
 from rlhf.jobs.launcher_process import set_up_process
@@ -108,7 +108,7 @@ def launch() -> int:
     except RlhfError as error:
         return complain(error)
     except Exception as error:
-        if (explained := explain(error, sys.argv[1:]) or refusal_of_drive(error)) is None:
+        if (explained := explain_hydra_error(error, sys.argv[1:]) or as_drive_error(error)) is None:
             raise
         return complain(explained)
     return 0

@@ -18,18 +18,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_of
 from rlhf.checkpoint.model_folder import whole_folder
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import load_run
-from rlhf.config.one_rank import on_one_rank
+from rlhf.config.one_rank import config_for_one_rank
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.engine.devices import current_ranks, precision_of_weights
@@ -182,7 +182,9 @@ def _refuse_existing(folder: Path) -> None:
 def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     """Return the context of a finished run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
-    config = on_one_rank(config, device, precision_of_weights(config.hardware.dtype, device))
+    config = config_for_one_rank(
+        config, device, precision_of_weights(config.hardware.dtype, device)
+    )
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -232,14 +234,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead; no folder stays")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _export(options))
+    return run_to_exit_code(lambda: _export(options))
 
 
 def _export(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
-    options.run_dir = user_path(options.run_dir, key="RUN_DIR")
+    options.run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     if options.push is None:
-        folder = user_path(options.out or options.run_dir / "exported", key="--out").resolve()
+        folder = expand_user_path(
+            options.out or options.run_dir / "exported", key="--out"
+        ).resolve()
         _write(options, folder)
         console.say(f"wrote {folder}")
         return

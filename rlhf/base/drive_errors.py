@@ -23,7 +23,7 @@ class DriveError(RlhfError):
     """The error for a drive that does not let this process read or write a file."""
 
 
-def refusal_of_drive(error: BaseException, way_on: str = WAY_ON) -> DriveError | None:
+def as_drive_error(error: BaseException, way_on: str = WAY_ON) -> DriveError | None:
     """Return a DriveError with file, reason and ``way_on``; None if no drive raised ``error``."""
     number, file = system_error_number(error), getattr(error, "filename", None)
     is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
@@ -37,7 +37,7 @@ def refusal_of_drive(error: BaseException, way_on: str = WAY_ON) -> DriveError |
 
 
 @contextmanager
-def explaining_drive(way_on: str = WAY_ON) -> Iterator[None]:
+def convert_drive_errors(way_on: str = WAY_ON) -> Iterator[None]:
     """Convert errors of a drive in the block to a DriveError that ends in ``way_on``.
 
     Raises:
@@ -46,6 +46,6 @@ def explaining_drive(way_on: str = WAY_ON) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (refusal := refusal_of_drive(error, way_on)) is None:
+        if (refusal := as_drive_error(error, way_on)) is None:
             raise
         raise refusal from error

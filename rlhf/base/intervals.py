@@ -48,7 +48,7 @@ def mean_of(values: Sequence[float]) -> float:
         return math.nan
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def mean_with_interval(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with Student's 95 % interval.
 
     Raises:
@@ -65,7 +65,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def mean_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Return the mean of after - before over paired values, with its 95 % interval."""
-    return estimate([b - a for a, b in zip(before, after, strict=True)])
+    return mean_with_interval([b - a for a, b in zip(before, after, strict=True)])
 
 
 def wilson_interval(successes: float, total: float) -> tuple[float, float]:
@@ -97,11 +97,13 @@ def t_quantile(freedom: float) -> float:
     low, high = 0.0, 16.0  # the largest, for one degree of freedom, is 12.7
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _share_within(middle, freedom) < LEVEL else (low, middle)
+        low, high = (
+            (middle, high) if _probability_within(middle, freedom) < LEVEL else (low, middle)
+        )
     return (low + high) / 2
 
 
-def _share_within(t: float, freedom: float) -> float:
+def _probability_within(t: float, freedom: float) -> float:
     """Return the probability that a t-distributed number lies between -t and t.
 
     The substitution x = sqrt(freedom) tan(angle) makes the density a power of the cosine, which is

@@ -59,14 +59,14 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
     return text
 
 
-def printable(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Return ``text`` without control characters, which could command a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def for_terminal(text: str) -> str:
     """Return ``text`` without control characters, and without secrets (os.environ included)."""
-    return printable(redact(text, os.environ))
+    return strip_control_characters(redact(text, os.environ))
 
 
 def print_traceback(

@@ -82,7 +82,7 @@ class PreferenceBatch(NamedTuple):
     chosen: SequenceBatch
     rejected: SequenceBatch
 
-    def both(self) -> SequenceBatch:
+    def concatenate(self) -> SequenceBatch:
         """Return all chosen sequences, then all rejected sequences, for one pass over both."""
         return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
 

@@ -17,9 +17,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from rlhf.base.command import command_parser, exit_code
-from rlhf.base.safe_text import for_terminal, printable
-from rlhf.base.user_paths import user_path
+from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.safe_text import for_terminal, strip_control_characters
+from rlhf.base.user_paths import expand_user_path
 
 
 def converse(take: Callable[[str], bool], read: Callable[[], str]) -> None:
@@ -49,7 +49,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     from rlhf.chat.run_models import RunModels
 
     def write(text: str) -> None:
-        out.write(printable(text))
+        out.write(strip_control_characters(text))
         out.flush()
 
     def say(text: str) -> None:
@@ -61,7 +61,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.manual_seed(options.seed)
     else:
         torch.seed()
-    models = RunModels(user_path(options.run_dir, key="RUN_DIR"), options.model)
+    models = RunModels(expand_user_path(options.run_dir, key="RUN_DIR"), options.model)
     sampling = models.sampling
     given = sampling.temperature if options.temperature is None else options.temperature
     sampling = replace(sampling, temperature=temperature_of("--temperature", str(given)))
@@ -94,9 +94,9 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    answers, notices = sys.stdout, sys.stderr  # the streams before exit_code replaces them
+    answers, notices = sys.stdout, sys.stderr  # the streams before run_to_exit_code replaces them
     try:
-        return exit_code(lambda: chat(options, answers, notices))
+        return run_to_exit_code(lambda: chat(options, answers, notices))
     except BrokenPipeError:  # the reader of the answers has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

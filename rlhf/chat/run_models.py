@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.chat.talker import Reply, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Dtype
@@ -158,7 +158,7 @@ class RunModels:
     def _find_policy_folder(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
-            return _language_model(user_path(choice, key="--model"))
+            return _language_model(expand_user_path(choice, key="--model"))
         places = POLICIES if choice is None else NAMES[choice]
         for place in places:
             if (self.run_dir / place).is_dir():

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf.base.safe_text import redact
 from rlhf.checkpoint.results import finished_phases, phase_result
 from rlhf.config.choices import Source
-from rlhf.config.freeze import FROZEN, command_words, frozen_keys
+from rlhf.config.freeze import FROZEN, frozen_keys, read_command
 
 PLACES = ("run_dir", "resume")  # keys that do not describe the model
 TIMES = ("seconds", "planned", "measured")
@@ -34,7 +34,7 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
     if not (run_dir / FROZEN).is_file():
         return ""
     keys = frozen_keys(run_dir)
-    words = command_words(run_dir)
+    words = read_command(run_dir)
     command = shlex.join(["python", "launch.py", *words])
     sections = {
         "Command": f"```bash\n{command}\n```" if words else "",

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which replaces ``folder`` if the block succeeds."""
-    with replacing(folder) as building:
+    with replace_atomically(folder) as building:
         building.mkdir(parents=True)
         yield building
         apply_umask(building)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.base.atomic import is_transient, replacing, retrying
+from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.checkpoint.finished_phase import STATE
@@ -89,20 +89,22 @@ def write_checkpoint(
 
     folder = checkpoint_folder(phase_dir, step)
     try:
-        retrying(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
-        free = retrying(lambda: shutil.disk_usage(folder.parent)).free
+        retry_transient_errors(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
+        free = retry_transient_errors(lambda: shutil.disk_usage(folder.parent)).free
         if free < wanted_bytes:
             raise CheckpointError(
                 f"{folder}: a checkpoint needs {wanted_bytes / GIB:.3g} GiB, and "
                 f"{free / GIB:.3g} GiB are free. Earlier checkpoints are intact; make room and "
                 "resume the run, or set checkpoint.every_minutes=null"
             )
-        with replacing(folder) as building:
+        with replace_atomically(folder) as building:
             for engine, stream in streams.items():
                 (building / engine).mkdir(parents=True)
                 write_shards(building / engine, stream, SHARD_BYTES)
-            retrying(lambda: _write_state_and_manifest(building, {"step": step, **state}))
-        retrying(lambda: _flush_folder(folder.parent))
+            retry_transient_errors(
+                lambda: _write_state_and_manifest(building, {"step": step, **state})
+            )
+        retry_transient_errors(lambda: _flush_folder(folder.parent))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         if is_transient(error):

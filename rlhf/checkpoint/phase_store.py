@@ -25,13 +25,13 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import cache_folder, read_cpu
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.safe_text import for_terminal
 from rlhf.base.trust import is_trusted
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import (
     RESULT,
     STATE,
@@ -83,7 +83,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
 
 def _files_of(model: str | None) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    if not model or not (folder := user_path(model, key="model.path")).is_dir():
+    if not model or not (folder := expand_user_path(model, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
@@ -135,7 +135,7 @@ class PhaseStore:
             OSError: if the store cannot be written.
         """
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with replacing(self.folder / key) as building:
+        with replace_atomically(self.folder / key) as building:
             building.mkdir(mode=0o755)
             for name in ("metrics.jsonl", "samples.jsonl"):
                 copy_lines(run_dir, phase, building, name)
@@ -227,7 +227,7 @@ def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) ->
     """
     result = phase_result(source, phase)
     assert result is not None, f"{source} has not finished {phase}"
-    with replacing(target / phase) as building:
+    with replace_atomically(target / phase) as building:
         left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
         shutil.copytree(source / phase, building, copy_function=_link, ignore=left_out)
         reused = {"reused_from": reused_from} | result

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
-from rlhf.base.finite_numbers import finite, restore_nan
+from rlhf.base.finite_numbers import replace_non_finite, restore_nan
 from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
@@ -22,13 +22,13 @@ STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHER
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as building:
+    with replace_atomically(path) as building:
         building.write_text(as_json_text(content, indent=indent), encoding="utf-8")
 
 
 def as_json_text(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """Return the text that ``write_json`` writes."""
-    return json.dumps(finite(content), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(replace_non_finite(content), indent=indent, allow_nan=False) + "\n"
 
 
 def phase_result_path(run_dir: Path, phase: str) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rlhf.base.atomic import retrying
+from rlhf.base.atomic import retry_transient_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,7 +67,7 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
 
     def write() -> None:
         file = folder / f"{len(shards)}.part"
-        retrying(lambda: save_file(held, file, metadata={"format": "pt"}))
+        retry_transient_errors(lambda: save_file(held, file, metadata={"format": "pt"}))
         shards.append(list(held))
         held.clear()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
@@ -144,7 +144,7 @@ def _read(config: DataConfig) -> Iterator[str]:
 def _tables(config: DataConfig) -> Iterable[Table]:
     """Return the table of each file, or of the training split, at data.ptx_path."""
     path = str(config.ptx_path)
-    place = user_path(path, key="data.ptx_path")
+    place = expand_user_path(path, key="data.ptx_path")
     if place.exists() and not is_saved(place):
         return tables_at(place, {".txt": _read_text, **READERS}).values()
     fix = "use the path of a downloaded copy: there is no such file or folder here."

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import READERS, Reader
@@ -57,7 +57,7 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
         DataError: if the path, file type, split or sample does not exist or cannot be loaded.
         ConfigError: if ``dataset.path``, the value of ``key``, cannot be a path.
     """
-    place = _sample(dataset.path) or user_path(dataset.path, key=key)
+    place = _sample(dataset.path) or expand_user_path(dataset.path, key=key)
     if source is Source.hub:
         splits = _splits_on_disk(place, dataset) if place.exists() else _hub_splits(dataset)
         wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]

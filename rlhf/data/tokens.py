@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Phase, Template
@@ -230,7 +230,7 @@ def tokenise(
         if not folder.exists():
             encoder = Encoder(tokenizer, template)
             total: Counter[str] = Counter()
-            with replacing(folder) as building:
+            with replace_atomically(folder) as building:
                 for side, records in (("train", part.train), ("eval", part.eval)):
                     columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
                     total += left_out

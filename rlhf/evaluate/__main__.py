@@ -17,11 +17,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policies_of
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
     parser.add_argument("--lm-eval", nargs="+", default=[], metavar="TASK", help="of lm-eval")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _evaluate(options))
+    return run_to_exit_code(lambda: _evaluate(options))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -151,10 +151,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     for value in options.temperature:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be above 0")
-    run_dir = user_path(options.run_dir, key="RUN_DIR")
+    run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     found = evaluate(
         run_dir,
-        against=[user_path(each, key="--against") for each in options.against],
+        against=[expand_user_path(each, key="--against") for each in options.against],
         num_prompts=options.prompts,
         samples=options.samples,
         temperatures=options.temperature,

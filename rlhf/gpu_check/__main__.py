@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.gpu_check.check_page import (
     PAGE,
     Check,
@@ -112,10 +112,10 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         if not options.minutes > 0:
             raise ConfigError(f"--minutes {options.minutes}: must be above 0")
-        folder, seconds = user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
+        folder, seconds = expand_user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
         codes.append(check(folder, parts, seconds=seconds, size=options.size, command=command))
 
-    return exit_code(work) or codes[0]
+    return run_to_exit_code(work) or codes[0]
 
 
 if __name__ == "__main__":

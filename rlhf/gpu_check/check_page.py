@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.checkpoint.results import write_json
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
 
@@ -63,7 +63,7 @@ class Check:
 def write_results(folder: Path, check: Check) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
     write_json(folder / JSON, check_as_json(check))
-    with replacing(folder / PAGE) as building:
+    with replace_atomically(folder / PAGE) as building:
         building.write_text(as_page(check), encoding="utf-8")
 
 

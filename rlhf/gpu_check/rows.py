@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import RlhfError
-from rlhf.base.finite_numbers import finite
+from rlhf.base.finite_numbers import replace_non_finite
 
 
 class Size(StrEnum):
@@ -80,7 +80,7 @@ def write_rows(path: Path, tasks: Iterable[Task]) -> None:
     for task in tasks:
         row = measure_row(task)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(asdict(row))) + "\n")
+            file.write(json.dumps(replace_non_finite(asdict(row))) + "\n")
 
 
 def measure_row(task: Task) -> CheckRow:

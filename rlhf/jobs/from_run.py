@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effects
-from rlhf.config.freeze import COMMAND, load_frozen
+from rlhf.config.freeze import COMMAND, load_frozen_config
 from rlhf.config.schema.keys import AtResume
 
 
@@ -29,7 +29,7 @@ def take_over(
         ConfigError: if the run has finished no phase that can be used, or ``overrides`` change a
             key that the run determines.
     """
-    frozen = load_frozen(source)
+    frozen = load_frozen_config(source)
     inherited = {key: effect for key, effect in effects().items() if effect.is_inherited}
     fixed = [key for key in inherited if inherited[key].at_resume is not AtResume.rounding]
     for override in OverridesParser.create().parse_overrides(list(overrides)):

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
+    apply_resume_overrides,
     batch_division_changes,
-    freeze,
-    keep_command,
-    load_frozen,
+    load_frozen_config,
     to_run_config,
-    with_free_keys,
+    write_command,
+    write_frozen_config,
 )
 from rlhf.config.rules.secrets import refuse_secret_values
-from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.config.run_dir import claim, make_run_dir, only_process
+from rlhf.config.rules.unread_keys import refuse_unread_keys
+from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.from_run import take_over
 from rlhf.jobs.launch_command import Job
@@ -55,11 +55,11 @@ def _new_config(job: Job) -> RunConfig:
     """Return the configuration of a new run; raise ConfigError for overrides without an effect."""
     cfg = job.cfg
     if cfg.get("from_run") is not None:
-        source = user_path(str(cfg.from_run), key="from_run").resolve()
+        source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
         take_over(cfg, source, finished_phases(source), job.overrides)
     config = to_run_config(on_machine(cfg, this_machine))
     refuse_secret_values(config, os.environ)
-    refuse_unread(config, job.overrides)
+    refuse_unread_keys(config, job.overrides)
     if config.reuse.phases is not Reuse.sweep:
         return config
     phases = Reuse.never if job.folder is None else Reuse.always
@@ -69,9 +69,9 @@ def _new_config(job: Job) -> RunConfig:
 def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     """Read the run to resume; overrides may change how it is started, not what it computes."""
     # Resolve the link runs/latest now: it may point to another run before this run ends.
-    run_dir = user_path(str(job.resume), key="resume").resolve()
-    frozen = load_frozen(run_dir)
-    config = with_free_keys(frozen, job.cfg, job.overrides)
+    run_dir = expand_user_path(str(job.resume), key="resume").resolve()
+    frozen = load_frozen_config(run_dir)
+    config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
         check_started(config)
@@ -91,8 +91,8 @@ def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConf
     if changes := batch_division_changes(stopped.frozen, config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
-    with only_process(stopped.run_dir):  # the configuration of a run in progress must not change
-        freeze(config, stopped.run_dir)
+    with lock_run_dir(stopped.run_dir):  # the configuration of a run in progress must not change
+        write_frozen_config(config, stopped.run_dir)
     return config, stopped.run_dir
 
 
@@ -112,8 +112,8 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     check_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
-    freeze(config, run_dir)
-    keep_command(job.overrides, run_dir)
+    write_frozen_config(config, run_dir)
+    write_command(job.overrides, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
@@ -139,7 +139,10 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
     plan = decide(config, read_loads(config), finished=reused_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
-        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, plan_as_json(plan))
+        write_json(
+            create_run_folder(expand_user_path(config.run_dir, key="run_dir")) / PLAN,
+            plan_as_json(plan),
+        )
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if job.folder is not None:
         words = [word for word in job.overrides if word != "plan=only"]

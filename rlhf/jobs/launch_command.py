@@ -13,8 +13,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import PlanMode
-from rlhf.config.hydra_errors import parse_override, refuse_flags
-from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.hydra_errors import refuse_unknown_flags, to_hydra_override
+from rlhf.config.rules.secrets import refuse_secrets_in_command
 from rlhf.jobs.completion import complete_value
 from rlhf.jobs.search_command import Search, search_of
 from rlhf.jobs.sweep_command import (
@@ -50,9 +50,9 @@ def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> 
     Raises:
         ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
     """
-    typed = [parse_override(word) for word in words if not word.startswith(LOCAL_RANK)]
-    refuse_secrets(typed, os.environ)
-    refuse_flags(typed)
+    typed = [to_hydra_override(word) for word in words if not word.startswith(LOCAL_RANK)]
+    refuse_secrets_in_command(typed, os.environ)
+    refuse_unknown_flags(typed)
     complete_value(typed, os.environ, definitions)
     if (search := search_of(typed, definitions)) is not None:
         yield Command(typed, search.folder, search)

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from rlhf.base.cpu import cores, multiplies_bf16
-from rlhf.config.cpu_rates import CpuRates, keep_rates
+from rlhf.base.cpu import multiplies_bf16, num_usable_cores
+from rlhf.config.cpu_rates import CpuRates, store_rates
 
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
@@ -22,7 +22,7 @@ IDLE = 0.9
 def measure_cpu() -> CpuRates:
     """Measure the rates of all cores together, and store them for the plans of this machine."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(num_usable_cores())
     wall, cpu = time.perf_counter(), time.process_time()
     rates = CpuRates(
         bf16_tflops=_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
@@ -33,7 +33,7 @@ def measure_cpu() -> CpuRates:
     torch.set_num_threads(threads)
     own_share = (time.process_time() - cpu) / (time.perf_counter() - wall)
     rates = replace(rates, was_busy=own_share < IDLE)
-    keep_rates(rates)
+    store_rates(rates)
     return rates
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import DataError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
 from rlhf.config.schema.data import DataConfig
@@ -97,7 +97,7 @@ def _is_small(data: DataConfig) -> bool:
     """Return True if all data files are on this machine and have at most ``LARGEST`` bytes."""
     paths = data.path if isinstance(data.path, list) else [data.path]
     paths += [dataset.path for dataset in data.sets.values()]
-    files = [user_path(str(path), key="data.path") for path in paths if path is not None]
+    files = [expand_user_path(str(path), key="data.path") for path in paths if path is not None]
     is_sample = [str(path).startswith(SAMPLE) for path in files]
     sizes = [path.stat().st_size for path in files if path.is_file()]
     return len(sizes) + sum(is_sample) == len(files) and sum(sizes) <= LARGEST
@@ -131,7 +131,7 @@ def _load_or_train_tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> T
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     if place is None:
         return byte_level_bpe(_sample_texts(parts), vocab_size=model.vocab_size)
-    file = user_path(place, key="model.tokenizer") / "tokenizer.json"
+    file = expand_user_path(place, key="model.tokenizer") / "tokenizer.json"
     return Tokenizer.from_file(str(file)) if file.is_file() else None
 
 

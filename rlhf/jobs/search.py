@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.stored_files import METRICS, read_lines
@@ -196,7 +196,7 @@ class Searcher:
             }
             for trial in self._study.best_trials
         ]
-        with replacing(self._search.folder / "optimization_results.yaml") as building:
+        with replace_atomically(self._search.folder / "optimization_results.yaml") as building:
             building.write_text(yaml.safe_dump({"name": "optuna", "solutions": best}))
 
 

@@ -20,10 +20,10 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from rlhf.base.cpu import cores
+from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.rules.secrets import refuse_secrets_in_command
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.typed import format_value
 
@@ -149,7 +149,9 @@ def read_definition(name: str, definitions: Path) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ConfigError(f"{path}: must map keys to a value, or to a list of values to try")
     definition = {str(key): value for key, value in read.items()}
-    refuse_secrets((f"{key}={as_word(each)}" for key, each in definition.items()), os.environ)
+    refuse_secrets_in_command(
+        (f"{key}={as_word(each)}" for key, each in definition.items()), os.environ
+    )
     return definition
 
 
@@ -171,5 +173,7 @@ def jobs_at_a_time() -> int | None:
     launcher = hydra_config.runtime.choices["hydra/launcher"]
     if launcher == "joblib":
         jobs = int(hydra_config.launcher.n_jobs)
-        return jobs if jobs > 0 else max(cores() + 1 + jobs, 1)  # -1, the default: every core
+        return (
+            jobs if jobs > 0 else max(num_usable_cores() + 1 + jobs, 1)
+        )  # -1, the default: every core
     return 1 if launcher == "basic" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rlhf.config.batches import num_readers
+from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.choices import Backend, Phase
 from rlhf.planning import time_model
 from rlhf.planning.phase_memory import PhaseMemory
@@ -46,7 +46,9 @@ def around_training(scene: PhaseMemory, micro: int) -> dict[str, float]:
     config, phase = scene.config, scene.phase
     settings = getattr(config, phase.value)
     pair = 1 if phase is Phase.sft else 2
-    evaluated = pair * min(scene.load.held_out, settings.eval_examples) / num_readers(config)
+    evaluated = (
+        pair * min(scene.load.held_out, settings.eval_examples) / num_data_parallel_ranks(config)
+    )
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import num_ranks
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.schema.launcher import LauncherConfig
@@ -89,7 +89,7 @@ def launch_commands(
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
             first = launcher.master_addr  # if null, DeepSpeed gets it from the first node
             options = [
-                f"--hostfile={user_path(launcher.hostfile or '', key='launcher.hostfile')}",
+                f"--hostfile={expand_user_path(launcher.hostfile or '', key='launcher.hostfile')}",
                 *([] if first is None else [f"--master_addr={first}"]),
                 f"--master_port={launcher.master_port}",
                 "--no_local_rank",

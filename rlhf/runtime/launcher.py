@@ -21,7 +21,7 @@ import torch
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
 from rlhf.checkpoint.results import objective_of
-from rlhf.config.freeze import freeze
+from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime import worker
@@ -73,7 +73,7 @@ def start_ranks(
             raise
         said = str(error).partition(". ")[0]
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
-    freeze(less, run_dir)
+    write_frozen_config(less, run_dir)
     if way is LaunchMode.node:  # its ranks are new processes
         return start_ranks(less, run_dir, script, around)
     return _continue_in_new_process(run_dir, script)

@@ -14,7 +14,7 @@ import torch
 from filelock import Timeout
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.finite_numbers import finite
+from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import (
@@ -67,7 +67,7 @@ def run_phase(
             finish_phase(run_dir, phase, result)
             if not config.checkpoint.keep_finished:
                 shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
-            if key is not None and finite(result) == result:
+            if key is not None and replace_non_finite(result) == result:
                 store_phase(context, store, key, phase)
         ranks.barrier()
 

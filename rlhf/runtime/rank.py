@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import USER_ERROR, RlhfError
-from rlhf.base.lasting_output import outlast_output
+from rlhf.base.lasting_output import survive_output_errors
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
@@ -115,7 +115,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
 
 def main() -> None:
     """Run a spawned rank: FAILURE_FILE [RUN_DIR]; RUN_DIR is given if this node froze the run."""
-    outlast_output()
+    survive_output_errors()
     failure_file, *run_dir = map(Path, sys.argv[1:])
     # Ctrl-C ends a rank at once, whatever it waits for: while it unwound, other ranks would notice
     # and report a lost rank. Files on disk are complete at any moment.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from rlhf.base.cpu import cores
+from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
@@ -228,4 +228,4 @@ def _store_address() -> str:
 
 def cores_of_rank(hardware: HardwareConfig) -> int:
     """Return the number of CPU cores that one rank may use."""
-    return max(1, cores() // hardware.ranks_per_node)
+    return max(1, num_usable_cores() // hardware.ranks_per_node)

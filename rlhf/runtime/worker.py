@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
-from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import STATE
@@ -27,9 +27,9 @@ from rlhf.checkpoint.phase_state import (
 )
 from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
-from rlhf.config.freeze import command_words, load_run
+from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import reward_columns, reward_model_base
-from rlhf.config.run_dir import only_process, refuse_links
+from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import are_turns, plain_template
 from rlhf.data.reading import describe_data, load_datasets
@@ -104,8 +104,8 @@ def run_worker(
 
     command = f"python launch.py resume={run_dir}"
     with (
-        explaining_drive(f"make room, or the folder writable; {command} continues the run"),
-        only_process(run_dir, console.say) if ranks.is_main else nullcontext(),
+        convert_drive_errors(f"make room, or the folder writable; {command} continues the run"),
+        lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
         result = run_phases(config, run_dir, ranks, console, watch_steps)
     ranks.barrier()
@@ -172,7 +172,7 @@ def build_context(
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
         check_terms(config)
-    command_words(run_dir)  # model cards show it: a damaged file is refused before training
+    read_command(run_dir)  # model cards show it: a damaged file is refused before training
     if ranks.is_main:
         read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)

@@ -19,7 +19,7 @@ import rlhf.export
 import rlhf.report.__main__
 from rlhf.base.cpu import cache_folder
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import read_user_text, user_path
+from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.rules.launcher import check_hostfile
@@ -41,9 +41,11 @@ LONG = "x" * 300
 
 def test_the_home_folder_is_put_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_path("~/a", key="data.path") == tmp_path / "a"
-    assert user_path("org/name", key="model.path") == Path("org/name")
-    assert user_path(tmp_path / "file" / "below", key="run_dir") == tmp_path / "file" / "below"
+    assert expand_user_path("~/a", key="data.path") == tmp_path / "a"
+    assert expand_user_path("org/name", key="model.path") == Path("org/name")
+    assert (
+        expand_user_path(tmp_path / "file" / "below", key="run_dir") == tmp_path / "file" / "below"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_what_cannot_be_a_path_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     with pytest.raises(ConfigError, match="^" + re.escape(f"run_dir={name}: {reason}")):
-        user_path(name, key="run_dir")
+        expand_user_path(name, key="run_dir")
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:

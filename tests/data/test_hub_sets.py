@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import freeze, load_frozen, to_run_config
+from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
@@ -324,8 +324,8 @@ def test_columns_survive_the_frozen_configuration(
     case: Case, compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose([f"data={case.option}"]))
-    freeze(config, tmp_path)
-    assert load_frozen(tmp_path).data == config.data
+    write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path).data == config.data
 
 
 # ------------------------------------------------------------------------------------------ blends

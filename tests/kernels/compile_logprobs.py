@@ -21,7 +21,9 @@ def main() -> None:
             kernel = compiled(name, dtype)
             ptx = str(kernel.asm["ptx"])
             assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrower than 16 bytes"
-            assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, f"{name}: so are its writes"
+            assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, (
+                f"{name}: so are its writes"
+            )
             exps, own = ptx.count("ex2.approx"), BLOCK // (32 * WARPS)
             assert exps <= own + 1, f"{name}: {exps} exponentials for {own} logits of a thread"
             products = re.findall(r"arith\.muli .*: (\S+)", str(kernel.asm["ttir"]))

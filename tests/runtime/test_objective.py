@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.base.finite_numbers import finite, restore_nan_of_run
+from rlhf.base.finite_numbers import replace_non_finite, restore_nan_of_run
 from rlhf.checkpoint.results import objective_of, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
@@ -46,7 +46,7 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     text = (tmp_path / "x.json").read_text()
     found = json.loads(text, parse_constant=pytest.fail)
     assert found == {"a": [None, [None, 1.0]], "b": {"c": None}}
-    assert finite({"a": (1, 2.0)}) == {"a": (1, 2.0)}, "equal if all numbers are finite"
+    assert replace_non_finite({"a": (1, 2.0)}) == {"a": (1, 2.0)}, "equal if all numbers are finite"
 
 
 def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:

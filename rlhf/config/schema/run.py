@@ -38,7 +38,7 @@ from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 
-def phase_of_best(config: RunConfig) -> frozenset[Phase]:
+def phases_that_measure_best(config: RunConfig) -> frozenset[Phase]:
     """Return the set of the phase that measures checkpoint.best; empty if that is null."""
     name = (config.checkpoint.best or "").partition("/")[0]
     return frozenset(phase for phase in Phase if phase == name)
@@ -74,11 +74,11 @@ class CheckpointConfig:
     """Latest checkpoints that are kept; the best one is kept beside them."""
     keep_finished: bool
     """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
-    best: str | None = key(affects=phase_of_best)
+    best: str | None = key(affects=phases_that_measure_best)
     """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
-    load_best: bool = key(affects=phase_of_best)
+    load_best: bool = key(affects=phases_that_measure_best)
     """End the phase of the metric with its best checkpoint instead of the last step."""
-    patience: int | None = key(ABOVE_0, affects=phase_of_best)
+    patience: int | None = key(ABOVE_0, affects=phases_that_measure_best)
     """End the phase after this many evaluations in a row without a new best; null: never."""
     most_skipped: int | None = key(ABOVE_0)
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""

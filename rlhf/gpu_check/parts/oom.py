@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf.config.freeze import load_frozen
+from rlhf.config.freeze import load_frozen_config
 from rlhf.gpu_check.hooks import LESS_MEMORY
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judge
 from rlhf.gpu_check.runs import USER_ERROR, start_run
@@ -39,7 +39,7 @@ def _words(setting: CheckSetting, choice: str) -> list[str]:
 def _check_retry(setting: CheckSetting) -> Finding:
     ended = start_run(setting.folder / "retried", *_words(setting, "reduce_micro_batch"))
     _ = ended.result  # a run that failed raises here
-    before, after = BATCH[setting.size], load_frozen(ended.run_dir).sft.micro_batch_size
+    before, after = BATCH[setting.size], load_frozen_config(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
     return Finding(
         figure=f"retried {times} times; micro-batch {before} became {after}",

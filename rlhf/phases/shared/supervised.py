@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.types import Batch, Engine, Model, PreferenceBatch, Ranks
-from rlhf.config.batches import num_readers
+from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.data.batching import deal, eval_batches, rows_of_this_rank
 from rlhf.data.collate import collate_pairs
@@ -68,7 +68,9 @@ def readers(context: RunContext) -> Ranks:
     Ranks that share their sequences (zero.sequence_parallel_size) have the same data-parallel rank.
     """
     size = context.config.zero.sequence_parallel_size
-    return replace(context.ranks, rank=context.ranks.rank // size, size=num_readers(context.config))
+    return replace(
+        context.ranks, rank=context.ranks.rank // size, size=num_data_parallel_ranks(context.config)
+    )
 
 
 def share_of_rank(
