@@ -12,8 +12,8 @@ from rlhf.base.drive_errors import as_drive_error
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
-from rlhf.jobs.job import begin, config_of, show_commands, show_plan
-from rlhf.jobs.launch_command import Command, Job, read_job, reading_command
+from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
+from rlhf.jobs.launch_command import Command, Job, parse_command, read_job
 from rlhf.jobs.launcher_process import set_up_process
 from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
@@ -43,7 +43,7 @@ def run(job: Job) -> float | None:
     script, run_dir = script_name(Path(__file__)), None
     if job.at_a_time is not None:
         end_with_launcher()
-    config, stopped = config_of(job)
+    config, stopped = config_of_job(job)
     if job.is_dry_run:
         show_commands(config, job, script)
         return None
@@ -53,7 +53,7 @@ def run(job: Job) -> float | None:
     elif job.is_plan:
         return show_plan(config, job)
     else:
-        config, run_dir = begin(config, job, stopped)
+        config, run_dir = begin_run(config, job, stopped)
     try:
         if run_dir is not None and job.at_a_time is not None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)
@@ -94,7 +94,7 @@ def launch() -> int:
     try:
         set_up_process()
         leads = env_rank() in {None, 0}
-        with reading_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
+        with parse_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
             sys.argv[1:] = command.words
             if leads or command.search is not None:
                 start(command)

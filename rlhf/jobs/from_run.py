@@ -15,7 +15,7 @@ from rlhf.config.freeze import COMMAND, load_frozen_config
 from rlhf.config.schema.keys import AtResume
 
 
-def take_over(
+def copy_keys_of_source_run(
     cfg: DictConfig, source: Path, finished: Container[Phase], overrides: Sequence[str]
 ) -> None:
     """Copy to ``cfg`` the keys that the run in ``source`` determines; add the phases to reuse.

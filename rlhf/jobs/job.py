@@ -27,10 +27,10 @@ from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import take_over
+from rlhf.jobs.from_run import copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
-from rlhf.jobs.this_machine import is_auto, on_machine, this_machine
+from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
@@ -46,7 +46,7 @@ class Stopped(NamedTuple):
     """The configuration with which the run was last started."""
 
 
-def config_of(job: Job) -> tuple[RunConfig, Stopped | None]:
+def config_of_job(job: Job) -> tuple[RunConfig, Stopped | None]:
     """Return the checked configuration of the job's run, and the run to resume, or None."""
     return (_new_config(job), None) if job.resume is None else _read_stopped_config(job)
 
@@ -56,8 +56,8 @@ def _new_config(job: Job) -> RunConfig:
     cfg = job.cfg
     if cfg.get("from_run") is not None:
         source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
-        take_over(cfg, source, finished_phases(source), job.overrides)
-    config = to_run_config(on_machine(cfg, this_machine))
+        copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
+    config = to_run_config(apply_auto_hardware(cfg, this_machine))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
     if config.reuse.phases is not Reuse.sweep:
@@ -84,7 +84,7 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     return config, Stopped(run_dir, frozen)
 
 
-def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
+def begin_run(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
     """Write the configuration of a new or resumed run; return it and the run directory."""
     if stopped is None:
         return _begin_new_run(config, job)
@@ -117,7 +117,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
-    if is_auto():
+    if is_hardware_auto():
         console.say(this_machine().line)
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
@@ -149,7 +149,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         console.say(f"{' '.join(words)}: {plan_summary(plan)}")
     else:
         console.show(*tables(plan))
-        if is_auto():
+        if is_hardware_auto():
             console.say(this_machine().line)
     return plan.hours
 

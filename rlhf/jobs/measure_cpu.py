@@ -25,10 +25,10 @@ def measure_cpu() -> CpuRates:
     torch.set_num_threads(num_usable_cores())
     wall, cpu = time.perf_counter(), time.process_time()
     rates = CpuRates(
-        bf16_tflops=_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
-        fp32_tflops=_matmul_tflops(torch.float32),
-        bandwidth_gb=_read_gb_per_second(),
-        call_microseconds=_call_microseconds(),
+        bf16_tflops=_measure_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
+        fp32_tflops=_measure_matmul_tflops(torch.float32),
+        bandwidth_gb=_measure_read_bandwidth(),
+        call_microseconds=_measure_call_overhead(),
     )
     torch.set_num_threads(threads)
     own_share = (time.process_time() - cpu) / (time.perf_counter() - wall)
@@ -37,19 +37,19 @@ def measure_cpu() -> CpuRates:
     return rates
 
 
-def _matmul_tflops(dtype: torch.dtype) -> float:
+def _measure_matmul_tflops(dtype: torch.dtype) -> float:
     """Return the TFLOP/s of large matrix products."""
     a = torch.ones(SIZE, SIZE, dtype=dtype)
     return 2 * SIZE**3 / _fastest_seconds(lambda: a @ a) / 1e12
 
 
-def _read_gb_per_second() -> float:
+def _measure_read_bandwidth() -> float:
     """Return the GB/s of reading a large buffer from memory."""
     buffer = torch.ones(BUFFER)
     return buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9
 
 
-def _call_microseconds() -> float:
+def _measure_call_overhead() -> float:
     """Return the microseconds per torch operation on 8 numbers, that is, the call overhead."""
     x = torch.ones(8, requires_grad=True)
 

@@ -21,7 +21,7 @@ from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
-from rlhf.data.splits import PhaseData, blend, divide
+from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
 from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
 from rlhf.models.tokenizers import byte_level_bpe
@@ -51,12 +51,14 @@ def read_loads(config: RunConfig) -> Loads | None:
         data = replace(data, size=made)
     try:
         sets = load_datasets(data, seed=config.seed)
-        divided = divide(sets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+        divided = divide_over_phases(
+            sets, split=data.split, eval_share=data.eval_share, seed=config.seed
+        )
     except DataError:
         if config.plan is PlanMode.only:
             return None  # the data may be on another machine, for which this plan is made
         raise
-    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     encoder = Encoder(_Lengths(_load_or_train_tokenizer(config, parts.values())))
     records = total_examples(config.data) or 0
     return {
@@ -89,7 +91,7 @@ def _load_of_phase(
 def _answer_tokens(part: PhaseData, encoder: Encoder, most: int) -> float | None:
     """Return the mean length in tokens of SFT's answers, each truncated to ``most``; None: none."""
     texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
-    lengths = [min(most, len(ids)) for ids in encoder.endings(texts)]
+    lengths = [min(most, len(ids)) for ids in encoder.texts_with_end(texts)]
     return sum(lengths) / len(lengths) if lengths else None
 
 

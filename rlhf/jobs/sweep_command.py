@@ -54,12 +54,12 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
     place = words.index(f"sweep={names[0]}")
     own = [word for word in words if not word.startswith("sweep=")]
     given = {word.lstrip("+~").partition("=")[0] for word in own}
-    defined = [item for name in names for item in read_definition(name, definitions).items()]
-    new = [f"{key}={as_word(value)}" for key, value in defined if key not in given]
+    defined = [item for name in names for item in read_sweep_definition(name, definitions).items()]
+    new = [f"{key}={format_sweep_value(value)}" for key, value in defined if key not in given]
     return [*own[:place], *new, *own[place:]]
 
 
-def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
+def add_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
 
     ``asked`` is the command as typed. If a key is given twice, its last value is used, as in a
@@ -86,7 +86,7 @@ def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     values = dict(word.split("=", 1) for word in asked if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
-    return _extend_words(
+    return _insert_overrides(
         words,
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
@@ -110,31 +110,31 @@ def refuse_parent_folders(overrides: Sequence[Override]) -> None:
                     )
 
 
-def folder_of(words: Sequence[str]) -> Path | None:
+def sweep_folder_of(words: Sequence[str]) -> Path | None:
     """Return the sweep's folder, or None if the words do not set ``hydra.sweep.dir`` in SWEEPS."""
     folders = (Path(word.removeprefix("hydra.sweep.dir=")) for word in words)
     return next((folder for folder in folders if folder.parent == SWEEPS), None)
 
 
 @contextmanager
-def with_temporary_plan_folder(words: list[str]) -> Iterator[list[str]]:
+def use_temporary_plan_folder(words: list[str]) -> Iterator[list[str]]:
     """Yield ``words``; for a sweep with plan=only, let Hydra write to a temporary folder."""
     is_set_up = any(word.startswith("hydra") for word in words)
     if not is_sweep(words) or is_set_up or "plan=only" not in words:
         yield words
         return
     with TemporaryDirectory(prefix="rlhf-") as folder:
-        yield _extend_words(words, f"hydra.sweep.dir={folder}")
+        yield _insert_overrides(words, f"hydra.sweep.dir={folder}")
 
 
-def _extend_words(words: Sequence[str], *new: str) -> list[str]:
+def _insert_overrides(words: Sequence[str], *new: str) -> list[str]:
     """Insert overrides after the last override, because flags must not separate overrides."""
     places = [n for n, word in enumerate(words, 1) if "=" in word and not word.startswith("-")]
     end = places[-1] if places else len(words)
     return [*words[:end], *new, *words[end:]]
 
 
-def read_definition(name: str, definitions: Path) -> dict[str, Any]:
+def read_sweep_definition(name: str, definitions: Path) -> dict[str, Any]:
     """Return the keys and values of ``name``.yaml in the folder ``definitions``.
 
     Raises:
@@ -150,15 +150,15 @@ def read_definition(name: str, definitions: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: must map keys to a value, or to a list of values to try")
     definition = {str(key): value for key, value in read.items()}
     refuse_secrets_in_command(
-        (f"{key}={as_word(each)}" for key, each in definition.items()), os.environ
+        (f"{key}={format_sweep_value(each)}" for key, each in definition.items()), os.environ
     )
     return definition
 
 
-def as_word(value: object) -> str:
+def format_sweep_value(value: object) -> str:
     """Return a value as command-line text; a list becomes values to try, separated by commas."""
     if isinstance(value, list):
-        return ",".join(map(as_word, value))
+        return ",".join(map(format_sweep_value, value))
     return format_value(value)
 
 

@@ -31,9 +31,9 @@ from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import reward_columns, reward_model_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import are_turns, plain_template
+from rlhf.data.chat import all_ask_for_assistant, plain_template
 from rlhf.data.reading import describe_data, load_datasets
-from rlhf.data.splits import PhaseData, blend, check_usable, divide
+from rlhf.data.splits import PhaseData, blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
 from rlhf.engine.devices import current_ranks, resolve_dtype
@@ -226,15 +226,17 @@ def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseDat
     datasets = load_datasets(data, seed=config.seed, keep=reward_columns(config))
     for dataset in datasets:
         console.say(describe_data(dataset))
-    divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
-    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    divided = divide_over_phases(
+        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
+    )
+    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     for phase, part in parts.items():
         if part.removed:
             console.say(
                 f"{phase}: {part.removed} examples removed because their prompt is held out, or "
                 "assigned to a phase that does not use their data set"
             )
-    check_usable(parts, config.phase.order)
+    check_usable_examples(parts, config.phase.order)
     return parts
 
 
@@ -263,8 +265,10 @@ def run_tokenizer(
                 tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
             if config.data.template is Template.plain and config.from_run is None:
                 prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
-                opening = tokenizer.decode(Encoder(tokenizer).opening())
-                tokenizer.chat_template = plain_template(opening) if are_turns(prompts) else None
+                opening = tokenizer.decode(Encoder(tokenizer).opening_ids())
+                tokenizer.chat_template = (
+                    plain_template(opening) if all_ask_for_assistant(prompts) else None
+                )
             with whole_folder(folder) as building:
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)

@@ -26,9 +26,9 @@ from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.job import config_of
+from rlhf.jobs.job import config_of_job
 from rlhf.jobs.launch_command import Job
-from rlhf.jobs.sweep_command import read_definition
+from rlhf.jobs.sweep_command import read_sweep_definition
 from rlhf.models.build import ModelSource
 from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import tokenizer_for
@@ -96,8 +96,8 @@ def test_every_key_refuses_it(
         "run_dir": lambda: make_run_dir(
             replace(config, run_dir=path), job_dir=None, now=datetime(2026, 1, 1)
         ),
-        "resume": lambda: config_of(Job(by_name, [], resume=path)),
-        "from_run": lambda: config_of(Job(by_name, [])),
+        "resume": lambda: config_of_job(Job(by_name, [], resume=path)),
+        "from_run": lambda: config_of_job(Job(by_name, [])),
         "RLHF_CACHE": cache_folder,
         "data.path": lambda: total_examples(replace(config.data, size=0, path=path)),
         "launcher.hostfile": lambda: check_hostfile(hosts),
@@ -138,13 +138,13 @@ def test_every_command_refuses_it(path: str, capsys: pytest.CaptureFixture[str])
 
 def test_names_of_sweeps_and_models_are_no_paths(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^sweep=x+: cannot be read \(File name too long"):
-        read_definition(LONG, tmp_path)
+        read_sweep_definition(LONG, tmp_path)
     (tmp_path / "deep.yaml").write_text("[" * 5000)
     with pytest.raises(ConfigError, match=r"^sweep=deep: cannot be read"):
-        read_definition("deep", tmp_path)
+        read_sweep_definition("deep", tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
     with pytest.raises(ConfigError, match=r"^sweep=latin: cannot be read"):
-        read_definition("latin", tmp_path)
+        read_sweep_definition("latin", tmp_path)
 
 
 def test_files_of_keys_are_regular_files(config: RunConfig, tmp_path: Path) -> None:

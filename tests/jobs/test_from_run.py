@@ -13,7 +13,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import take_over
+from rlhf.jobs.from_run import copy_keys_of_source_run
 
 Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
@@ -31,7 +31,7 @@ def source(compose: Compose, tmp_path: Path) -> Path:
 
 def taken(compose: Compose, source: Path, *words: str) -> RunConfig:
     cfg = compose(list(words))
-    take_over(cfg, source, [Phase.sft, Phase.reward], words)
+    copy_keys_of_source_run(cfg, source, [Phase.sft, Phase.reward], words)
     return to_run_config(cfg)
 
 

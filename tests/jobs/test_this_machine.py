@@ -14,7 +14,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
-from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, on_machine, this_machine
+from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, apply_auto_hardware, this_machine
 from tests.planning.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
 from tests.pretend_cuda.machine import PART, UNKNOWN_CARD, V100
@@ -45,7 +45,7 @@ def put(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Put:
             overrides=SimpleNamespace(task=list(words)),
         )
         monkeypatch.setattr(rlhf.jobs.this_machine.HydraConfig, "get", lambda: job)
-        return to_run_config(on_machine(cfg, lambda: this_machine(SIGN))).hardware
+        return to_run_config(apply_auto_hardware(cfg, lambda: this_machine(SIGN))).hardware
 
     return with_machine
 

@@ -13,7 +13,7 @@ from rlhf.base.random_streams import seed_dropout
 from rlhf.base.types import Batch, Engine, Model, PreferenceBatch, Ranks
 from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
-from rlhf.data.batching import deal, eval_batches, rows_of_this_rank
+from rlhf.data.batching import assign_rows_to_ranks, eval_batches, rows_of_this_rank
 from rlhf.data.collate import collate_pairs
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -84,7 +84,7 @@ def share_of_rank(
     ranks = readers(context)
     if not context.config.data.bucket_by_length:
         return rows_of_this_rank(items, ranks)
-    places = deal(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
+    places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
     return [items[place] for place in places]
 
 
