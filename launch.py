@@ -19,7 +19,7 @@ from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import script_name
-from rlhf.runtime.rendezvous import env_rank, is_secondary_node
+from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
 
 ROOT = Path(__file__).parent
 USER_ERROR = 2
@@ -70,10 +70,10 @@ def run(job: Job) -> float | None:
 def complain(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {for_terminal(str(error))}", file=sys.stderr)
-    if env_rank() == 0:
+    if rank_from_environment() == 0:
         from rlhf.runtime import launcher
 
-        launcher.refuse(str(error))
+        launcher.publish_refusal(str(error))
     return USER_ERROR
 
 
@@ -93,7 +93,7 @@ def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     try:
         set_up_process()
-        leads = env_rank() in {None, 0}
+        leads = rank_from_environment() in {None, 0}
         with parse_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
             sys.argv[1:] = command.words
             if leads or command.search is not None:
@@ -101,7 +101,7 @@ def launch() -> int:
             else:
                 from rlhf.runtime import launcher
 
-                launcher.join()  # the run that rank 0 composes and freezes
+                launcher.join_started_ranks()  # the run that rank 0 composes and freezes
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

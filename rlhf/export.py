@@ -24,8 +24,8 @@ from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import verify_model
-from rlhf.checkpoint.model_card import results_of
-from rlhf.checkpoint.model_folder import whole_folder
+from rlhf.checkpoint.model_card import results_section
+from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import load_run
@@ -85,12 +85,12 @@ def export_final(
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
         card = card.replace(old, new)
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         if not (source / "adapter_config.json").exists():
             shutil.copytree(source, building, dirs_exist_ok=True)
         else:
             _write_merged(source, building, base=config.model)
-        text = card.rstrip() + results_of(run_dir) + "\n"
+        text = card.rstrip() + results_section(run_dir) + "\n"
         (building / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -108,7 +108,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine, source = _build_engine(context, phase)
-    engine.training_state.load(found.reader(ENGINES[phase]))
+    engine.training_state.load(found.tensor_reader(ENGINES[phase]))
     with engine.swap_in_average() if average else nullcontext():
         export = make_export(engine, as_=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."

@@ -162,7 +162,7 @@ class TokenPositions(NamedTuple):
     ids_N: Tensor
 
     @classmethod
-    def of(cls, batch: SequenceBatch) -> TokenPositions:
+    def from_batch(cls, batch: SequenceBatch) -> TokenPositions:
         """Return the positions of all kept tokens except in column 0, which nothing predicts."""
         rows_N, columns_N = batch.keep_BS[:, 1:].nonzero(as_tuple=True)
         return cls(rows_N, columns_N, batch.ids_BS[rows_N, columns_N + 1])

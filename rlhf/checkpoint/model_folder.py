@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def replace_folder_atomically(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which replaces ``folder`` if the block succeeds."""
     with replace_atomically(folder) as building:
         building.mkdir(parents=True)
@@ -41,7 +41,7 @@ def save_model(
     header = ModelCardData(library_name="transformers", tags=["rlhf"]).to_yaml()
     title = f"{folder.parent.name}/{folder.name}"
     card = ModelCard(f"---\n{header}\n---\n\n# {title}\n\n{description}\n")
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         write(building)
         tokenizer.save_pretrained(building)
         card.save(building / "README.md")

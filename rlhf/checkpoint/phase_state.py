@@ -24,7 +24,7 @@ from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_e
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.checkpoint.finished_phase import STATE
-from rlhf.checkpoint.manifest import MANIFEST, check_files, identities, identity
+from rlhf.checkpoint.manifest import MANIFEST, check_files, file_identity, folder_identities
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
     step: int
     state: Mapping[str, Any]
 
-    def reader(self, engine: str) -> Callable[[str, slice], Tensor]:
+    def tensor_reader(self, engine: str) -> Callable[[str, slice], Tensor]:
         """Return a function that reads a slice of a flat tensor of ``engine``, given its name.
 
         Raises:
@@ -122,17 +122,17 @@ def _write_state_and_manifest(building: Path, state: Mapping[str, Any]) -> None:
     """Write the state and the manifest beside the tensors, and flush all files to the drive."""
     (building / MANIFEST).unlink(missing_ok=True)  # left by a failed attempt
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
-    files = identities(building)
+    files = folder_identities(building)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
-    identity(building / MANIFEST, flush=True)
+    file_identity(building / MANIFEST, flush=True)
 
 
-def checkpoints(phase_dir: Path) -> list[Path]:
+def checkpoint_folders(phase_dir: Path) -> list[Path]:
     """Return the folders of a phase's checkpoints, verified or not, the latest first."""
     return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
 
 
-def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
+def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
     """Remove unfinished checkpoint folders, and all checkpoints of steps after ``last_step``."""
     last = checkpoint_folder(phase_dir, last_step)
     for folder in (phase_dir / STATE).glob("*step-*"):
@@ -140,9 +140,9 @@ def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
             shutil.rmtree(folder)
 
 
-def latest_valid(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """Return the latest intact checkpoint, or None; ``say`` gets a warning per damaged one."""
-    for folder in checkpoints(phase_dir):
+    for folder in checkpoint_folders(phase_dir):
         try:
             return load_checkpoint(folder)
         except CheckpointError as error:

@@ -49,7 +49,7 @@ def reused_phases(config: RunConfig) -> list[Phase]:
     return [phase for phase in config.phase.order[:-1] if phase in finished]
 
 
-def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
+def read_phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
     """Return the result of a finished phase; None if the phase is not finished.
 
     Measures that were not finite, which the file stores as null, are NaN.
@@ -58,21 +58,21 @@ def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
         CheckpointError: if the file is damaged.
     """
     path = phase_result_path(run_dir, phase)
-    return restore_nan(read_object(path)) if path.exists() else None
+    return restore_nan(read_json_object(path)) if path.exists() else None
 
 
-def objective_of(run_dir: Path) -> float | None:
+def read_objective(run_dir: Path) -> float | None:
     """Return the objective of a run; None if the run has not ended or the objective is not finite.
 
     Raises:
         CheckpointError: if result.json is damaged.
     """
     path = run_dir / "result.json"
-    found = read_object(path).get("objective") if path.exists() else None
+    found = read_json_object(path).get("objective") if path.exists() else None
     return float(found) if isinstance(found, int | float) else None
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5 * 10**9  # largest file of weights: rank 0 keeps it in memory while it saves
 
 
-def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
+def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters (tied ones once) and persistent buffers by name, sharded as they are."""
     persistent = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}

@@ -78,7 +78,7 @@ class Comparison:
     @property
     def result(self) -> WinRate:
         """Return the win rate of the first model, over all choices in the file."""
-        return WinRate.of(self._models, list(self._file.read_choices()))
+        return WinRate.from_choices(self._models, list(self._file.read_choices()))
 
     def judge(self, verdict: Verdict | None, *, place: int) -> None:
         """Store the verdict on the pair at ``place`` unless that pair is done; None: skip the pair.

@@ -113,7 +113,7 @@ class WinRate(NamedTuple):
     undecided: int
 
     @classmethod
-    def of(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
+    def from_choices(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
         """Return the counts of the choices in ``judged`` that are between these two models."""
         ours = [j.winner for j in judged if {answer.model for answer in j.answers} == set(models)]
         wins, losses = (ours.count(model) for model in models)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.base.errors import CapabilityError, CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_object
+from rlhf.checkpoint.results import read_json_object
 from rlhf.jobs.sweep_jobs import PARENT
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
@@ -61,7 +61,7 @@ class Run:
         """
         if self.code:
             raise CheckpointError(f"exit code {self.code}: {self.complaint}")
-        return read_object(self.run_dir / "result.json")
+        return read_json_object(self.run_dir / "result.json")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

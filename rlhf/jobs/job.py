@@ -34,7 +34,12 @@ from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_m
 from rlhf.planning.decide import decide
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
-from rlhf.runtime.rendezvous import check_can_start, check_started, env_rank, with_started_ranks
+from rlhf.runtime.rendezvous import (
+    check_ranks_can_start,
+    check_ranks_started,
+    rank_from_environment,
+    with_started_ranks,
+)
 from rlhf.tracking.console import build_console, config_tree
 
 
@@ -74,8 +79,8 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
-        check_started(config)
-        check_can_start(config)
+        check_ranks_started(config)
+        check_ranks_can_start(config)
     elif not job.is_plan:
         raise ConfigError(
             f"resume={run_dir}: plan=only made this folder, and no run began in it; "
@@ -109,7 +114,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
             measure_cpu()
         loads = read_loads(config)
     config, plan, notes = decide(config, loads, finished=reused_phases(config))
-    check_can_start(config)
+    check_ranks_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
     write_frozen_config(config, run_dir)
@@ -132,7 +137,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
 
     plan.json is written only if the command sets run_dir.
     """
-    if env_rank() is not None:
+    if rank_from_environment() is not None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
@@ -156,7 +161,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
 
 def show_commands(config: RunConfig, job: Job, script: str) -> None:
     """Print the command that would start the ranks; one per node if a user starts each node."""
-    if env_rank() is not None:
+    if rank_from_environment() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [word for word in job.overrides if "launcher.dry_run" not in word]
     program = Program(sys.executable, script, arguments)

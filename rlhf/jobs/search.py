@@ -25,7 +25,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_object
+from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
@@ -167,7 +167,7 @@ class Searcher:
         self._running.remove(each)
         number = each.trial.number
         if outcome == "complete":
-            phases = read_object(each.run_dir / "result.json")["phases"]
+            phases = read_json_object(each.run_dir / "result.json")["phases"]
             values = [_read_result(phases, name) for name in self._search.objectives]
             limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
             outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"

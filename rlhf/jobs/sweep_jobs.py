@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.checkpoint.results import objective_of
+from rlhf.checkpoint.results import read_objective
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 
@@ -66,10 +66,10 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
         JobError: if the job failed.
     """
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
-        if (objective := objective_of(run_dir)) is not None:
+        if (objective := read_objective(run_dir)) is not None:
             return objective
         code = _run_process(hardware, run_dir, script, jobs=jobs)
-        if code or (objective := objective_of(run_dir)) is None:
+        if code or (objective := read_objective(run_dir)) is None:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: its output is {place}. The same "

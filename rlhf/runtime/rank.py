@@ -74,43 +74,43 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
     ``tell`` is called once if this rank or another fails; then the process ends.
     """
 
-    def follow(loss: str) -> None:
+    def end_after_loss(loss: str) -> None:
         tell(Failure(FailureKind.lost, loss))
         sys.stderr.flush()
         os._exit(LOST_ANOTHER)  # the main thread may wait in a collective for hours
 
     try:
-        meeting = Rendezvous(follow)
-        run_dir = meeting.agree(run_dir)
+        meeting = Rendezvous(end_after_loss)
+        run_dir = meeting.agree_on_run_dir(run_dir)
     except RlhfError as error:
         tell(Failure(FailureKind.refused, str(error)))
         raise SystemExit(USER_ERROR) from error
 
-    def end_stuck(reason: str) -> None:
+    def end_stuck_rank(reason: str) -> None:
         tell(Failure(FailureKind.stuck, reason))
-        meeting.fail(reason)
+        meeting.announce_failure(reason)
         sys.stderr.flush()
         os._exit(LOST_ANOTHER)  # the main thread may never return
 
     try:
-        worker.run_worker(run_dir, meeting, end_stuck)
+        worker.run_worker(run_dir, meeting, end_stuck_rank)
     except RlhfError as error:
         lacks = isinstance(error, OutOfMemoryError)
         kind = FailureKind.out_of_memory if lacks else FailureKind.refused
         tell(Failure(kind, str(error)))
-        meeting.fail(str(error))
+        meeting.announce_failure(str(error))
         raise SystemExit(USER_ERROR) from error
     except StoppedError as error:  # all ranks stop after the same step
-        meeting.done()
+        meeting.announce_success()
         raise SystemExit(STOPPED) from error
     except Exception as error:
         time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)
         what = traceback.format_exception_only(error)[-1].strip()
         tell(Failure(FailureKind.crashed, what))
-        meeting.fail(what)
+        meeting.announce_failure(what)
         raise SystemExit(1) from error
-    meeting.done()
+    meeting.announce_success()
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ class JsonlWriter:
         text = json.dumps(replace_non_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
         self._held += text.encode("utf-8", errors=ENCODING_ERRORS)
         try:
-            self._append() if self.is_late else retry_transient_errors(self._append)
+            self._append_held() if self.is_late else retry_transient_errors(self._append_held)
             self.is_late = False
         except OSError as error:
             self.is_late = is_transient(error)
@@ -55,7 +55,7 @@ class JsonlWriter:
     def _open(self) -> FileIO:
         return self._path.open("ab", buffering=0)
 
-    def _append(self) -> None:
+    def _append_held(self) -> None:
         """Write the held bytes; if the last attempt failed, first remove what it wrote."""
         if self._file.closed:
             self._file = self._open()
@@ -75,7 +75,7 @@ class JsonlWriter:
         """Write the held records, if that is possible now, and close the file."""
         with suppress(OSError):
             if self._held:
-                self._append()
+                self._append_held()
         self._file.close()
 
 
@@ -85,7 +85,7 @@ def truncate_file(path: Path, size: int) -> None:
         os.truncate(path, size)
 
 
-def drop_phases(path: Path, unfinished: Set[str]) -> None:
+def drop_lines_of_phases(path: Path, unfinished: Set[str]) -> None:
     """Rewrite ``path`` without the lines of these phases, and without a torn last line.
 
     A resumed run calls this, so that a phase that runs again does not appear twice. The file is

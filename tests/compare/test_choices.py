@@ -126,12 +126,12 @@ def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -
 
 
 def test_win_rate_by_hand(file: PreferenceFile) -> None:
-    assert str(WinRate.of(MODELS, [])) == "No choice yet between one and two."
+    assert str(WinRate.from_choices(MODELS, [])) == "No choice yet between one and two."
     for number, verdict in enumerate([Verdict.a] * 7 + [Verdict.b, Verdict.tie, Verdict.both_bad]):
         file.add(pair(number), verdict)
     file.add(AnswerPair("p", Answer("one", "x"), Answer("three", "y")), Verdict.a)
     # 8 of 10, see test_wilson_interval_by_hand
-    assert str(WinRate.of(MODELS, list(file.read_choices()))) == (
+    assert str(WinRate.from_choices(MODELS, list(file.read_choices()))) == (
         "one was preferred to two in 80% of 10 comparisons (95 % interval 49% to 94%): "
         "7 better, 1 worse, 2 undecided, which count half."
     )

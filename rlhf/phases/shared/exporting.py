@@ -13,7 +13,7 @@ from rlhf.base.types import Engine
 from rlhf.checkpoint.example_code import example_code
 from rlhf.checkpoint.model_card import origin_sections
 from rlhf.checkpoint.model_folder import apply_umask, save_model
-from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
+from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, tensors_to_save
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.models.lora import adapter_tensors, has_adapters, save_adapter, stream_merged
@@ -56,7 +56,7 @@ def make_export(engine: Engine, *, as_: LoraExport, source: ModelSource) -> Expo
     model: Any = engine.module.pretrained
     if has_adapters(model) and as_ is LoraExport.adapter:
         return Export(model, engine, adapter_tensors(model), source)
-    return Export(model, engine, saved_tensors(model))
+    return Export(model, engine, tensors_to_save(model))
 
 
 def write_weights(engine: Engine, folder: Path | None) -> None:
@@ -65,7 +65,7 @@ def write_weights(engine: Engine, folder: Path | None) -> None:
     Every rank must call it; all but rank 0 pass None. ZeRO-3 gathers one tensor at a time.
     """
     model: Any = engine.module.pretrained
-    Export(model, engine, saved_tensors(model)).write(folder)
+    Export(model, engine, tensors_to_save(model)).write(folder)
     if folder is not None:
         apply_umask(folder)  # the server may run as another user
 
@@ -140,5 +140,5 @@ def _example_call(context: RunContext, folder: Path) -> str:
 def make_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
     """Return the export of a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
-    tensors = critic_state(trunk.module, saved_tensors(trunk.module))
+    tensors = critic_state(trunk.module, tensors_to_save(trunk.module))
     return Export(critic_model(trunk.module, tokenizer), trunk, tensors)
