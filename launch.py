@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> float | None:
     except RlhfError as error:
         if job.folder is not None:
             raise  # the sweep's other jobs still run, and Hydra reports which job failed
-        raise SystemExit(complain(error)) from error
+        raise SystemExit(report_error(error)) from error
 
 
 def run(job: Job) -> float | None:
@@ -67,7 +67,7 @@ def run(job: Job) -> float | None:
         raise SystemExit(INTERRUPTED) from None
 
 
-def complain(error: RlhfError) -> int:
+def report_error(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {for_terminal(str(error))}", file=sys.stderr)
     if rank_from_environment() == 0:
@@ -77,7 +77,7 @@ def complain(error: RlhfError) -> int:
     return USER_ERROR
 
 
-def start(command: Command) -> None:
+def start_jobs(command: Command) -> None:
     """Start the jobs or trials of a command; after a sweep, write a comparison of its jobs."""
     try:
         if command.search is None:
@@ -97,7 +97,7 @@ def launch() -> int:
         with parse_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
             sys.argv[1:] = command.words
             if leads or command.search is not None:
-                start(command)
+                start_jobs(command)
             else:
                 from rlhf.runtime import launcher
 
@@ -106,11 +106,11 @@ def launch() -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except RlhfError as error:
-        return complain(error)
+        return report_error(error)
     except Exception as error:
         if (explained := explain_hydra_error(error, sys.argv[1:]) or as_drive_error(error)) is None:
             raise
-        return complain(explained)
+        return report_error(explained)
     return 0
 
 

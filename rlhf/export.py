@@ -104,7 +104,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    context = context_of(run_dir)
+    context = context_of_run(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine, source = _build_engine(context, phase)
@@ -134,7 +134,7 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     return checkpoint_folder(run_dir / found[0], step)
 
 
-def push(folder: Path, hub_id: str, *, public: bool) -> str:
+def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
     """Upload a folder to the Hugging Face hub; return its address.
 
     The access token comes from the environment, or from ``hf auth login``.
@@ -179,7 +179,7 @@ def _refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder} exists: choose another folder with --out FOLDER")
 
 
-def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
+def context_of_run(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     """Return the context of a finished run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
     config = config_for_one_rank(
@@ -198,7 +198,7 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     )
 
 
-def _without_processes(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
+def _replace_process_rewards(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
     """Replace rewards that would start a process; an export scores no answers."""
     return {
         name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
@@ -218,7 +218,7 @@ def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSourc
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy, policy_source(context.config)
         case Phase.ppo:
-            rewards = _without_processes(context.config.rewards)
+            rewards = _replace_process_rewards(context.config.rewards)
             engine = RLHFEngine(replace(context.config, rewards=rewards), context.ranks)
             return engine.actor, engine.policy_source
 
@@ -244,18 +244,18 @@ def _export(options: argparse.Namespace) -> None:
         folder = expand_user_path(
             options.out or options.run_dir / "exported", key="--out"
         ).resolve()
-        _write(options, folder)
+        _write_chosen_model(options, folder)
         console.say(f"wrote {folder}")
         return
     if options.out is not None or options.push.count("/") != 1:
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, options.push)  # the model card names the last two parts
-        _write(options, folder)
-        console.say(f"uploaded to {push(folder, options.push, public=options.public)}")
+        _write_chosen_model(options, folder)
+        console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
 
 
-def _write(options: argparse.Namespace, folder: Path) -> None:
+def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
     if options.checkpoint is None:
         export_final(options.run_dir, folder, phase=options.phase, average=options.average)
     else:

@@ -254,7 +254,7 @@ class Engine(Model, Protocol):
         """Return the tensors that training changes: masters, moments and moving average."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the other state that training changes, such as step counters, as JSON values."""
+        """Return what training changes besides tensors, such as step counters, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Restore a ``state`` that ``state_dict`` returned."""

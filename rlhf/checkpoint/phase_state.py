@@ -170,7 +170,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in ``folder``, which another rank has verified."""
+    """Return the checkpoint in ``folder`` without verifying it; rank 0 has verified it."""
     state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
     return Checkpoint(folder, state["step"], state)
 

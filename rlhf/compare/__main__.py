@@ -18,7 +18,7 @@ from pathlib import Path
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.compare.answer_pairs import make_pairs, models_of_file, models_of_runs
+from rlhf.compare.answer_pairs import make_pairs, read_models_of_file, read_models_of_runs
 from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.tracking.console import build_console
@@ -43,12 +43,12 @@ def _compare(options: argparse.Namespace) -> None:
         raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
     if options.answers is not None:
         answers = expand_user_path(options.answers, key="--answers")
-        models = models_of_file(answers, options.models)
+        models = read_models_of_file(answers, options.models)
         beside = answers.with_suffix(".preferences.jsonl")
     else:
         run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
         against = options.against and expand_user_path(options.against, key="--against")
-        models = models_of_runs(run_dir, against)
+        models = read_models_of_runs(run_dir, against)
         beside = run_dir / "preferences.jsonl"
     pairs = make_pairs(*models, seed=options.seed)
     console = build_console(is_main=True, log_every=1)

@@ -128,7 +128,8 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _column_values(column: Any, *, place: str) -> list[object]:
-    # The error of pyarrow lacks the column's type, which contains the time zone.
+    # pyarrow's own error, for example on an unknown time zone, does not name the time zone. The
+    # column's type names it.
     kind = column.type
     with translate_errors(
         lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")

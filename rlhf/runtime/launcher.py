@@ -50,14 +50,14 @@ def start_ranks(
     config: RunConfig,
     run_dir: Path | None,
     script: str,
-    around: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+    make_context: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> float | None:
     """Run all phases of the run frozen in ``run_dir``; return its objective.
 
     A process that was itself started as a rank joins the other ranks. ``script`` is the path of
     launch.py, which the DeepSpeed launcher runs on every node. Without ``run_dir`` another node
     leads the run: this node's ranks get the directory from rank 0, and None is returned.
-    ``around`` makes a context for the run in ``run_dir``, in the process that leads the run.
+    The process that leads the run does so inside the context ``make_context(run_dir)``.
 
     Raises:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
@@ -65,7 +65,7 @@ def start_ranks(
     way = launch_mode(config, os.environ) if rank_from_environment() is None else None
     leads = way is not LaunchMode.hostfile  # with a hostfile, rank 0 leads on the first node
     try:
-        with around(run_dir) if run_dir is not None and leads else nullcontext():
+        with make_context(run_dir) if run_dir is not None and leads else nullcontext():
             return _start_by_mode(config, run_dir, script, way)
     except OutOfMemoryError as error:
         less = reduce_memory(config)
@@ -75,7 +75,7 @@ def start_ranks(
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
     write_frozen_config(less, run_dir)
     if way is LaunchMode.node:  # its ranks are new processes
-        return start_ranks(less, run_dir, script, around)
+        return start_ranks(less, run_dir, script, make_context)
     return _continue_in_new_process(run_dir, script)
 
 

@@ -172,7 +172,7 @@ def build_context(
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
         check_terms(config)
-    read_command(run_dir)  # model cards show it: a damaged file is refused before training
+    read_command(run_dir)  # raises now if the file is damaged: model cards need it after training
     if ranks.is_main:
         read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rlhf.evaluate.figures import (
-    distinct,
-    interval,
+    bootstrap_interval,
+    distinct_ngram_ratio,
     model_figures,
     pass_at,
     rate_at_equal_length,
-    repeated_share,
+    repeated_ngram_share,
     reward_model_figures,
     win_rate,
     win_rates,
@@ -76,17 +76,20 @@ def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
     random = np.random.default_rng(1)
     covered = [
         low <= 0.3 <= high
-        for low, high in (interval(list(random.random(60) < 0.3)) for _ in range(200))
+        for low, high in (bootstrap_interval(list(random.random(60) < 0.3)) for _ in range(200))
     ]
     assert 0.9 < np.mean(covered) < 0.99
 
 
 def test_diversity_and_repetition() -> None:
-    assert distinct([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1) == 0.5
-    assert distinct([row("p", 0.0, response="a b a b")], 2) == pytest.approx(2 / 3)
-    assert distinct([row("p", 0.0, response="")], 1) == 0.0
-    assert repeated_share("a b c d a b c d") == pytest.approx(1 / 5)
-    assert repeated_share("too short") == 0.0
+    assert (
+        distinct_ngram_ratio([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1)
+        == 0.5
+    )
+    assert distinct_ngram_ratio([row("p", 0.0, response="a b a b")], 2) == pytest.approx(2 / 3)
+    assert distinct_ngram_ratio([row("p", 0.0, response="")], 1) == 0.0
+    assert repeated_ngram_share("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_ngram_share("too short") == 0.0
 
 
 def test_calibration_of_a_reward_model() -> None:

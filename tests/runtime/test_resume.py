@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.checkpoint.phase_state import checkpoint_folders, find_latest_intact_checkpoint
-from rlhf.gpu_check.equal_runs import differences
+from rlhf.gpu_check.equal_runs import differing_files
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
@@ -67,7 +67,7 @@ def test_killed_run_equals_the_run_that_never_was(case: str, tmp_path: Path) -> 
     run = launch(*words, cwd=tmp_path, PYTHONPATH=ROOT)
     assert run.returncode == 0, run.stderr
     assert f"{phases[-1]}: continues after step 2" in run.stdout
-    assert differences(killed, whole) == []
+    assert differing_files(killed, whole) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -173,7 +173,7 @@ def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     words = [*TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={killed}"]
     soak(killed, words, kills=5, lines=progress(whole), seed=1, say=said.append)
     assert len(said) == 5, said
-    assert differences(killed, whole) == [], said
+    assert differing_files(killed, whole) == [], said
 
 
 def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     assert steps_of(killed) == [3], "nothing that a later step could be taken for"
     assert [path.name for path in (killed / "sft" / "state").iterdir()] == ["step-00000003"]
     assert launch(f"resume={killed}", cwd=tmp_path, PYTHONPATH=ROOT).returncode == 0
-    assert differences(killed, whole) == []
+    assert differing_files(killed, whole) == []
 
 
 def steps_of(run_dir: Path) -> list[int]:

@@ -19,7 +19,10 @@ OPTIMIZER_STAGE = 2
 
 
 def check_rollout(config: RunConfig) -> None:
-    """Check that the backend supports the settings, and that no stop text ends every response."""
+    """Check that the backend supports the settings, and that no stop text is empty.
+
+    An empty stop text would end every response at its first token.
+    """
     rollout = config.rollout
     if "" in rollout.stop:
         raise ConfigError(
