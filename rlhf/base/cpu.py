@@ -65,7 +65,7 @@ class Cpu(NamedTuple):
 
     @property
     def isa(self) -> Isa:
-        """Return the highest level of which all flags, and all flags of lower levels, are set."""
+        """Return the highest level whose flags, and those of all lower levels, the CPU has."""
         if "asimd" in self.flags:
             return Isa.avx2
         found = Isa.none

@@ -49,7 +49,7 @@ SHORTEST = 8  # characters of a secret in the environment: shorter values are or
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Replace in ``text`` what looks like a key or password, or is one in ``environment``."""
+    """Return ``text`` without secrets: those in ``environment``, and what looks like a secret."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):

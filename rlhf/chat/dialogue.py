@@ -84,7 +84,7 @@ class Dialogue:
             case "/regenerate":
                 self._regenerate()
             case "/compare":
-                self._compare(text)
+                self._compare_policies(text)
             case _:
                 self._say(f"{command}: no such command; /help lists them")
 
@@ -92,7 +92,7 @@ class Dialogue:
         """Answer the last message of ``asked``; store ``asked`` and the answer as conversation."""
         talker = self._models.talker
         ids = self._drop_oldest_turns(talker, asked)
-        answer = self._stream(talker, ids)
+        answer = self._stream_answer(talker, ids)
         if answer.text:
             self._messages = [*asked, _message("assistant", answer.text)]
 
@@ -122,7 +122,7 @@ class Dialogue:
                 "the oldest turns are dropped from here on."
             )
 
-    def _stream(self, talker: Talker, ids: list[int]) -> Reply:
+    def _stream_answer(self, talker: Talker, ids: list[int]) -> Reply:
         answer = talker.answer(ids, self._sampling, self._write)
         self._write("\n")
         match answer.why:
@@ -152,7 +152,7 @@ class Dialogue:
             raise ConfigError("/regenerate: there is no answer yet")
         self._answer(self._messages[:-1])
 
-    def _compare(self, text: str) -> None:
+    def _compare_policies(self, text: str) -> None:
         """Answer ``text`` or the last message with two policies; do not change the conversation."""
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
         if not asked:
@@ -160,7 +160,7 @@ class Dialogue:
         for name, talker in self._models.iterate_compared_models():
             self._write(f"{name}:\n")
             ids = self._drop_oldest_turns(talker, asked)
-            answer = self._stream(talker, ids)
+            answer = self._stream_answer(talker, ids)
             if answer.why == "stopped":
                 return
             score = self._models.score(talker, ids, answer)

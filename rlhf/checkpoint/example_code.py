@@ -10,7 +10,7 @@ LONGEST = 100  # characters of a question on one line
 QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
 
 
-def example_code(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
+def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
     """Return lines of Python that load the model and print its answer to the shortest prompt.
 
     With a chat template the question is a message; without, it is the prompt itself.

@@ -161,7 +161,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{manifest} is missing.")
     try:
         check_files(folder, files)
-        found = read_checkpoint(folder)
+        found = load_checkpoint_unverified(folder)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -169,7 +169,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return found
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def load_checkpoint_unverified(folder: Path) -> Checkpoint:
     """Return the checkpoint in ``folder`` without verifying it; rank 0 has verified it."""
     state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
     return Checkpoint(folder, state["step"], state)

@@ -21,14 +21,14 @@ SHORT = 64  # tokens; below this, widths are not rounded up
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
-def padded_width(tokens: int, *, most: int) -> int:
-    """Return ``tokens`` rounded up to one of eight widths per doubling, but not beyond ``most``.
+def padded_width(tokens: int, *, max_width: int) -> int:
+    """Return ``tokens`` rounded up, to at most ``max_width``; each doubling has eight widths.
 
     Libraries compile and keep code for every width: hundreds of megabytes for all lengths of a data
     set. Below 64 tokens the width is not rounded.
     """
     step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
-    return min(-(-tokens // step) * step, max(tokens, most))
+    return min(-(-tokens // step) * step, max(tokens, max_width))
 
 
 def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:

@@ -85,7 +85,7 @@ class ChatTemplate:
             raise _unusable_template_error("drops the response", question)
         self._end = self._cut_after_end_token(self._tail)
 
-    def prompt(self, text: str) -> str:
+    def render_prompt(self, text: str) -> str:
         """Return the rendered prompt, ready for the assistant's answer.
 
         Raises:
@@ -94,7 +94,7 @@ class ChatTemplate:
         messages, begun = split_turns(text)
         return self._render(messages, text, add_generation_prompt=True) + begun
 
-    def response(self, prompt: str, response: str) -> str:
+    def render_response(self, prompt: str, response: str) -> str:
         """Return the text after the rendered ``prompt``, up to and including the end token.
 
         Raises:
@@ -111,7 +111,7 @@ class ChatTemplate:
     def _text_after_prompt(self, prompt: str, response: str) -> str:
         messages, begun = split_turns(prompt)
         content = begun + response.rstrip() if begun else response.strip()
-        opening = self.prompt(prompt)
+        opening = self.render_prompt(prompt)
         answered = [*messages, {"role": "assistant", "content": content}]
         whole = self._render(answered, prompt, add_generation_prompt=False)
         if not whole.startswith(opening):

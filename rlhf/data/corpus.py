@@ -136,13 +136,13 @@ def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[li
 
 def _read_ptx_texts(config: DataConfig) -> Iterator[str]:
     try:
-        for table in _tables(config):
+        for table in _ptx_tables(config):
             yield from _texts_in_column(iterate_rows(table), column=config.ptx_column)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 
 
-def _tables(config: DataConfig) -> Iterable[Table]:
+def _ptx_tables(config: DataConfig) -> Iterable[Table]:
     """Return the table of each file, or of the training split, at data.ptx_path."""
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")

@@ -33,7 +33,7 @@ def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) 
 def _read_datasets(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = add_right_answers(generate_records(config.size, seed=seed), keep)
-        return [_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
+        return [_build_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
     if config.sets:
         return _read_blended_datasets(config, keep)
     paths = _list_entries(config.path, key="data.path")
@@ -66,8 +66,10 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
     for name, dataset in config.sets.items():
         tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
         wanted = keep if Phase.ppo in (dataset.phases or Phase) else NONE_WANTED
-        held_out = _convert(tables.eval, rules.get(name), wanted) if tables.eval else None
-        raw = _raw_dataset(name, _convert(tables.train, rules.get(name), wanted), held_out)
+        held_out = _convert_tables(tables.eval, rules.get(name), wanted) if tables.eval else None
+        raw = _build_raw_dataset(
+            name, _convert_tables(tables.train, rules.get(name), wanted), held_out
+        )
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
@@ -124,11 +126,11 @@ def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wa
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train)
-    held_out = _convert(tables.eval, None, keep) if tables.eval else None
-    return _raw_dataset(path, _convert(tables.train, None, keep), held_out)
+    held_out = _convert_tables(tables.eval, None, keep) if tables.eval else None
+    return _build_raw_dataset(path, _convert_tables(tables.train, None, keep), held_out)
 
 
-def _convert(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
+def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
     convert = to_records if rules is None else rules.convert
     parts = [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
     records = [record for part in parts for record in part.records]
@@ -139,7 +141,7 @@ def _convert(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Co
     return Converted(records, " + ".join(dict.fromkeys(part.layout for part in parts)), left_out)
 
 
-def _raw_dataset(name: str, train: Converted, held_out: Converted | None) -> RawDataset:
+def _build_raw_dataset(name: str, train: Converted, held_out: Converted | None) -> RawDataset:
     sides = [train] if held_out is None else [train, held_out]
     layout = " + ".join(dict.fromkeys(side.layout for side in sides))
     return RawDataset(

@@ -216,12 +216,12 @@ def _fill_bins(
     rng.shuffle(groups)
     groups.sort(key=lambda item: len(item[1]), reverse=True)  # stable; small groups even out sizes
     for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
-        places[key] = _bin_for(len(group), bins, sizes=sizes, groups_left=left)
+        places[key] = _choose_bin(len(group), bins, sizes=sizes, groups_left=left)
         bins[places[key]].extend(group)
     return bins, removed
 
 
-def _bin_for(
+def _choose_bin(
     group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
     """Return the emptiest bin with room for the group; if no bin has room, the emptiest bin."""

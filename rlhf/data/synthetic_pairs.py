@@ -137,7 +137,7 @@ def _forgets_to_add_one(prompt: str, probability: float, rng: random.Random) -> 
     return skill_of(prompt) == "next" and rng.random() < probability
 
 
-def _number_in_prompt(prompt: str) -> list[str]:
+def _answer_without_adding_one(prompt: str) -> list[str]:
     (one_more,) = right_answer(prompt)
     return [str(int(one_more) - 1)]
 
@@ -145,7 +145,7 @@ def _number_in_prompt(prompt: str) -> list[str]:
 def _draw_wrong_answer(prompt: str, rng: random.Random) -> list[str]:
     """Return a wrong answer to ``prompt``."""
     if _forgets_to_add_one(prompt, FORGOTTEN, rng):
-        return _number_in_prompt(prompt)
+        return _answer_without_adding_one(prompt)
     right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
@@ -167,7 +167,7 @@ def draw_candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     while True:
         better = right_answer(prompt) if rng.random() < RIGHT else _draw_wrong_answer(prompt, rng)
         if _forgets_to_add_one(prompt, NEITHER_RIGHT, rng):
-            better = _number_in_prompt(prompt)
+            better = _answer_without_adding_one(prompt)
         answers = [better, better if kind == "manners" else _draw_wrong_answer(prompt, rng)]
         manners = [_draw_manners(rng), _draw_manners(rng)]
         if kind == "answer":

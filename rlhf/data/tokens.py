@@ -64,15 +64,15 @@ class Encoder:
         """Return the ids of texts that begin a sequence, with the opening token if there is one."""
         if self._chat is None:
             return self._encode_with_opening(texts)
-        return self._encode([self._chat.prompt(text) for text in texts])
+        return self._encode([self._chat.render_prompt(text) for text in texts])
 
     def responses(self, prompts: list[str], texts: list[str]) -> list[list[int]]:
         """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
         if self._chat is None:
             return self.texts_with_end(texts)
         pairs = list(zip(prompts, texts, strict=True))
-        openings = [self._chat.prompt(prompt) for prompt in prompts]
-        endings = [self._chat.response(prompt, text) for prompt, text in pairs]
+        openings = [self._chat.render_prompt(prompt) for prompt in prompts]
+        endings = [self._chat.render_response(prompt, text) for prompt, text in pairs]
         wholes = self._encode([a + b for a, b in zip(openings, endings, strict=True)])
         # A sequence must begin with the ids of the prompt in a rollout. If the tokenizer merges
         # letters of prompt and response into one token, the response is encoded separately.

@@ -45,7 +45,7 @@ def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
         right = [[bool(row["right"]) for row in each] for each in by_prompt.values()]
         samples = min(map(len, right))
         figures["pass_at"] = {
-            str(k): float(np.mean([pass_at(each, k) for each in right]))
+            str(k): float(np.mean([estimate_pass_at_k(each, k) for each in right]))
             for k in (1, 2, 4, 8, 16, 32)
             if k <= samples
         }
@@ -110,7 +110,7 @@ def rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> fl
     return float(1 / (1 + math.exp(-theta[0])))
 
 
-def pass_at(right: Sequence[bool], k: int) -> float:
+def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
     """Estimate pass@k from the samples of a prompt (https://arxiv.org/abs/2107.03374)."""
     wrong = len(right) - sum(right)
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)

@@ -123,7 +123,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
     if is_hardware_auto():
-        console.say(this_machine().line)
+        console.say(this_machine().notice)
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
@@ -155,7 +155,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
     else:
         console.show(*tables(plan))
         if is_hardware_auto():
-            console.say(this_machine().line)
+            console.say(this_machine().notice)
     return plan.hours
 
 

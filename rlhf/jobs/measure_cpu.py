@@ -27,8 +27,8 @@ def measure_cpu() -> CpuRates:
     rates = CpuRates(
         bf16_tflops=_measure_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
         fp32_tflops=_measure_matmul_tflops(torch.float32),
-        bandwidth_gb=_measure_read_bandwidth(),
-        call_microseconds=_measure_call_overhead(),
+        bandwidth_gb=_measure_read_gb_per_second(),
+        call_microseconds=_measure_microseconds_per_call(),
     )
     torch.set_num_threads(threads)
     own_share = (time.process_time() - cpu) / (time.perf_counter() - wall)
@@ -43,22 +43,22 @@ def _measure_matmul_tflops(dtype: torch.dtype) -> float:
     return 2 * SIZE**3 / _fastest_seconds(lambda: a @ a) / 1e12
 
 
-def _measure_read_bandwidth() -> float:
+def _measure_read_gb_per_second() -> float:
     """Return the GB/s of reading a large buffer from memory."""
     buffer = torch.ones(BUFFER)
     return buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9
 
 
-def _measure_call_overhead() -> float:
+def _measure_microseconds_per_call() -> float:
     """Return the microseconds per torch operation on 8 numbers, that is, the call overhead."""
     x = torch.ones(8, requires_grad=True)
 
-    def calls() -> None:
+    def call_many_times() -> None:
         y = x
         for _ in range(CALLS):
             y = y + x
 
-    return _fastest_seconds(calls) / CALLS * 1e6
+    return _fastest_seconds(call_many_times) / CALLS * 1e6
 
 
 def _fastest_seconds(work: Callable[[], object], *, tries: int = 4) -> float:

@@ -159,10 +159,10 @@ def example_config(search: Search, conf: Path) -> RunConfig:
         return to_run_config(compose("config", [*search.fixed, *words]))
 
 
-def _build_study_config(name: str, given: Any, own: Sequence[str]) -> StudyConfig:
-    dotted = OmegaConf.from_dotlist([word.removeprefix("study.") for word in own])
+def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) -> StudyConfig:
+    dotted = OmegaConf.from_dotlist([word.removeprefix("study.") for word in overrides])
     try:
-        study = OmegaConf.to_object(OmegaConf.merge(StudyConfig, given, dotted))
+        study = OmegaConf.to_object(OmegaConf.merge(StudyConfig, definition, dotted))
     except (OmegaConfBaseException, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"sweep={name}, study: {reason}") from error

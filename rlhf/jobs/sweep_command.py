@@ -59,11 +59,12 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
     return [*own[:place], *new, *own[place:]]
 
 
-def add_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
+def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[str]:
     """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
 
-    ``asked`` is the command as typed. If a key is given twice, its last value is used, as in a
-    single run. The words are returned as they are if no sweep starts or they set ``hydra.sweep``.
+    ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
+    in a single run. The words are returned as they are if no sweep starts or they set
+    ``hydra.sweep``.
 
     Raises:
         ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
@@ -83,7 +84,7 @@ def add_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     if len(fixed) == len(overrides):
         return list(words)
-    values = dict(word.split("=", 1) for word in asked if "=" in word)
+    values = dict(word.split("=", 1) for word in typed_words if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
     return _insert_overrides(

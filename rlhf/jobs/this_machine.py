@@ -54,7 +54,7 @@ class ThisMachine:
     """Keys of the group that are found on this machine, and replace those of the profile."""
 
     @property
-    def line(self) -> str:
+    def notice(self) -> str:
         """Return the line that a run prints first: hardware=auto and the reason."""
         return f"hardware={AUTO}: {self.reason}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.checkpoint.example_code import example_code
+from rlhf.checkpoint.example_code import python_example
 from rlhf.config.choices import Source
 from rlhf.config.freeze import frozen_keys, read_command
 
@@ -28,7 +28,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
-            *example_code(
+            *python_example(
                 str(relative_to_cwd(folders[0])), prompts, has_chat_template=has_template
             ),
             "  # talk to it, and measure it",

@@ -140,7 +140,7 @@ def hold_entry_lock(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]
 
 
 def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
-    """Take a finished phase from the folder ``source``, with its metrics and samples.
+    """Copy a finished phase, with its metrics and samples, from the folder ``source``.
 
     Raises:
         CheckpointError: if the phase is damaged. Entries of the store were verified before.

@@ -68,14 +68,14 @@ def read_failure(path: Path) -> Failure | None:
     return Failure(FailureKind(kind), message)
 
 
-def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
+def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) -> None:
     """Run as one of several started ranks; rank 0 publishes the run directory.
 
-    ``tell`` is called once if this rank or another fails; then the process ends.
+    ``report_failure`` is called once if this rank or another fails; then the process ends.
     """
 
     def end_after_loss(loss: str) -> None:
-        tell(Failure(FailureKind.lost, loss))
+        report_failure(Failure(FailureKind.lost, loss))
         sys.stderr.flush()
         os._exit(LOST_ANOTHER)  # the main thread may wait in a collective for hours
 
@@ -83,11 +83,11 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
         meeting = Rendezvous(end_after_loss)
         run_dir = meeting.agree_on_run_dir(run_dir)
     except RlhfError as error:
-        tell(Failure(FailureKind.refused, str(error)))
+        report_failure(Failure(FailureKind.refused, str(error)))
         raise SystemExit(USER_ERROR) from error
 
     def end_stuck_rank(reason: str) -> None:
-        tell(Failure(FailureKind.stuck, reason))
+        report_failure(Failure(FailureKind.stuck, reason))
         meeting.announce_failure(reason)
         sys.stderr.flush()
         os._exit(LOST_ANOTHER)  # the main thread may never return
@@ -97,7 +97,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
     except RlhfError as error:
         lacks = isinstance(error, OutOfMemoryError)
         kind = FailureKind.out_of_memory if lacks else FailureKind.refused
-        tell(Failure(kind, str(error)))
+        report_failure(Failure(kind, str(error)))
         meeting.announce_failure(str(error))
         raise SystemExit(USER_ERROR) from error
     except StoppedError as error:  # all ranks stop after the same step
@@ -107,7 +107,7 @@ def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
         time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)
         what = traceback.format_exception_only(error)[-1].strip()
-        tell(Failure(FailureKind.crashed, what))
+        report_failure(Failure(FailureKind.crashed, what))
         meeting.announce_failure(what)
         raise SystemExit(1) from error
     meeting.announce_success()

@@ -49,15 +49,13 @@ def collect_results(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
     packages = ("rlhf", "torch", "deepspeed", "transformers")
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {
-        "objective": name_and_value_of_objective(phases, run_dir)[1],
+        "objective": find_objective(phases, run_dir)[1],
         "phases": phases,
         "versions": {"python": platform.python_version(), **versions},
     }
 
 
-def name_and_value_of_objective(
-    phases: Mapping[str, Mapping[str, Any]], run_dir: Path
-) -> tuple[str, float]:
+def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tuple[str, float]:
     """Return the name PHASE.MEASURE of the objective, and its value; a perplexity is negated.
 
     Raises:
@@ -79,7 +77,7 @@ def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: P
     Raises:
         RlhfError: if it is not; the message names the measures that are not finite, and a fix.
     """
-    name, value = name_and_value_of_objective(phases, run_dir)
+    name, value = find_objective(phases, run_dir)
     if math.isfinite(value):
         return
     bad = [

@@ -23,7 +23,7 @@ from rlhf.checkpoint.phase_state import (
     Checkpoint,
     checkpoint_folder,
     find_latest_intact_checkpoint,
-    read_checkpoint,
+    load_checkpoint_unverified,
 )
 from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
@@ -218,7 +218,9 @@ def find_checkpoints(
         step = torch.tensor(-1 if checkpoint is None else checkpoint.step, device=ranks.device)
         last = int(ranks.max(step))
         if last >= 0:
-            found[phase] = checkpoint or read_checkpoint(checkpoint_folder(run_dir / phase, last))
+            found[phase] = checkpoint or load_checkpoint_unverified(
+                checkpoint_folder(run_dir / phase, last)
+            )
     return found
 
 

@@ -77,11 +77,11 @@ def _mean_at_start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _is_above(limit: float) -> Callable[[Sequence[float], ValuesByMetric], bool]:
+def _rule_above(limit: float) -> Callable[[Sequence[float], ValuesByMetric], bool]:
     return lambda values, _: values[-1] > limit
 
 
-def _holds_after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[..., bool]:
+def _rule_after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[..., bool]:
     return lambda values, _: len(values) > steps and wrong(values)
 
 
@@ -111,33 +111,33 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
     AlarmName.rollout_mismatch: Rule(
         "ppo/logprob_mismatch",
-        _is_above(MOST_MISMATCH),
+        _rule_above(MOST_MISMATCH),
         3,
         "The rollout samples from other probabilities than training computes: use rollout=hf, or "
         "hardware.dtype=fp32.",
     ),
     AlarmName.no_change: Rule(
         "ppo/kl_to_reference_k3",
-        _holds_after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
+        _rule_after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
         1,
         "The policy equals its reference: raise ppo.actor_lr, or shorten ppo.warmup_steps and "
         "ppo.actor_freeze_steps.",
     ),
     AlarmName.kl_runaway: Rule(
         "ppo/kl_per_token",
-        _is_above(MOST_KL_PER_TOKEN),
+        _rule_above(MOST_KL_PER_TOKEN),
         3,
         "The policy leaves its reference: raise ppo.kl_ctl or lower ppo.actor_lr.",
     ),
     AlarmName.clipping: Rule(
         "ppo/clipfrac",
-        _is_above(MOST_CLIPPED),
+        _rule_above(MOST_CLIPPED),
         3,
         "Updates are too large: lower ppo.actor_lr or ppo.ppo_epochs.",
     ),
     AlarmName.entropy_collapse: Rule(
         "ppo/entropy",
-        _holds_after(
+        _rule_after(
             BASE_STEPS, lambda entropy: entropy[-1] < LEAST_ENTROPY * _mean_at_start(entropy)
         ),
         3,
@@ -145,35 +145,35 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
     AlarmName.length: Rule(
         "ppo/response_tokens",
-        _holds_after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_mean_at_start(t), 1.0) < 2),  # noqa: PLR2004
+        _rule_after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_mean_at_start(t), 1.0) < 2),  # noqa: PLR2004
         3,
         "Responses became much longer or shorter: read samples.jsonl; the reward model may score "
         "length instead of quality.",
     ),
     AlarmName.few_end: Rule(
         "ppo/ended_share",
-        _holds_after(BASE_STEPS, lambda ended: ended[-1] < _mean_at_start(ended) / 2),
+        _rule_after(BASE_STEPS, lambda ended: ended[-1] < _mean_at_start(ended) / 2),
         3,
         "Responses no longer end by themselves: raise ppo.missing_end_penalty or "
         "rollout.max_response_tokens.",
     ),
     AlarmName.duplicates: Rule(
         "ppo/duplicate_share",
-        _holds_after(BASE_STEPS, lambda share: share[-1] > _mean_at_start(share) + MORE_DUPLICATES),
+        _rule_after(BASE_STEPS, lambda share: share[-1] > _mean_at_start(share) + MORE_DUPLICATES),
         3,
         "Different prompts get the same response: raise ppo.kl_ctl or ppo.entropy_coef, and read "
         "samples.jsonl.",
     ),
     AlarmName.critic_useless: Rule(
         "ppo/explained_variance",
-        _holds_after(2 * BASE_STEPS, lambda explained: explained[-1] < LEAST_EXPLAINED),
+        _rule_after(2 * BASE_STEPS, lambda explained: explained[-1] < LEAST_EXPLAINED),
         5,
         "The critic hardly predicts returns: change ppo.critic_lr, or freeze the actor first "
         "(ppo.actor_freeze_steps).",
     ),
     AlarmName.critic_explodes: Rule(
         "ppo/critic_loss",
-        _holds_after(
+        _rule_after(
             BASE_STEPS, lambda loss: loss[-1] > LOSS_GROWTH * max(_mean_at_start(loss), LEAST_LOSS)
         ),
         3,

@@ -129,15 +129,15 @@ def test_a_prompt_with_more_pairs_than_a_step_is_refused() -> None:
     [(1, 1), (63, 63), (64, 64), (65, 72), (127, 128), (128, 128), (129, 144), (500, 512)],
 )
 def test_widths_are_few(tokens: int, width: int) -> None:
-    assert padded_width(tokens, most=4096) == width
+    assert padded_width(tokens, max_width=4096) == width
 
 
 def test_width_keeps_within_its_bounds() -> None:
-    assert padded_width(290, most=300) == 300
-    assert padded_width(290, most=0) == 290
-    widths = {padded_width(n, most=2048) for n in range(64, 2049)}
+    assert padded_width(290, max_width=300) == 300
+    assert padded_width(290, max_width=0) == 290
+    widths = {padded_width(n, max_width=2048) for n in range(64, 2049)}
     assert len(widths) == 5 * 8 + 1
-    assert all(n <= padded_width(n, most=2048) <= 1.125 * n for n in range(1, 2049))
+    assert all(n <= padded_width(n, max_width=2048) <= 1.125 * n for n in range(1, 2049))
 
 
 @pytest.mark.parametrize("lengths", [None, [3, 9, 1, 7, 5]])

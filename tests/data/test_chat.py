@@ -205,9 +205,9 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     answer = "{% if m.role == 'assistant' %}" + before + "{% endif %}"
     cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
     chat = ChatTemplate(with_template(cut))
-    assert chat.response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
+    assert chat.render_response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
     with pytest.raises(DataError, match="drops the response"):
-        chat.response(ONE, "<think>hm</think>")
+        chat.render_response(ONE, "<think>hm</think>")
 
 
 def test_all_phases_see_the_template(tmp_path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from rlhf.evaluate.figures import (
     bootstrap_interval,
     distinct_ngram_ratio,
+    estimate_pass_at_k,
     model_figures,
-    pass_at,
     rate_at_equal_length,
     repeated_ngram_share,
     reward_model_figures,
@@ -43,9 +43,9 @@ def test_figures_are_means_over_answers() -> None:
 
 
 def test_pass_at_k() -> None:
-    assert pass_at([True, False, False, False], 1) == 0.25
-    assert pass_at([True, False, False, False], 2) == pytest.approx(0.5)
-    assert pass_at([True, True, False], 2) == 1.0
+    assert estimate_pass_at_k([True, False, False, False], 1) == 0.25
+    assert estimate_pass_at_k([True, False, False, False], 2) == pytest.approx(0.5)
+    assert estimate_pass_at_k([True, True, False], 2) == 1.0
     rows = [row("p", 0.0, sample=n, right=n == 0) for n in range(4)]
     assert model_figures(rows)["pass_at"] == {"1": 0.25, "2": pytest.approx(0.5), "4": 1.0}
 

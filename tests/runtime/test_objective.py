@@ -14,7 +14,7 @@ from rlhf.checkpoint.results import read_objective, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
-from rlhf.runtime.run_result import name_and_value_of_objective, require_finite_objective
+from rlhf.runtime.run_result import find_objective, require_finite_objective
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {
@@ -37,7 +37,7 @@ def test_the_error_names_the_measures_and_what_to_do(tmp_path: Path) -> None:
 
 def test_a_result_without_the_measure_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"sft/result\.json has no perplexity_after"):
-        name_and_value_of_objective({"sft": {"steps": 2}}, tmp_path)
+        find_objective({"sft": {"steps": 2}}, tmp_path)
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:

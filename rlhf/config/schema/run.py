@@ -25,7 +25,7 @@ from rlhf.config.schema.keys import (
     SECONDS,
     AtResume,
     key,
-    phases,
+    results_of,
 )
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.lora import LoraConfig
@@ -121,17 +121,17 @@ class RunConfig:
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)
-    reward_model: ModelConfig = key(affects=phases(Phase.reward, Phase.ppo), is_inherited=True)
+    reward_model: ModelConfig = key(affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
     hardware: HardwareConfig = key(affects=EVERY_PHASE)
     zero: ZeroConfig = key(affects=EVERY_PHASE, at_resume=AtResume.rounding)
     launcher: LauncherConfig = key(affects=NO_PHASE)
     lora: LoraConfig = key(affects=EVERY_PHASE)
-    sft: SftConfig = key(affects=phases(Phase.sft), is_inherited=True)
-    reward: RewardConfig = key(affects=phases(Phase.reward), is_inherited=True)
-    dpo: DpoConfig = key(affects=phases(Phase.dpo))
-    ppo: PpoConfig = key(affects=phases(Phase.ppo))
+    sft: SftConfig = key(affects=results_of(Phase.sft), is_inherited=True)
+    reward: RewardConfig = key(affects=results_of(Phase.reward), is_inherited=True)
+    dpo: DpoConfig = key(affects=results_of(Phase.dpo))
+    ppo: PpoConfig = key(affects=results_of(Phase.ppo))
     rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
-    rewards: dict[str, RewardTerm] = key(affects=phases(Phase.ppo))
+    rewards: dict[str, RewardTerm] = key(affects=results_of(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
     tracking: TrackingConfig = key(affects=NO_PHASE)

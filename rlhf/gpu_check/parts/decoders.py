@@ -65,8 +65,8 @@ def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
     ways = {
-        "eager": distance_from_model(model, dtype, False),
-        "graphs": distance_from_model(model, dtype, True),
+        "eager": measure_decoder_distance(model, dtype, False),
+        "graphs": measure_decoder_distance(model, dtype, True),
     }
     is_right = all(is_near(each, dtype) for each in ways.values())
     figures = (
@@ -91,7 +91,9 @@ def is_near(distance: Distance, dtype: torch.dtype) -> bool:
     return distance.logprob <= TOLERANCES[dtype] and distance.draw <= distance.allowed_draw
 
 
-def distance_from_model(model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool) -> Distance:
+def measure_decoder_distance(
+    model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool
+) -> Distance:
     """Generate with the decoder on the GPU; return the distance from the model's forward pass."""
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [

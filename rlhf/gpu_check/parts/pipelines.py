@@ -35,7 +35,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     with build_run_pool() as runs:
         words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **options_by_run()}
         ended = {
-            name: runs.submit(start_run, setting.folder / _folder(name), *TINY_RUN, *each)
+            name: runs.submit(start_run, setting.folder / _folder_name(name), *TINY_RUN, *each)
             for name, each in words.items()
         }
         yield Task(REFERENCE, partial(_describe_reference, ended[REFERENCE]))
@@ -64,7 +64,7 @@ def options_by_run() -> dict[str, list[str]]:
     }
 
 
-def _folder(name: str) -> str:
+def _folder_name(name: str) -> str:
     return name.lower().replace(",", "").replace(" ", "_")
 
 

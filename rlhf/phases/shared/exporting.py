@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
-from rlhf.checkpoint.example_code import example_code
+from rlhf.checkpoint.example_code import python_example
 from rlhf.checkpoint.model_card import origin_sections
 from rlhf.checkpoint.model_folder import apply_umask, save_model
 from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, tensors_to_save
@@ -129,7 +129,7 @@ def save_trained(
 def _example_call(context: RunContext, folder: Path) -> str:
     """Return the example code of a model card, which calls the model in ``folder``."""
     records = next(iter(context.parts.values())).eval if context.parts else []
-    call = example_code(
+    call = python_example(
         f"{folder.parent.name}/{folder.name}",
         [record.prompt or "" for record in records],
         has_chat_template=context.tokenizer.chat_template is not None,

@@ -102,7 +102,7 @@ def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> Pr
         rows["prompt_tokens"],
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,
-        most=max_tokens,
+        max_width=max_tokens,
     )
 
 
