@@ -58,7 +58,7 @@ class Ranks:
     def close(self) -> None:
         """End all connections, and wait for the threads that close them."""
         for monitor in self.monitors:
-            monitor._end(done=True)
+            monitor._send_and_disconnect(done=True)
         until(lambda: not any(monitor._peers for monitor in self.monitors))
 
 
