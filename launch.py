@@ -8,18 +8,18 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from rlhf.base.drive_errors import refusal_of_drive
+from rlhf.base.drive_errors import as_drive_error
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
-from rlhf.config.hydra_errors import explain
-from rlhf.jobs.job import begin, config_of, show_commands, show_plan
-from rlhf.jobs.launch_command import Command, Job, read_job, reading_command
+from rlhf.config.hydra_errors import explain_hydra_error
+from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
+from rlhf.jobs.launch_command import Command, Job, parse_command, read_job
 from rlhf.jobs.launcher_process import set_up_process
 from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import script_name
-from rlhf.runtime.rendezvous import env_rank, is_secondary_node
+from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
 
 ROOT = Path(__file__).parent
 USER_ERROR = 2
@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> float | None:
     except RlhfError as error:
         if job.folder is not None:
             raise  # the sweep's other jobs still run, and Hydra reports which job failed
-        raise SystemExit(complain(error)) from error
+        raise SystemExit(report_error(error)) from error
 
 
 def run(job: Job) -> float | None:
@@ -43,7 +43,7 @@ def run(job: Job) -> float | None:
     script, run_dir = script_name(Path(__file__)), None
     if job.at_a_time is not None:
         end_with_launcher()
-    config, stopped = config_of(job)
+    config, stopped = config_of_job(job)
     if job.is_dry_run:
         show_commands(config, job, script)
         return None
@@ -53,7 +53,7 @@ def run(job: Job) -> float | None:
     elif job.is_plan:
         return show_plan(config, job)
     else:
-        config, run_dir = begin(config, job, stopped)
+        config, run_dir = begin_run(config, job, stopped)
     try:
         if run_dir is not None and job.at_a_time is not None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)
@@ -67,17 +67,17 @@ def run(job: Job) -> float | None:
         raise SystemExit(INTERRUPTED) from None
 
 
-def complain(error: RlhfError) -> int:
+def report_error(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {for_terminal(str(error))}", file=sys.stderr)
-    if env_rank() == 0:
+    if rank_from_environment() == 0:
         from rlhf.runtime import launcher
 
-        launcher.refuse(str(error))
+        launcher.publish_refusal(str(error))
     return USER_ERROR
 
 
-def start(command: Command) -> None:
+def start_jobs(command: Command) -> None:
     """Start the jobs or trials of a command; after a sweep, write a comparison of its jobs."""
     try:
         if command.search is None:
@@ -93,24 +93,24 @@ def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     try:
         set_up_process()
-        leads = env_rank() in {None, 0}
-        with reading_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
+        leads = rank_from_environment() in {None, 0}
+        with parse_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
             sys.argv[1:] = command.words
             if leads or command.search is not None:
-                start(command)
+                start_jobs(command)
             else:
                 from rlhf.runtime import launcher
 
-                launcher.join()  # the run that rank 0 composes and freezes
+                launcher.join_started_ranks()  # the run that rank 0 composes and freezes
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except RlhfError as error:
-        return complain(error)
+        return report_error(error)
     except Exception as error:
-        if (explained := explain(error, sys.argv[1:]) or refusal_of_drive(error)) is None:
+        if (explained := explain_hydra_error(error, sys.argv[1:]) or as_drive_error(error)) is None:
             raise
-        return complain(explained)
+        return report_error(explained)
     return 0
 
 

@@ -40,12 +40,12 @@ from transformers import (
 from rlhf import load_run
 from rlhf.config.choices import Phase, Source
 from rlhf.data.reading import load_datasets
-from rlhf.data.splits import blend, divide
+from rlhf.data.splits import blend_datasets, divide_over_phases
 from rlhf.data.synthetic import (
     POLITE,
     SKILLS,
     GoldComponents,
-    rate,
+    rate_response,
     right_answer,
     skill_of,
     split_response,
@@ -72,13 +72,13 @@ class Answer(NamedTuple):
     @property
     def rating(self) -> GoldComponents:
         """What the judge says of it."""
-        return rate(self.prompt, self.text, ended=self.ended)
+        return rate_response(self.prompt, self.text, ended=self.ended)
 
     @property
     def repaired(self) -> GoldComponents:
         """What the judge says of the same answer with a polite opening, cut at its full stop."""
         _, answer, _ = split_response(self.text)
-        return rate(self.prompt, f" {POLITE[0]} {answer.strip()}.")
+        return rate_response(self.prompt, f" {POLITE[0]} {answer.strip()}.")
 
 
 class Policy(NamedTuple):
@@ -206,13 +206,13 @@ def held_out_prompts(run_dir: Path) -> list[str]:
     config = load_run(run_dir)
     if config.data.source is not Source.synthetic:
         raise SystemExit(f"{run_dir}: only a run with data=synthetic has a judge")
-    divided = divide(
+    divided = divide_over_phases(
         load_datasets(config.data, seed=config.seed),
         split=config.data.split,
         eval_share=config.data.eval_share,
         seed=config.seed,
     )
-    records = blend(divided[Phase.ppo], seed=config.seed).eval
+    records = blend_datasets(divided[Phase.ppo], seed=config.seed).eval
     return [record.prompt for record in records if record.prompt is not None]
 
 

@@ -18,18 +18,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import verify_model
-from rlhf.checkpoint.model_card import results_of
-from rlhf.checkpoint.model_folder import whole_folder
+from rlhf.checkpoint.model_card import results_section
+from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import load_run
-from rlhf.config.one_rank import on_one_rank
+from rlhf.config.one_rank import config_for_one_rank
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.engine.devices import current_ranks, precision_of_weights
@@ -85,12 +85,12 @@ def export_final(
     for form in ("# {}\n", '"{}")'):  # the title, and the call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
         card = card.replace(old, new)
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         if not (source / "adapter_config.json").exists():
             shutil.copytree(source, building, dirs_exist_ok=True)
         else:
             _write_merged(source, building, base=config.model)
-        text = card.rstrip() + results_of(run_dir) + "\n"
+        text = card.rstrip() + results_section(run_dir) + "\n"
         (building / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -104,11 +104,11 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    context = context_of(run_dir)
+    context = context_of_run(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine, source = _build_engine(context, phase)
-    engine.training_state.load(found.reader(ENGINES[phase]))
+    engine.training_state.load(found.tensor_reader(ENGINES[phase]))
     with engine.swap_in_average() if average else nullcontext():
         export = build_export(engine, lora_export=LoraExport.merged, source=source)
         what = f"The {phase} model after step {found.step}."
@@ -134,7 +134,7 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     return checkpoint_folder(run_dir / found[0], step)
 
 
-def push(folder: Path, hub_id: str, *, public: bool) -> str:
+def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
     """Upload a folder to the Hugging Face hub; return its address.
 
     The access token comes from the environment, or from ``hf auth login``.
@@ -179,10 +179,12 @@ def _refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder} exists: choose another folder with --out FOLDER")
 
 
-def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
+def context_of_run(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     """Return the context of a finished run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
-    config = on_one_rank(config, device, precision_of_weights(config.hardware.dtype, device))
+    config = config_for_one_rank(
+        config, device, precision_of_weights(config.hardware.dtype, device)
+    )
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -196,7 +198,7 @@ def context_of(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     )
 
 
-def _without_processes(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
+def _replace_process_rewards(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
     """Replace rewards that would start a process; an export scores no answers."""
     return {
         name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
@@ -216,7 +218,7 @@ def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSourc
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy, policy_source(context.config)
         case Phase.ppo:
-            rewards = _without_processes(context.config.rewards)
+            rewards = _replace_process_rewards(context.config.rewards)
             engine = RLHFEngine(replace(context.config, rewards=rewards), context.ranks)
             return engine.actor, engine.policy_source
 
@@ -232,26 +234,28 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead; no folder stays")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _export(options))
+    return run_to_exit_code(lambda: _export(options))
 
 
 def _export(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
-    options.run_dir = user_path(options.run_dir, key="RUN_DIR")
+    options.run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     if options.push is None:
-        folder = user_path(options.out or options.run_dir / "exported", key="--out").resolve()
-        _write(options, folder)
+        folder = expand_user_path(
+            options.out or options.run_dir / "exported", key="--out"
+        ).resolve()
+        _write_chosen_model(options, folder)
         console.say(f"wrote {folder}")
         return
     if options.out is not None or options.push.count("/") != 1:
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, options.push)  # the model card names the last two parts
-        _write(options, folder)
-        console.say(f"uploaded to {push(folder, options.push, public=options.public)}")
+        _write_chosen_model(options, folder)
+        console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
 
 
-def _write(options: argparse.Namespace, folder: Path) -> None:
+def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
     if options.checkpoint is None:
         export_final(options.run_dir, folder, phase=options.phase, average=options.average)
     else:

@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
-from rlhf.config.cpu_rates import cpu_rates, keep_rates
+from rlhf.config.cpu_rates import cpu_rates, store_rates
 from tests.pretend_cuda.gpu import Gpu, load
 from tests.quick_hydra import compose_quickly
 
@@ -75,7 +75,7 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Keep tokenised data away from the user's own cache; no run needs to measure the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLHF_CACHE", str(tmp_path_factory.mktemp("cache")))
-        keep_rates(replace(cpu_rates(), is_measured=True))
+        store_rates(replace(cpu_rates(), is_measured=True))
         yield
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.types import Engine, StepReport
-from rlhf.checkpoint.streaming import saved_tensors
+from rlhf.checkpoint.streaming import tensors_to_save
 
 
 def whole_state(engine: Engine, of: nn.Module | None = None) -> dict[str, Tensor]:
     """Copies of all that would be saved of a module of the engine; every rank must call it."""
-    tensors = saved_tensors(engine.module if of is None else of)
+    tensors = tensors_to_save(engine.module if of is None else of)
     return {name: tensor.clone() for name, tensor in engine.stream_state(tensors)}
 
 

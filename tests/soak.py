@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rlhf.gpu_check.equal_runs import differences
+from rlhf.gpu_check.equal_runs import differing_files
 from tests.rewards.endpoint import endpoint
 from tests.runs import ROOT, TINY_RUN, launch, start
 
@@ -148,7 +148,7 @@ def soak_run(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, l
     run(*words, f"run_dir={whole}", cwd=folder, popen=how["popen"])
     words += [*EVERY_STEP, f"run_dir={killed}"]
     in_saves = soak(killed, words, lines=progress(whole), **how)
-    return in_saves, differences(whole, killed) + leavings(killed, killed.name)
+    return in_saves, differing_files(whole, killed) + leavings(killed, killed.name)
 
 
 def soak_sweep(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int, list[str]]:
@@ -168,7 +168,7 @@ def soak_sweep(folder: Path, overrides: Sequence[str], **how: Any) -> tuple[int,
         with one_core():
             run(f"resume={alone}", cwd=folder, popen=how["popen"])
         found += [
-            f"{job.name}: {name}" for name in differences(job, alone) if name not in OF_SWEEPS
+            f"{job.name}: {name}" for name in differing_files(job, alone) if name not in OF_SWEEPS
         ]
     return in_saves, found
 

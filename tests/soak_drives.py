@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf.gpu_check.equal_runs import differences
+from rlhf.gpu_check.equal_runs import differing_files
 from tests.runs import ROOT, TINY_RUN, python
 
 NUMBERS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
@@ -74,7 +74,7 @@ def main() -> int:
     for number in NUMBERS:
         run_dir = folder / errno.errorcode[number]
         bad += faults(run_dir, [(name, number) for name in names], print)
-        if found := differences(folder / "whole", run_dir):
+        if found := differing_files(folder / "whole", run_dir):
             print(f"DIFFERENT: {', '.join(found)}")
             bad += 1
     print(f"{len(names)} files, {len(NUMBERS)} errors: {bad} faults")

@@ -28,7 +28,7 @@ from typing import Any
 from tests.killer import PATH
 from tests.rollout.decoder_checks import FAMILIES
 from tests.runs import ROOT, TINY_RUN, launch, launch_on_gpu, metrics
-from tests.soak import differences
+from tests.soak import differing_files
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]  # setting -> value -> overrides
 Row = Mapping[str, str]
@@ -164,7 +164,7 @@ def check(folder: Path, until: float, axes: Axes, row: Row) -> str:
     elif "continues after step 1" not in resumed.stdout:
         answer = f"FAILED: nothing to continue from: {resumed.stdout}"
     else:
-        wrong = differences(whole, killed) + apart(whole, cpu, is_half=row["dtype"] != "fp32")
+        wrong = differing_files(whole, killed) + apart(whole, cpu, is_half=row["dtype"] != "fp32")
         answer = f"DIFFERENT: {'; '.join(wrong)}" if wrong else ""
     print(f"{name}: {answer or 'equal'} ({time.monotonic() - began:.0f} s)", flush=True)
     return answer

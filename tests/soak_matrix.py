@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from rlhf.gpu_check.equal_runs import differences
+from rlhf.gpu_check.equal_runs import differing_files
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, launch
 
@@ -65,7 +65,7 @@ def compare(folder: Path, overrides: Sequence[str], phases: Sequence[str]) -> st
         words = [f"resume={killed}"]
     if run.returncode or resumed.returncode:
         return f"FAILED: {run.stderr}{resumed.stderr}"
-    found = differences(whole, killed)
+    found = differing_files(whole, killed)
     return f"DIFFERENT: {', '.join(found)}" if found else "equal"
 
 

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from rlhf.base.cpu import multiplies_fp16
-from rlhf.config.freeze import freeze, to_run_config
+from rlhf.config.freeze import to_run_config, write_frozen_config
 from tests.conftest import Compose
 from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models
@@ -216,7 +216,7 @@ def test_a_value_that_is_a_secret_is_written_nowhere(
     answer, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     (tmp_path / "old").mkdir()
-    freeze(to_run_config(compose(TINY_RUN)), tmp_path / "old")
+    write_frozen_config(to_run_config(compose(TINY_RUN)), tmp_path / "old")
     monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
     monkeypatch.setenv("WHICH", "MY_PASSWORD")
     asked = [] if words == ["resume=old"] else TINY_RUN

@@ -18,7 +18,7 @@ from rlhf.checkpoint.model_card import origin_sections
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.checkpoint.results import phase_result_path, write_json
-from rlhf.config.freeze import freeze, keep_command, to_run_config
+from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.export import main
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.lora import LoraSpec, save_adapter
@@ -73,8 +73,8 @@ def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
     words = ["experiment=smoke", "ppo.kl_ctl=0.3", "name=a|b"]
     folder, base = tmp_path / "run", tmp_path / "base"
     folder.mkdir()
-    freeze(to_run_config(compose(words)), folder)
-    keep_command([*words, "run_dir=x", f"model.path={TOKEN}"], folder)
+    write_frozen_config(to_run_config(compose(words)), folder)
+    write_command([*words, "run_dir=x", f"model.path={TOKEN}"], folder)
     write_json(phase_result_path(folder, "ppo"), {"score_after": 1.25, "seconds": 3.0})
     tokenizer = small_tokenizer()
     save_base(base, "llama", tokenizer)
@@ -148,7 +148,7 @@ def keeps_checkpoint(folder: Path, *words: str, compose: Compose) -> Path:
     small_tokenizer().save_pretrained(run_dir / "tokenizer")
     paths = ["model=pretrained", "model@reward_model=pretrained", "phase=ppo"]
     paths += [f"model.path={folder / 'policy'}", f"reward_model.path={folder / 'reward'}"]
-    freeze(to_run_config(compose([*paths, *words])), run_dir)
+    write_frozen_config(to_run_config(compose([*paths, *words])), run_dir)
     engine = RLHFEngine(replace(to_run_config(compose([*paths, "ppo.steps=1"])), run_dir=None))
     streams = {name: each.training_state.stream() for name, each in engine.trained_engines.items()}
     write_checkpoint(run_dir / "ppo", 1, streams, {}, wanted_bytes=0)

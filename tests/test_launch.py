@@ -221,7 +221,7 @@ def test_only_the_first_rank_composes(
 ) -> None:
     called = []
     monkeypatch.setattr(app, "main", lambda: called.append("main"))
-    monkeypatch.setattr("rlhf.runtime.launcher.join", lambda: called.append("join"))
+    monkeypatch.setattr("rlhf.runtime.launcher.join_started_ranks", lambda: called.append("join"))
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)

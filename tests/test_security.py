@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import FORMS
-from rlhf.config.freeze import keep_command, to_run_config
-from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets
+from rlhf.config.freeze import to_run_config, write_command
+from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets_in_command
 from rlhf.config.run_dir import refuse_links
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
@@ -128,9 +128,9 @@ SECRET_ENVIRONMENT = {"MY_PASSWORD": "correcthorsebattery", "PIN_KEY": "12345678
 )
 def test_a_command_that_reads_a_secret_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="is or holds a key") as caught:
-        refuse_secrets(["seed=1", word], SECRET_ENVIRONMENT)
+        refuse_secrets_in_command(["seed=1", word], SECRET_ENVIRONMENT)
     assert str(caught.value).startswith(f"{word}: ")
-    refuse_secrets([word], {})
+    refuse_secrets_in_command([word], {})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_link_in_a_new_run_directory_is_replaced(tmp_path: Path) -> None:
     other.write_text("kept")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "command.txt").symlink_to(other)
-    keep_command(["seed=1"], tmp_path / "run")
+    write_command(["seed=1"], tmp_path / "run")
     assert other.read_text() == "kept"
     assert (tmp_path / "run" / "command.txt").read_text() == "python launch.py seed=1\n"
 

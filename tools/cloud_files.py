@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlhf.base.command import exit_code
+from rlhf.base.command import run_to_exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.choices import Device
-from rlhf.config.hydra_errors import explain, parse_override
+from rlhf.config.hydra_errors import explain_hydra_error, to_hydra_override
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime.launch_mode import Program, launch_commands
 from tools.docs.pages import composed
@@ -123,13 +123,13 @@ def write(folder: Path, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: if the overrides are wrong, or start one process, which needs no launcher.
     """
-    words = [parse_override(word) for word in overrides]
+    words = [to_hydra_override(word) for word in overrides]
     try:
         config = composed(CONF, *words)
     except RlhfError:
         raise
     except Exception as error:
-        raise explain(error, words) or error from error
+        raise explain_hydra_error(error, words) or error from error
     if config.hardware.nodes == config.hardware.ranks_per_node == 1:
         raise ConfigError(
             "hardware.nodes=1 with hardware.ranks_per_node=1: one process needs no launcher; "
@@ -142,4 +142,4 @@ def write(folder: Path, overrides: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: write(Path(sys.argv[1]), sys.argv[2:])))
+    sys.exit(run_to_exit_code(lambda: write(Path(sys.argv[1]), sys.argv[2:])))

@@ -38,7 +38,7 @@ def is_transient(error: BaseException) -> bool:
     return system_error_number(error) in TRANSIENT
 
 
-def retrying(attempt: Callable[[], T]) -> T:
+def retry_transient_errors(attempt: Callable[[], T]) -> T:
     """Return the result of ``attempt``; call it up to four times while errors are transient."""
     for seconds in WAITS:
         try:
@@ -51,7 +51,7 @@ def retrying(attempt: Callable[[], T]) -> T:
 
 
 @contextmanager
-def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
+def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a path for a new file, link or folder, which replaces ``path`` if the block succeeds.
 
     A reader sees the old content or the new content, and a failed block leaves the old content.
@@ -71,7 +71,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
             aside.replace(path)
         _remove(building)
         yield building
-        retrying(lambda: _put_in_place(building, path, aside))
+        retry_transient_errors(lambda: _move_into_place(building, path, aside))
     except Exception as error:
         number, named = system_error_number(error), str(getattr(error, "filename", None) or "")
         if number is None or (named and not named.startswith(str(building))):
@@ -84,7 +84,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
             _remove(building)
 
 
-def _put_in_place(building: Path, path: Path, aside: Path) -> None:
+def _move_into_place(building: Path, path: Path, aside: Path) -> None:
     if building.is_file() and not building.is_symlink():
         with building.open("rb") as file:
             os.fsync(file.fileno())  # otherwise a power cut could leave an empty file

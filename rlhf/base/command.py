@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR, RlhfError
-from rlhf.base.lasting_output import outlast_output
+from rlhf.base.lasting_output import survive_output_errors
 from rlhf.base.safe_text import for_terminal
 
 
@@ -21,11 +21,11 @@ def command_parser(module: str, description: str | None) -> argparse.ArgumentPar
     )
 
 
-def exit_code(work: Callable[[], None]) -> int:
+def run_to_exit_code(work: Callable[[], None]) -> int:
     """Run ``work``; return 0, or 2 after printing the message of an error that a user can fix."""
-    outlast_output()
+    survive_output_errors()
     try:
-        with explaining_drive():
+        with convert_drive_errors():
             work()
     except RlhfError as error:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 
 CPUINFO = Path("/proc/cpuinfo")
 MAX_ISA = "RLHF_MAX_CPU_ISA"
@@ -65,7 +65,7 @@ class Cpu(NamedTuple):
 
     @property
     def isa(self) -> Isa:
-        """Return the highest level of which all flags, and all flags of lower levels, are set."""
+        """Return the highest level whose flags, and those of all lower levels, the CPU has."""
         if "asimd" in self.flags:
             return Isa.avx2
         found = Isa.none
@@ -115,7 +115,7 @@ def require_linux() -> None:
         )
 
 
-def cap_libraries() -> None:
+def cap_onednn_isa() -> None:
     """Cap oneDNN, which multiplies torch's matrices, at RLHF_MAX_CPU_ISA; call before torch loads.
 
     Raises:
@@ -148,9 +148,9 @@ def multiplies_fp16(cpu: Cpu | None = None) -> bool:
 
 def cache_folder() -> Path:
     """Return the folder of the kernels compiled, and the numbers measured, for this machine."""
-    return user_path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf", key="RLHF_CACHE")
+    return expand_user_path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf", key="RLHF_CACHE")
 
 
-def cores() -> int:
+def num_usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -16,15 +16,15 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Access is not permitted, or the path is of another kind, such as a folder instead of a file.
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
-WAY_ON = "make room, or give another folder that can be written, and repeat the command"
+ADVICE = "make room, or give another folder that can be written, and repeat the command"
 
 
 class DriveError(RlhfError):
     """The error for a drive that does not let this process read or write a file."""
 
 
-def refusal_of_drive(error: BaseException, way_on: str = WAY_ON) -> DriveError | None:
-    """Return a DriveError with file, reason and ``way_on``; None if no drive raised ``error``."""
+def as_drive_error(error: BaseException, advice: str = ADVICE) -> DriveError | None:
+    """Return a DriveError with file, reason and ``advice``; None if no drive raised ``error``."""
     number, file = system_error_number(error), getattr(error, "filename", None)
     is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
     if isinstance(error, RlhfError) or number is None or not is_ours:
@@ -32,13 +32,13 @@ def refusal_of_drive(error: BaseException, way_on: str = WAY_ON) -> DriveError |
     verb = "written" if number in CANNOT_WRITE else "read or written"
     return DriveError(
         f"{file or 'a file'} cannot be {verb} ({os.strerror(number)}). What was complete before "
-        f"is intact; {way_on}"
+        f"is intact; {advice}"
     )
 
 
 @contextmanager
-def explaining_drive(way_on: str = WAY_ON) -> Iterator[None]:
-    """Convert errors of a drive in the block to a DriveError that ends in ``way_on``.
+def convert_drive_errors(advice: str = ADVICE) -> Iterator[None]:
+    """Convert errors of a drive in the block to a DriveError that ends in ``advice``.
 
     Raises:
         DriveError: with the file and the reason. Every other error is unchanged.
@@ -46,6 +46,6 @@ def explaining_drive(way_on: str = WAY_ON) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (refusal := refusal_of_drive(error, way_on)) is None:
+        if (refusal := as_drive_error(error, advice)) is None:
             raise
         raise refusal from error

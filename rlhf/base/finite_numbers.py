@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def finite(value: object) -> object:
+def replace_non_finite(value: object) -> object:
     """Return ``value`` with None in place of numbers that are not finite, at any depth."""
     if isinstance(value, Mapping):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: replace_non_finite(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [finite(each) for each in value]
+        return [replace_non_finite(each) for each in value]
     if isinstance(value, tuple):
-        return tuple(finite(each) for each in value)
+        return tuple(replace_non_finite(each) for each in value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

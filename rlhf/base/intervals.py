@@ -18,7 +18,10 @@ SIMPSON = 400  # subintervals for Simpson's rule, an even number
 
 
 class Estimate(NamedTuple):
-    """A mean and its 95 % interval's half-width, which is NaN for one value or a mean of NaN."""
+    """A mean and the half-width of its 95 % confidence interval.
+
+    The half-width is NaN for a single value and for a mean of NaN.
+    """
 
     mean: float
     half: float
@@ -48,7 +51,7 @@ def mean_of(values: Sequence[float]) -> float:
         return math.nan
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def mean_with_interval(values: Sequence[float]) -> Estimate:
     """Return the mean of independent values with Student's 95 % interval.
 
     Raises:
@@ -56,16 +59,16 @@ def estimate(values: Sequence[float]) -> Estimate:
     """
     if not values:
         raise ValueError("a mean needs at least one value")
-    mean, freedom = mean_of(values), len(values) - 1
-    if not freedom or not math.isfinite(mean):
+    mean, degrees = mean_of(values), len(values) - 1
+    if not degrees or not math.isfinite(mean):
         return Estimate(mean, math.nan, len(values))
-    half = t_quantile(freedom) * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(degrees) * statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(mean, half, len(values))
 
 
 def mean_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Return the mean of after - before over paired values, with its 95 % interval."""
-    return estimate([b - a for a, b in zip(before, after, strict=True)])
+    return mean_with_interval([b - a for a, b in zip(before, after, strict=True)])
 
 
 def wilson_interval(successes: float, total: float) -> tuple[float, float]:
@@ -86,31 +89,33 @@ def wilson_interval(successes: float, total: float) -> tuple[float, float]:
 
 
 @cache
-def t_quantile(freedom: float) -> float:
+def t_quantile(degrees: float) -> float:
     """Return the 97.5 % quantile of Student's t distribution, exact to about 1e-8.
 
     Raises:
         ValueError: if there is less than one degree of freedom.
     """
-    if freedom < 1:
-        raise ValueError(f"{freedom} degrees of freedom: at least one is needed")
+    if degrees < 1:
+        raise ValueError(f"{degrees} degrees of freedom: at least one is needed")
     low, high = 0.0, 16.0  # the largest, for one degree of freedom, is 12.7
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _share_within(middle, freedom) < LEVEL else (low, middle)
+        low, high = (
+            (middle, high) if _probability_within(middle, degrees) < LEVEL else (low, middle)
+        )
     return (low + high) / 2
 
 
-def _share_within(t: float, freedom: float) -> float:
+def _probability_within(t: float, degrees: float) -> float:
     """Return the probability that a t-distributed number lies between -t and t.
 
-    The substitution x = sqrt(freedom) tan(angle) makes the density a power of the cosine, which is
+    The substitution x = sqrt(degrees) tan(angle) makes the density a power of the cosine, which is
     integrated by Simpson's rule.
     """
-    width = math.atan(t / math.sqrt(freedom)) / SIMPSON
+    width = math.atan(t / math.sqrt(degrees)) / SIMPSON
     inner = (2 + 2 * (i % 2) for i in range(1, SIMPSON))
-    heights = [math.cos(i * width) ** (freedom - 1) for i in range(SIMPSON + 1)]
+    heights = [math.cos(i * width) ** (degrees - 1) for i in range(SIMPSON + 1)]
     weights = [1, *inner, 1]
     area = math.fsum(w * h for w, h in zip(weights, heights, strict=True)) * width / 3
-    ratio = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2))
+    ratio = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
     return 2 * area * ratio / math.sqrt(math.pi)

@@ -26,7 +26,7 @@ class _LastingFile(io.FileIO):
             return len(data)
 
 
-def outlast_output() -> None:
+def survive_output_errors() -> None:
     """Keep this process running if stdout or stderr fails: `| head`, full drive, lost terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

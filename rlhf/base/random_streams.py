@@ -40,9 +40,9 @@ class Shuffle:
     def batch(self, step: int, batch_size: int) -> list[int]:
         """Return the example indices of batch ``step``; steps may be requested in any order."""
         first = step * batch_size
-        return [self._at(position) for position in range(first, first + batch_size)]
+        return [self._example_at(position) for position in range(first, first + batch_size)]
 
-    def _at(self, position: int) -> int:
+    def _example_at(self, position: int) -> int:
         epoch, place = divmod(position, self._size)
         if epoch != self._epoch:
             generator = random_stream(self._seed, "epoch", epoch)

@@ -49,7 +49,7 @@ SHORTEST = 8  # characters of a secret in the environment: shorter values are or
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Replace in ``text`` what looks like a key or password, or is one in ``environment``."""
+    """Return ``text`` without secrets: those in ``environment``, and what looks like a secret."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):
@@ -59,14 +59,14 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
     return text
 
 
-def printable(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Return ``text`` without control characters, which could command a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def for_terminal(text: str) -> str:
     """Return ``text`` without control characters, and without secrets (os.environ included)."""
-    return printable(redact(text, os.environ))
+    return strip_control_characters(redact(text, os.environ))
 
 
 def print_traceback(

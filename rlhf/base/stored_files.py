@@ -153,10 +153,10 @@ def read_lines(path: Path, form: Form) -> Iterator[Any]:
     Raises:
         DamagedFileError: if a line has another form; the message names the line and the place.
     """
-    return (value for _, value in raw_lines(path, form))
+    return (value for _, value in read_raw_lines(path, form))
 
 
-def raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
+def read_raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
     """Yield, for each value of ``read_lines``, the line's bytes without its end, and the value."""
     # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
     *whole, torn = (read_bytes(path) or b"").split(b"\n")

@@ -37,11 +37,11 @@ def _is_safe_path(real: Path, path: Path) -> bool:
 
 
 def _others_can_write(found: os.stat_result) -> bool:
-    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
+    by_group = found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)
     return bool(found.st_mode & stat.S_IWOTH or by_group)
 
 
-def _is_own_group(number: int) -> bool:
+def _is_private_group(number: int) -> bool:
     """Return True for the group that many systems create for each user, with the user's name."""
     try:
         user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(number)

@@ -82,7 +82,7 @@ class PreferenceBatch(NamedTuple):
     chosen: SequenceBatch
     rejected: SequenceBatch
 
-    def both(self) -> SequenceBatch:
+    def concatenate(self) -> SequenceBatch:
         """Return all chosen sequences, then all rejected sequences, for one pass over both."""
         return SequenceBatch(*map(torch.cat, zip(self.chosen, self.rejected, strict=True)))
 
@@ -162,7 +162,7 @@ class TokenPositions(NamedTuple):
     ids_N: Tensor
 
     @classmethod
-    def of(cls, batch: SequenceBatch) -> TokenPositions:
+    def from_batch(cls, batch: SequenceBatch) -> TokenPositions:
         """Return the positions of all kept tokens except in column 0, which nothing predicts."""
         rows_N, columns_N = batch.keep_BS[:, 1:].nonzero(as_tuple=True)
         return cls(rows_N, columns_N, batch.ids_BS[rows_N, columns_N + 1])
@@ -254,7 +254,7 @@ class Engine(Model, Protocol):
         """Return the tensors that training changes: masters, moments and moving average."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the other state that training changes, such as step counters, as JSON values."""
+        """Return what training changes besides tensors, such as step counters, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Restore a ``state`` that ``state_dict`` returned."""

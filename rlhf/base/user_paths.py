@@ -9,7 +9,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 
 
-def user_path(name: str | Path, *, key: str) -> Path:
+def expand_user_path(name: str | Path, *, key: str) -> Path:
     """Return the path ``name``, the value of ``key``, with ``~`` replaced by the home folder.
 
     Raises:

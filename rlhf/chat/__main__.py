@@ -17,20 +17,23 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from rlhf.base.command import command_parser, exit_code
-from rlhf.base.safe_text import for_terminal, printable
-from rlhf.base.user_paths import user_path
+from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.safe_text import for_terminal, strip_control_characters
+from rlhf.base.user_paths import expand_user_path
 
 
-def converse(take: Callable[[str], bool], read: Callable[[], str]) -> None:
-    """Pass lines to ``take`` until it returns False, input ends, or Ctrl-C comes at the prompt."""
+def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], bool]) -> None:
+    """Read and handle lines until ``handle_line`` returns False.
+
+    The end of the input, or Ctrl-C at the prompt, ends the loop too.
+    """
     while True:
         try:
-            line = read()
+            line = read_line()
         except (EOFError, KeyboardInterrupt):
             return
         try:
-            if not take(line):
+            if not handle_line(line):
                 return
         except KeyboardInterrupt:  # while models are loaded
             continue
@@ -45,11 +48,11 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     import torch
     import transformers
 
-    from rlhf.chat.dialogue import Dialogue, temperature_of
+    from rlhf.chat.dialogue import Dialogue, parse_temperature
     from rlhf.chat.run_models import RunModels
 
     def write(text: str) -> None:
-        out.write(printable(text))
+        out.write(strip_control_characters(text))
         out.flush()
 
     def say(text: str) -> None:
@@ -61,10 +64,10 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.manual_seed(options.seed)
     else:
         torch.seed()
-    models = RunModels(user_path(options.run_dir, key="RUN_DIR"), options.model)
+    models = RunModels(expand_user_path(options.run_dir, key="RUN_DIR"), options.model)
     sampling = models.sampling
     given = sampling.temperature if options.temperature is None else options.temperature
-    sampling = replace(sampling, temperature=temperature_of("--temperature", str(given)))
+    sampling = replace(sampling, temperature=parse_temperature(str(given), option="--temperature"))
     if options.max_tokens is not None:
         sampling = replace(sampling, max_tokens=options.max_tokens)
     dialogue = Dialogue(models, sampling, write=write, say=say)
@@ -75,7 +78,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         say(f"{models.folder}: temperature {sampling.temperature:g}. /help lists the commands.")
         if not models.talker.has_turns:
             say("Trained on prompts without turns: each line is a prompt by itself.")
-    converse(dialogue.take, lambda: input("> " if is_terminal else ""))
+    run_chat_loop(lambda: input("> " if is_terminal else ""), dialogue.handle_line)
     if is_terminal:
         say("")
 
@@ -94,9 +97,9 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    answers, notices = sys.stdout, sys.stderr  # the streams before exit_code replaces them
+    answers, notices = sys.stdout, sys.stderr  # the streams before run_to_exit_code replaces them
     try:
-        return exit_code(lambda: chat(options, answers, notices))
+        return run_to_exit_code(lambda: chat(options, answers, notices))
     except BrokenPipeError:  # the reader of the answers has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -42,7 +42,7 @@ class Dialogue:
         self._system: list[ChatMessage] = []
         self._messages: list[ChatMessage] = []
         self._said: set[str] = set()  # notices that were printed and are not repeated
-        positions = models.talker.positions
+        positions = models.talker.num_positions
         if sampling.max_tokens < 1:
             raise ConfigError(f"--max-tokens={sampling.max_tokens}: must be at least 1")
         if positions is not None and sampling.max_tokens >= positions:
@@ -51,7 +51,7 @@ class Dialogue:
                 f"{positions} positions; use less than {positions}"
             )
 
-    def take(self, line: str) -> bool:
+    def handle_line(self, line: str) -> bool:
         """Answer a message or follow a command; return False if the command ends the chat."""
         command, _, text = line.rstrip().partition(" ")
         text = text.strip()
@@ -84,7 +84,7 @@ class Dialogue:
             case "/regenerate":
                 self._regenerate()
             case "/compare":
-                self._compare(text)
+                self._compare_policies(text)
             case _:
                 self._say(f"{command}: no such command; /help lists them")
 
@@ -92,7 +92,7 @@ class Dialogue:
         """Answer the last message of ``asked``; store ``asked`` and the answer as conversation."""
         talker = self._models.talker
         ids = self._drop_oldest_turns(talker, asked)
-        answer = self._stream(talker, ids)
+        answer = self._stream_answer(talker, ids)
         if answer.text:
             self._messages = [*asked, _message("assistant", answer.text)]
 
@@ -104,24 +104,25 @@ class Dialogue:
         """
         while True:
             ids = talker.prompt_ids([*self._system, *asked])
-            if talker.positions is None:
+            if talker.num_positions is None:
                 return ids
-            room = talker.positions - self._sampling.max_tokens
+            room = talker.num_positions - self._sampling.max_tokens
             if len(ids) <= room:
                 return ids
             if len(asked) == 1:
                 raise ConfigError(
-                    f"the message takes {len(ids)} tokens, and the context of {talker.positions} "
-                    f"tokens has room for {room} beside the answer; shorten it"
+                    f"the message takes {len(ids)} tokens, and the context of "
+                    f"{talker.num_positions} tokens has room for {room} beside the answer; "
+                    "shorten it"
                     + (", or remove the system message with /system" if self._system else "")
                 )
             del asked[:2]
             self._say_once(
-                f"The conversation is longer than the context of {talker.positions} tokens: the "
-                "oldest turns are dropped from here on."
+                f"The conversation is longer than the context of {talker.num_positions} tokens: "
+                "the oldest turns are dropped from here on."
             )
 
-    def _stream(self, talker: Talker, ids: list[int]) -> Reply:
+    def _stream_answer(self, talker: Talker, ids: list[int]) -> Reply:
         answer = talker.answer(ids, self._sampling, self._write)
         self._write("\n")
         match answer.why:
@@ -142,7 +143,7 @@ class Dialogue:
         self._say("The system message is set." if text else "There is no system message.")
 
     def _set_temperature(self, text: str) -> None:
-        temperature = temperature_of("/temperature", text)
+        temperature = parse_temperature(text, option="/temperature")
         self._sampling = replace(self._sampling, temperature=temperature)
         self._say(f"The temperature is {temperature:g}.")
 
@@ -151,7 +152,7 @@ class Dialogue:
             raise ConfigError("/regenerate: there is no answer yet")
         self._answer(self._messages[:-1])
 
-    def _compare(self, text: str) -> None:
+    def _compare_policies(self, text: str) -> None:
         """Answer ``text`` or the last message with two policies; do not change the conversation."""
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
         if not asked:
@@ -159,7 +160,7 @@ class Dialogue:
         for name, talker in self._models.iterate_compared_models():
             self._write(f"{name}:\n")
             ids = self._drop_oldest_turns(talker, asked)
-            answer = self._stream(talker, ids)
+            answer = self._stream_answer(talker, ids)
             if answer.why == "stopped":
                 return
             score = self._models.score(talker, ids, answer)
@@ -172,8 +173,8 @@ class Dialogue:
             self._say(notice)
 
 
-def temperature_of(source: str, text: str) -> float:
-    """Return the temperature that ``text`` gives; ``source`` is the option or command.
+def parse_temperature(text: str, *, option: str) -> float:
+    """Return the temperature in ``text``; an error names ``option``, where the user typed it.
 
     Raises:
         ConfigError: if it is not a number of at least 0.
@@ -183,7 +184,7 @@ def temperature_of(source: str, text: str) -> float:
     except ValueError:
         temperature = -1.0
     if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"{source} {text}: must be a number of at least 0")
+        raise ConfigError(f"{option} {text}: must be a number of at least 0")
     return temperature
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.chat.talker import Reply, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Dtype
@@ -74,7 +74,7 @@ class RunModels:
     @property
     def talker(self) -> Talker:
         """Return the chosen policy."""
-        return self._talker(self.folder)
+        return self._load_talker(self.folder)
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
         """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen.
@@ -87,10 +87,10 @@ class RunModels:
         if later == sft or not sft.is_dir():
             raise CheckpointError(
                 f"/compare needs sft/model and a policy that started from it; {self.run_dir} has "
-                f"{self._policies()}"
+                f"{self._policy_names()}"
             )
         for folder in (sft, later):
-            yield f"{folder.parent.name}/{folder.name}", self._talker(folder)
+            yield f"{folder.parent.name}/{folder.name}", self._load_talker(folder)
 
     def score(self, talker: Talker, prompt_ids: list[int], answer: Reply) -> float | None:
         """Return the reward model's score of an answer; None if the run has no reward model.
@@ -114,14 +114,16 @@ class RunModels:
         if not folder.is_dir():
             return None
         scorer = build_scorer(
-            self._source(folder, "reward_model"), load_tokenizer(folder, key=RUN_FOLDER), seed=0
+            self._model_source(folder, "reward_model"),
+            load_tokenizer(folder, key=RUN_FOLDER),
+            seed=0,
         )
         return self._move_to_device(scorer)
 
-    def _talker(self, folder: Path) -> Talker:
+    def _load_talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:
-            tokenizer = load_tokenizer(folder, key=self._key(folder))
-            model = build_actor(self._source(folder, "model"), tokenizer, seed=0)
+            tokenizer = load_tokenizer(folder, key=self._key_for_errors(folder))
+            model = build_actor(self._model_source(folder, "model"), tokenizer, seed=0)
             model = self._move_to_device(model)
             stop = self._keys.get("rollout.stop") or ()
             self._talkers[folder] = Talker(model, tokenizer, stop=stop)
@@ -136,7 +138,7 @@ class RunModels:
             parameter.data = parameter.data.to(self._device, self._dtype)
         return model.to(self._device).eval()
 
-    def _source(self, folder: Path, group: str) -> ModelSource:
+    def _model_source(self, folder: Path, group: str) -> ModelSource:
         """Return the source of a model; the run may trust the code of its own models.
 
         Raises:
@@ -145,36 +147,36 @@ class RunModels:
         verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(
-            key=self._key(folder),
+            key=self._key_for_errors(folder),
             path=str(folder),
             attention=self._keys.get(f"{group}.attention"),
             trust_remote_code=trusts and folder.is_relative_to(self.run_dir),
         )
 
-    def _key(self, folder: Path) -> str:
+    def _key_for_errors(self, folder: Path) -> str:
         """Return the key or option that error messages give for the model in ``folder``."""
         return RUN_FOLDER if folder.is_relative_to(self.run_dir) else "--model"
 
     def _find_policy_folder(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
-            return _language_model(user_path(choice, key="--model"))
+            return _require_language_model(expand_user_path(choice, key="--model"))
         places = POLICIES if choice is None else NAMES[choice]
         for place in places:
             if (self.run_dir / place).is_dir():
                 return self.run_dir / place
         raise CheckpointError(
-            f"{self.run_dir} has no {' or '.join(places)} to chat with, only {self._policies()}; "
-            "wait until the phase has finished, continue the run with "
-            f"python launch.py resume={self.run_dir}, or choose a model with --model"
+            f"{self.run_dir} has no {' or '.join(places)} to chat with, only "
+            f"{self._policy_names()}; wait until the phase has finished, continue the run "
+            f"with python launch.py resume={self.run_dir}, or choose a model with --model"
         )
 
-    def _policies(self) -> str:
+    def _policy_names(self) -> str:
         places = [place for each in NAMES.values() for place in each]
         return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
 
 
-def _language_model(folder: Path) -> Path:
+def _require_language_model(folder: Path) -> Path:
     """Return ``folder`` after checking that it holds a language model, whole or as an adapter."""
     config = folder / "config.json"
     if not (config.is_file() or (folder / "adapter_config.json").is_file()):

@@ -48,7 +48,7 @@ class Talker:
         return self.tokenizer.chat_template is not None
 
     @property
-    def positions(self) -> int | None:
+    def num_positions(self) -> int | None:
         """Return the number of tokens that the model can read and write; None: no limit."""
         limit: int | None = getattr(self._model.config, "max_position_embeddings", None)
         return limit
@@ -79,7 +79,7 @@ class Talker:
 
         Temperature 0 always takes the likeliest token.
         """
-        streamer = _streamer(self.tokenizer, write)
+        streamer = _build_streamer(self.tokenizer, write)
         stop, has_ended = StopTexts(self.tokenizer, self._stop), [False]
 
         def ends(ids_1S: Tensor, *_: object, **__: object) -> Tensor:
@@ -122,7 +122,7 @@ class Talker:
         )
 
 
-def _streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any:
+def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any:
     """Return a streamer for ``generate`` that keeps ``ids`` and ``text``, and writes the text."""
     from transformers import TextStreamer
 

@@ -24,7 +24,7 @@ class BestStep:
     waits: int = 0
 
     @classmethod
-    def of(cls, config: CheckpointConfig, phase: Phase) -> BestStep:
+    def before_first_evaluation(cls, config: CheckpointConfig, phase: Phase) -> BestStep:
         """Return the state before the first evaluation of ``phase``."""
         is_own = config.best is not None and config.best.startswith(f"{phase}/")
         return cls(config.best if is_own else None, config.patience)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
-from rlhf.checkpoint.manifest import MANIFEST, Identity, check_files, identities
-from rlhf.checkpoint.results import as_json_text, read_object, write_json
+from rlhf.checkpoint.manifest import MANIFEST, Identity, check_files, folder_identities
+from rlhf.checkpoint.results import as_json_text, read_json_object, write_json
 from rlhf.config.choices import Phase
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
@@ -44,7 +44,7 @@ def finish_phase(
     folder = folder or run_dir / phase
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
-        files = identities(folder, skip=NOT_LISTED)
+        files = folder_identities(folder, skip=NOT_LISTED)
     logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
     text = as_json_text(result).encode()
     own: Identity = [len(text), hashlib.sha256(text).hexdigest()]
@@ -63,8 +63,8 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
     folder = run_dir / phase
     if not (folder / MANIFEST).exists():
         return f"{folder} has no {MANIFEST}, since an older version wrote it: it is not verified"
-    with _explaining_repair(folder):
-        manifest = read_object(folder / MANIFEST)
+    with _add_repair_advice(folder):
+        manifest = read_json_object(folder / MANIFEST)
         files = manifest["files"]
         listed = {name.partition("/")[0] for name in files}
         others = {each.name for each in folder.iterdir()} - listed  # files of the user, and STATE
@@ -89,8 +89,8 @@ def verify_model(folder: Path) -> None:
     phase_dir, prefix = folder.parent, f"{folder.name}/"
     if not (phase_dir / RESULT).exists() or not (phase_dir / MANIFEST).exists():
         return
-    with _explaining_repair(phase_dir):
-        files = read_object(phase_dir / MANIFEST)["files"]
+    with _add_repair_advice(phase_dir):
+        files = read_json_object(phase_dir / MANIFEST)["files"]
         own = {name.removeprefix(prefix): files[name] for name in files if name.startswith(prefix)}
         if own:
             check_files(folder, own, skip=())
@@ -136,7 +136,7 @@ def _has_lines(path: Path, phase: str, count: int, digest: str) -> bool:
 
 
 @contextmanager
-def _explaining_repair(phase_dir: Path) -> Iterator[None]:
+def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
     """Add to an error in the block how to repair the phase in ``phase_dir``."""
     try:
         yield
@@ -157,7 +157,7 @@ def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str,
         yield step, {n: math.nan if v is None else v for n, v in values.items() if n != "phase"}
 
 
-def copy_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
+def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
     """Append a phase's lines in the log ``name`` of ``source`` to that log of ``target``."""
     with (target / name).open("ab") as file:
         file.writelines(phase_lines(source / name, phase))

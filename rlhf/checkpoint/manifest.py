@@ -14,7 +14,7 @@ BLOCK = 1 << 22  # bytes hashed at once
 Identity = list[int | str]  # size in bytes, and SHA-256
 
 
-def identity(path: Path, *, flush: bool = False) -> Identity:
+def file_identity(path: Path, *, flush: bool = False) -> Identity:
     """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
@@ -26,9 +26,11 @@ def identity(path: Path, *, flush: bool = False) -> Identity:
     return [size, digest.hexdigest()]
 
 
-def identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
+def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
     """Flush the files in ``folder`` except entries ``skip``; return their identities by path."""
-    return {name: identity(folder / name, flush=True) for name in sorted(_files(folder, skip))}
+    return {
+        name: file_identity(folder / name, flush=True) for name in sorted(_file_paths(folder, skip))
+    }
 
 
 def check_files(
@@ -40,15 +42,15 @@ def check_files(
         CheckpointError: naming the first file that is missing, added or damaged.
         OSError: if a file cannot be read.
     """
-    if odd := sorted(set(_files(folder, skip)) ^ set(files)):
+    if odd := sorted(set(_file_paths(folder, skip)) ^ set(files)):
         raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
     for name, expected in files.items():
         path = folder / name
-        if path.stat().st_size != expected[0] or identity(path) != expected:
+        if path.stat().st_size != expected[0] or file_identity(path) != expected:
             raise CheckpointError(f"{path} is damaged: it is not what was written.")
 
 
-def _files(folder: Path, skip: Container[str]) -> Iterator[str]:
+def _file_paths(folder: Path, skip: Container[str]) -> Iterator[str]:
     """Yield the paths of files in ``folder``; skip hidden files, which only other tools create."""
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts

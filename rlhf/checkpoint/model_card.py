@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.safe_text import redact
-from rlhf.checkpoint.results import finished_phases, phase_result
+from rlhf.checkpoint.results import finished_phases, read_phase_result
 from rlhf.config.choices import Source
-from rlhf.config.freeze import FROZEN, command_words, frozen_keys
+from rlhf.config.freeze import FROZEN, frozen_keys, read_command
 
 PLACES = ("run_dir", "resume")  # keys that do not describe the model
 TIMES = ("seconds", "planned", "measured")
@@ -34,30 +34,32 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
     if not (run_dir / FROZEN).is_file():
         return ""
     keys = frozen_keys(run_dir)
-    words = command_words(run_dir)
+    words = read_command(run_dir)
     command = shlex.join(["python", "launch.py", *words])
     sections = {
         "Command": f"```bash\n{command}\n```" if words else "",
-        "Settings that differ from the presets": table(("key", "value"), _settings(words, keys)),
-        "Data": table(("what", "value"), _data_rows(keys, rows)),
+        "Settings that differ from the presets": markdown_table(
+            ("key", "value"), _settings_of_command(words, keys)
+        ),
+        "Data": markdown_table(("what", "value"), _data_rows(keys, rows)),
         "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
     }
     text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
     return redact(text, os.environ)
 
 
-def results_of(run_dir: Path) -> str:
+def results_section(run_dir: Path) -> str:
     """Return the section with the final metrics of each finished phase."""
     rows = [
         (f"{phase}: {name.replace('_', ' ')}", _format_value(value))
         for phase in finished_phases(run_dir)
-        for name, value in (phase_result(run_dir, phase) or {}).items()
+        for name, value in (read_phase_result(run_dir, phase) or {}).items()
         if name not in TIMES
     ]
-    return f"\n\n## Results\n\n{table(('measure', 'value'), rows)}" if rows else ""
+    return f"\n\n## Results\n\n{markdown_table(('measure', 'value'), rows)}" if rows else ""
 
 
-def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a Markdown table; an empty text if there are no rows."""
     lines = ["| " + " | ".join(map(_escape_cell, row)) + " |" for row in rows]
     head = [_escape_cell(title) for title in titles]
@@ -66,7 +68,9 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     )
 
 
-def _settings(words: Iterable[str], keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _settings_of_command(
+    words: Iterable[str], keys: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield each key that the words of a command set, and the value that the run used."""
     for word in words:
         key, sign, typed = word.lstrip("+~").partition("=")

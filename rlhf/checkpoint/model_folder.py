@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def replace_folder_atomically(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill, which replaces ``folder`` if the block succeeds."""
-    with replacing(folder) as building:
+    with replace_atomically(folder) as building:
         building.mkdir(parents=True)
         yield building
         apply_umask(building)
@@ -41,7 +41,7 @@ def save_model(
     header = ModelCardData(library_name="transformers", tags=["rlhf"]).to_yaml()
     title = f"{folder.parent.name}/{folder.name}"
     card = ModelCard(f"---\n{header}\n---\n\n# {title}\n\n{description}\n")
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         write(building)
         tokenizer.save_pretrained(building)
         card.save(building / "README.md")

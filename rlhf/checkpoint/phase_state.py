@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.base.atomic import is_transient, replacing, retrying
+from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.checkpoint.finished_phase import STATE
-from rlhf.checkpoint.manifest import MANIFEST, check_files, identities, identity
+from rlhf.checkpoint.manifest import MANIFEST, check_files, file_identity, folder_identities
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
     step: int
     state: Mapping[str, Any]
 
-    def reader(self, engine: str) -> Callable[[str, slice], Tensor]:
+    def tensor_reader(self, engine: str) -> Callable[[str, slice], Tensor]:
         """Return a function that reads a slice of a flat tensor of ``engine``, given its name.
 
         Raises:
@@ -89,20 +89,22 @@ def write_checkpoint(
 
     folder = checkpoint_folder(phase_dir, step)
     try:
-        retrying(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
-        free = retrying(lambda: shutil.disk_usage(folder.parent)).free
+        retry_transient_errors(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
+        free = retry_transient_errors(lambda: shutil.disk_usage(folder.parent)).free
         if free < wanted_bytes:
             raise CheckpointError(
                 f"{folder}: a checkpoint needs {wanted_bytes / GIB:.3g} GiB, and "
                 f"{free / GIB:.3g} GiB are free. Earlier checkpoints are intact; make room and "
                 "resume the run, or set checkpoint.every_minutes=null"
             )
-        with replacing(folder) as building:
+        with replace_atomically(folder) as building:
             for engine, stream in streams.items():
                 (building / engine).mkdir(parents=True)
                 write_shards(building / engine, stream, SHARD_BYTES)
-            retrying(lambda: _write_state_and_manifest(building, {"step": step, **state}))
-        retrying(lambda: _flush_folder(folder.parent))
+            retry_transient_errors(
+                lambda: _write_state_and_manifest(building, {"step": step, **state})
+            )
+        retry_transient_errors(lambda: _flush_folder(folder.parent))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         if is_transient(error):
@@ -120,17 +122,17 @@ def _write_state_and_manifest(building: Path, state: Mapping[str, Any]) -> None:
     """Write the state and the manifest beside the tensors, and flush all files to the drive."""
     (building / MANIFEST).unlink(missing_ok=True)  # left by a failed attempt
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
-    files = identities(building)
+    files = folder_identities(building)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
-    identity(building / MANIFEST, flush=True)
+    file_identity(building / MANIFEST, flush=True)
 
 
-def checkpoints(phase_dir: Path) -> list[Path]:
+def checkpoint_folders(phase_dir: Path) -> list[Path]:
     """Return the folders of a phase's checkpoints, verified or not, the latest first."""
     return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
 
 
-def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
+def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
     """Remove unfinished checkpoint folders, and all checkpoints of steps after ``last_step``."""
     last = checkpoint_folder(phase_dir, last_step)
     for folder in (phase_dir / STATE).glob("*step-*"):
@@ -138,9 +140,9 @@ def remove_leavings(phase_dir: Path, *, last_step: int) -> None:
             shutil.rmtree(folder)
 
 
-def latest_valid(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """Return the latest intact checkpoint, or None; ``say`` gets a warning per damaged one."""
-    for folder in checkpoints(phase_dir):
+    for folder in checkpoint_folders(phase_dir):
         try:
             return load_checkpoint(folder)
         except CheckpointError as error:
@@ -159,7 +161,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{manifest} is missing.")
     try:
         check_files(folder, files)
-        found = read_checkpoint(folder)
+        found = load_checkpoint_unverified(folder)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -167,8 +169,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return found
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in ``folder``, which another rank has verified."""
+def load_checkpoint_unverified(folder: Path) -> Checkpoint:
+    """Return the checkpoint in ``folder`` without verifying it; rank 0 has verified it."""
     state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
     return Checkpoint(folder, state["step"], state)
 

@@ -25,22 +25,22 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import cache_folder, read_cpu
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.safe_text import for_terminal
 from rlhf.base.trust import is_trusted
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import (
     RESULT,
     STATE,
-    copy_lines,
+    copy_phase_lines,
     finish_phase,
     verify_phase,
 )
 from rlhf.checkpoint.manifest import MANIFEST
-from rlhf.checkpoint.results import phase_result, phase_result_path, read_object
+from rlhf.checkpoint.results import phase_result_path, read_json_object, read_phase_result
 from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
@@ -72,7 +72,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
         "phases": so_far,
         "config": values,
         "weights": [
-            _files_of(value) for key, value in values.items() if key.endswith("model.path")
+            _model_files(value) for key, value in values.items() if key.endswith("model.path")
         ],
         "data": data,
         "code": code,
@@ -81,9 +81,9 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _files_of(model: str | None) -> list[tuple[str, int, int]]:
+def _model_files(model: str | None) -> list[tuple[str, int, int]]:
     """Return names, sizes and times of the files of a model folder; empty for a hub id."""
-    if not model or not (folder := user_path(model, key="model.path")).is_dir():
+    if not model or not (folder := expand_user_path(model, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
@@ -135,10 +135,10 @@ class PhaseStore:
             OSError: if the store cannot be written.
         """
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with replacing(self.folder / key) as building:
+        with replace_atomically(self.folder / key) as building:
             building.mkdir(mode=0o755)
             for name in ("metrics.jsonl", "samples.jsonl"):
-                copy_lines(run_dir, phase, building, name)
+                copy_phase_lines(run_dir, phase, building, name)
             link_phase(run_dir, phase, building, reused_from=str(run_dir.resolve()))
             for path in (building, building / phase, building / phase / MANIFEST):
                 path.chmod(path.stat().st_mode & ~0o022)  # the umask may let a group write
@@ -148,7 +148,10 @@ class PhaseStore:
         """Return the stored phases, damaged ones too, the most recently used first."""
         paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
         found = [
-            _describe(each, phase) for each in paths for phase in Phase if (each / phase).is_dir()
+            _describe_entry(each, phase)
+            for each in paths
+            for phase in Phase
+            if (each / phase).is_dir()
         ]
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
@@ -204,10 +207,10 @@ def _fault_of(entry: Path, phase: Phase) -> str | None:
         return reason_of(error)
 
 
-def _describe(entry: Path, phase: Phase) -> StoredPhase:
+def _describe_entry(entry: Path, phase: Phase) -> StoredPhase:
     """Return an entry's key, phase, origin, size and last use, for the list of the store."""
     try:
-        run = str(read_object(phase_result_path(entry, phase)).get("reused_from"))
+        run = str(read_json_object(phase_result_path(entry, phase)).get("reused_from"))
     except CheckpointError:
         run = "damaged: it is not used"
     size = used = 0.0
@@ -225,18 +228,18 @@ def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) ->
     The phase's result stores ``reused_from``, the run that trained it. The folder appears complete
     or not at all. The caller must have verified the phase and copied its log lines.
     """
-    result = phase_result(source, phase)
+    result = read_phase_result(source, phase)
     assert result is not None, f"{source} has not finished {phase}"
-    with replacing(target / phase) as building:
+    with replace_atomically(target / phase) as building:
         left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
-        shutil.copytree(source / phase, building, copy_function=_link, ignore=left_out)
+        shutil.copytree(source / phase, building, copy_function=_link_or_copy, ignore=left_out)
         reused = {"reused_from": reused_from} | result
         manifest = source / phase / MANIFEST  # an older version wrote none
-        files = read_object(manifest)["files"] if manifest.exists() else None
+        files = read_json_object(manifest)["files"] if manifest.exists() else None
         finish_phase(target, phase, reused, folder=building, files=files)
 
 
-def _link(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     """Make a hard link, or a copy if the folders are on different file systems."""
     try:
         os.link(source, target)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
-from rlhf.base.finite_numbers import finite, restore_nan
+from rlhf.base.finite_numbers import replace_non_finite, restore_nan
 from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
@@ -22,13 +22,13 @@ STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHER
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as building:
+    with replace_atomically(path) as building:
         building.write_text(as_json_text(content, indent=indent), encoding="utf-8")
 
 
 def as_json_text(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """Return the text that ``write_json`` writes."""
-    return json.dumps(finite(content), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(replace_non_finite(content), indent=indent, allow_nan=False) + "\n"
 
 
 def phase_result_path(run_dir: Path, phase: str) -> Path:
@@ -49,7 +49,7 @@ def reused_phases(config: RunConfig) -> list[Phase]:
     return [phase for phase in config.phase.order[:-1] if phase in finished]
 
 
-def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
+def read_phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
     """Return the result of a finished phase; None if the phase is not finished.
 
     Measures that were not finite, which the file stores as null, are NaN.
@@ -58,21 +58,21 @@ def phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
         CheckpointError: if the file is damaged.
     """
     path = phase_result_path(run_dir, phase)
-    return restore_nan(read_object(path)) if path.exists() else None
+    return restore_nan(read_json_object(path)) if path.exists() else None
 
 
-def objective_of(run_dir: Path) -> float | None:
+def read_objective(run_dir: Path) -> float | None:
     """Return the objective of a run; None if the run has not ended or the objective is not finite.
 
     Raises:
         CheckpointError: if result.json is damaged.
     """
     path = run_dir / "result.json"
-    found = read_object(path).get("objective") if path.exists() else None
+    found = read_json_object(path).get("objective") if path.exists() else None
     return float(found) if isinstance(found, int | float) else None
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rlhf.base.atomic import retrying
+from rlhf.base.atomic import retry_transient_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 5 * 10**9  # largest file of weights: rank 0 keeps it in memory while it saves
 
 
-def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
+def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters (tied ones once) and persistent buffers by name, sharded as they are."""
     persistent = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
@@ -67,7 +67,7 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
 
     def write() -> None:
         file = folder / f"{len(shards)}.part"
-        retrying(lambda: save_file(held, file, metadata={"format": "pt"}))
+        retry_transient_errors(lambda: save_file(held, file, metadata={"format": "pt"}))
         shards.append(list(held))
         held.clear()
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import user_path
-from rlhf.compare.answer_pairs import make_pairs, models_of_file, models_of_runs
+from rlhf.base.user_paths import expand_user_path
+from rlhf.compare.answer_pairs import make_pairs, read_models_of_file, read_models_of_runs
 from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.tracking.console import build_console
@@ -35,24 +35,24 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
     parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _compare(options))
+    return run_to_exit_code(lambda: _compare(options))
 
 
 def _compare(options: argparse.Namespace) -> None:
     if (options.run_dir is None) == (options.answers is None):
         raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
     if options.answers is not None:
-        answers = user_path(options.answers, key="--answers")
-        models = models_of_file(answers, options.models)
+        answers = expand_user_path(options.answers, key="--answers")
+        models = read_models_of_file(answers, options.models)
         beside = answers.with_suffix(".preferences.jsonl")
     else:
-        run_dir = user_path(options.run_dir, key="RUN_DIR")
-        against = options.against and user_path(options.against, key="--against")
-        models = models_of_runs(run_dir, against)
+        run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+        against = options.against and expand_user_path(options.against, key="--against")
+        models = read_models_of_runs(run_dir, against)
         beside = run_dir / "preferences.jsonl"
     pairs = make_pairs(*models, seed=options.seed)
     console = build_console(is_main=True, log_every=1)
-    with closing(PreferenceFile(user_path(options.out or beside, key="--out"))) as file:
+    with closing(PreferenceFile(expand_user_path(options.out or beside, key="--out"))) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)
         with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):
             console.say(

@@ -43,7 +43,9 @@ class AnsweringModel(NamedTuple):
     answers: Mapping[str, str]
 
 
-def models_of_runs(run_dir: Path, against: Path | None) -> tuple[AnsweringModel, AnsweringModel]:
+def read_models_of_runs(
+    run_dir: Path, against: Path | None
+) -> tuple[AnsweringModel, AnsweringModel]:
     """Return the policy after PPO, and the SFT model or the policy of the run ``against``.
 
     Raises:
@@ -58,7 +60,7 @@ def models_of_runs(run_dir: Path, against: Path | None) -> tuple[AnsweringModel,
     return models
 
 
-def models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
+def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
     """Return the two models called ``names`` in a file of answers; without names, its only two.
 
     Each row has prompt, response and model. Of several answers to a prompt the first counts.
@@ -69,7 +71,7 @@ def models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, An
     """
     answers: dict[str, dict[str, str]] = {}
     for row in read_table_rows(path):
-        prompt, response, model = (_text(row, c) for c in ("prompt", "response", "model"))
+        prompt, response, model = (_require_text(row, c) for c in ("prompt", "response", "model"))
         answers.setdefault(model, {}).setdefault(prompt, response)
     if (
         len(chosen := list(dict.fromkeys(names or answers))) != TWO
@@ -105,20 +107,20 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
 
 
 def _model_before_ppo(run_dir: Path) -> AnsweringModel:
-    by_step = _samples(run_dir)
+    by_step = _answers_by_step(run_dir)
     if 0 not in by_step:
-        raise _no_answers(run_dir, "before PPO")
-    return AnsweringModel(f"{_name(run_dir)}, SFT", by_step[0])
+        raise _no_answers_error(run_dir, "before PPO")
+    return AnsweringModel(f"{_display_name(run_dir)}, SFT", by_step[0])
 
 
 def _model_after_ppo(run_dir: Path) -> AnsweringModel:
-    by_step = _samples(run_dir)
+    by_step = _answers_by_step(run_dir)
     if (last := max(by_step, default=0)) == 0:
-        raise _no_answers(run_dir, "after a step of PPO")
-    return AnsweringModel(f"{_name(run_dir)}, PPO step {last}", by_step[last])
+        raise _no_answers_error(run_dir, "after a step of PPO")
+    return AnsweringModel(f"{_display_name(run_dir)}, PPO step {last}", by_step[last])
 
 
-def _samples(run_dir: Path) -> dict[int, dict[str, str]]:
+def _answers_by_step(run_dir: Path) -> dict[int, dict[str, str]]:
     """Return the actor's answers by step and prompt."""
     frozen_keys(run_dir)  # raises if this is no run
     found: dict[int, dict[str, str]] = {}
@@ -128,18 +130,18 @@ def _samples(run_dir: Path) -> dict[int, dict[str, str]]:
     return found
 
 
-def _name(run_dir: Path) -> str:
+def _display_name(run_dir: Path) -> str:
     return "/".join(run_dir.resolve().parts[-TWO:])
 
 
-def _no_answers(run_dir: Path, when: str) -> CheckpointError:
+def _no_answers_error(run_dir: Path, when: str) -> CheckpointError:
     return CheckpointError(
         f"{run_dir}/samples.jsonl has no answers from {when}. PPO writes them at its first and "
         "last step; compare a run that has finished PPO, or a file of answers: --answers FILE"
     )
 
 
-def _text(row: Row, column: str) -> str:
+def _require_text(row: Row, column: str) -> str:
     value = row.values.get(column)
     if not isinstance(value, str):
         raise row.error(

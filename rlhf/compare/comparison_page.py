@@ -57,28 +57,28 @@ class Comparison:
         self._pairs = [pair for pair in pairs if pair.key not in done]
         self._models = models
         self._file = file
-        self._place = 0
+        self._num_done = 0
         self._lock = Lock()
 
     @property
-    def place(self) -> int:
+    def num_done(self) -> int:
         """Return the number of pairs that have been judged or skipped."""
-        return self._place
+        return self._num_done
 
     @property
     def pair(self) -> AnswerPair | None:
         """Return the pair to judge; None after the last pair."""
-        return self._pairs[self._place] if self._place < len(self._pairs) else None
+        return self._pairs[self._num_done] if self._num_done < len(self._pairs) else None
 
     @property
     def progress(self) -> str:
         """Return the number of the shown pair as text, such as "3 of 20"."""
-        return f"{self._place + 1} of {len(self._pairs)}"
+        return f"{self._num_done + 1} of {len(self._pairs)}"
 
     @property
     def result(self) -> WinRate:
         """Return the win rate of the first model, over all choices in the file."""
-        return WinRate.of(self._models, list(self._file.read_choices()))
+        return WinRate.from_choices(self._models, list(self._file.read_choices()))
 
     def judge(self, verdict: Verdict | None, *, place: int) -> None:
         """Store the verdict on the pair at ``place`` unless that pair is done; None: skip the pair.
@@ -87,17 +87,19 @@ class Comparison:
             RlhfError: if the choice cannot be written.
         """
         with self._lock:
-            if place == self._place and self.pair is not None:
+            if place == self._num_done and self.pair is not None:
                 if verdict is not None:
                     self._file.add(self.pair, verdict)
-                self._place += 1
+                self._num_done += 1
 
 
-def page_of(comparison: Comparison) -> str:
+def render_comparison(comparison: Comparison) -> str:
     """Return the HTML of the next pair, or of the result after the last pair."""
     if comparison.pair is None:
-        return _page(result=str(comparison.result))
-    return _page(pair=comparison.pair, progress=comparison.progress, place=comparison.place)
+        return _render_template(result=str(comparison.result))
+    return _render_template(
+        pair=comparison.pair, progress=comparison.progress, place=comparison.num_done
+    )
 
 
 class ComparisonServer(ThreadingTCPServer):
@@ -139,7 +141,7 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self._is_allowed():
-            self._send(HTTPStatus.OK, page_of(self.server.comparison))
+            self._send(HTTPStatus.OK, render_comparison(self.server.comparison))
 
     def do_POST(self) -> None:
         if self._is_allowed():
@@ -149,24 +151,24 @@ class _Request(BaseHTTPRequestHandler):
         """Store the choice that the form sent; return the status and the text of the answer."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(LENGTH, length):
-            return _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return _refusal_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         sent = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
         place, verdict = (sent.get(name, [""])[0] for name in ("place", "verdict"))
         if not place.isdecimal() or verdict not in BUTTONS:
-            return _refusal(HTTPStatus.BAD_REQUEST)
+            return _refusal_response(HTTPStatus.BAD_REQUEST)
         try:
             self.server.comparison.judge(BUTTONS[verdict], place=int(place))
         except RlhfError as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, _page(message=str(error))
+            return HTTPStatus.INTERNAL_SERVER_ERROR, _render_template(message=str(error))
         return HTTPStatus.SEE_OTHER, ""  # to the page, so that reloading it sends no choice again
 
     def _is_allowed(self) -> bool:
         """Return True if the page or its user sent the request; otherwise send a refusal."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
-            self._send(*_refusal(HTTPStatus.FORBIDDEN))
+            self._send(*_refusal_response(HTTPStatus.FORBIDDEN))
         elif not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
-            self._send(*_refusal(HTTPStatus.NOT_FOUND))
+            self._send(*_refusal_response(HTTPStatus.NOT_FOUND))
         else:
             return True
         return False
@@ -190,10 +192,10 @@ class _Request(BaseHTTPRequestHandler):
         """Print no line for each request."""
 
 
-def _refusal(status: HTTPStatus) -> tuple[HTTPStatus, str]:
-    return status, _page(message=f"{status.value} {status.phrase}")
+def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:
+    return status, _render_template(message=f"{status.value} {status.phrase}")
 
 
-def _page(**shown: object) -> str:
+def _render_template(**shown: object) -> str:
     """Return the page with a ``pair``, the ``result`` or a ``message``."""
     return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)

@@ -55,9 +55,9 @@ class PreferenceFile:
 
     def read_choices(self) -> Iterator[Judged]:
         """Yield all choices so far; rows without names of models are skipped."""
-        for prompt, chosen, rejected in _read(self.path, "chosen", "rejected"):
+        for prompt, chosen, rejected in _read_rows(self.path, "chosen", "rejected"):
             yield Judged(prompt, frozenset((chosen, rejected)), chosen.model)
-        for prompt, first, second in _read(self._undecided, "a", "b"):
+        for prompt, first, second in _read_rows(self._undecided, "a", "b"):
             yield Judged(prompt, frozenset((first, second)), None)
 
     def add(self, pair: AnswerPair, verdict: Verdict) -> None:
@@ -71,18 +71,18 @@ class PreferenceFile:
             chosen, rejected = (pair.a, pair.b) if verdict is Verdict.a else (pair.b, pair.a)
             row = {"prompt": pair.prompt, "chosen": chosen.text, "rejected": rejected.text}
             row |= {"chosen_by": chosen.model, "rejected_by": rejected.model}
-            self._writer(self.path).write(row | {"shown_first": pair.a.model})
+            self._open_writer(self.path).write(row | {"shown_first": pair.a.model})
         else:
             row = {"prompt": pair.prompt, "a": pair.a.text, "b": pair.b.text}
             row |= {"a_by": pair.a.model, "b_by": pair.b.model, "verdict": verdict.value}
-            self._writer(self._undecided).write(row)
+            self._open_writer(self._undecided).write(row)
 
     def close(self) -> None:
         """Close the files."""
         for writer in self._writers.values():
             writer.close()
 
-    def _writer(self, path: Path) -> JsonlWriter:
+    def _open_writer(self, path: Path) -> JsonlWriter:
         if path not in self._writers:
             try:
                 self._writers[path] = JsonlWriter(path)
@@ -94,7 +94,7 @@ class PreferenceFile:
         return self._writers[path]
 
 
-def _read(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
+def _read_rows(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
     """Yield prompts with the answers in two columns; skip rows that do not name both models."""
     columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
     for row in read_lines(path, object):
@@ -113,7 +113,7 @@ class WinRate(NamedTuple):
     undecided: int
 
     @classmethod
-    def of(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
+    def from_choices(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
         """Return the counts of the choices in ``judged`` that are between these two models."""
         ours = [j.winner for j in judged if {answer.model for answer in j.answers} == set(models)]
         wins, losses = (ours.count(model) for model in models)

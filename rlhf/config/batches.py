@@ -41,7 +41,7 @@ def num_ranks(config: RunConfig) -> int:
     return config.hardware.nodes * config.hardware.ranks_per_node
 
 
-def num_readers(config: RunConfig) -> int:
+def num_data_parallel_ranks(config: RunConfig) -> int:
     """Return the number of ranks that read different rows; ranks that share rows count once."""
     return num_ranks(config) // config.zero.sequence_parallel_size
 
@@ -110,7 +110,7 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
         plans[phase] = batch_plan(
             size,
             key=key,
-            ranks=num_readers(config),
+            ranks=num_data_parallel_ranks(config),
             micro_batch_size=micro,
             cap=phase_cap,
             ranks_key=f"{RANKS}/zero.sequence_parallel_size" if shares else RANKS,
@@ -158,12 +158,12 @@ def examples_per_step(config: RunConfig, phase: Phase) -> int:
     return int(getattr(config, phase.value).batch_size)
 
 
-def sizes_for(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
+def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
     """Return the largest batch sizes, as key=value, that ``examples`` fill at least once.
 
     PPO keeps its number of mini-batches per rollout if possible. None: no size is small enough.
     """
-    ranks, ppo = num_readers(config), config.ppo
+    ranks, ppo = num_data_parallel_ranks(config), config.ppo
     if phase is not Phase.ppo:
         size = examples - examples % ranks
         return f"{phase}.batch_size={size}" if size else None
@@ -179,11 +179,11 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     """Return the number of optimizer steps (PPO: rollouts) for this many training examples."""
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
-        return num_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
+        return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
     return math.ceil(examples * float(getattr(config, phase.value).epochs) / per_step)
 
 
-def num_steps(
+def num_ppo_steps(
     num_prompts: int, prompts_per_step: int, *, steps: int | None, epochs: float | None
 ) -> int:
     """Return the number of PPO steps: the smaller of ``steps`` and ``epochs`` over the prompts."""

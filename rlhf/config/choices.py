@@ -36,7 +36,7 @@ class ModelInit(StrEnum):
     gold = "gold"
 
     @property
-    def is_of_sft(self) -> bool:
+    def starts_from_sft(self) -> bool:
         """Return True if the reward model, or for gold the critic, starts from the SFT model."""
         return self in (ModelInit.sft, ModelInit.gold)
 

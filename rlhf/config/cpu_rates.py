@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlhf.base.atomic import replacing
-from rlhf.base.cpu import ONEDNN_MAX_ISA, Isa, cache_folder, cores, read_cpu, usable_isa
+from rlhf.base.atomic import replace_atomically
+from rlhf.base.cpu import ONEDNN_MAX_ISA, Isa, cache_folder, num_usable_cores, read_cpu, usable_isa
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
@@ -54,27 +54,27 @@ def typical_rates() -> CpuRates:
     """Return estimated rates of a CPU with the instruction set and number of cores of this CPU."""
     bf16, fp32 = ESTIMATES[usable_isa()]
     return CpuRates(
-        bf16_tflops=bf16 * cores(),
-        fp32_tflops=fp32 * cores(),
+        bf16_tflops=bf16 * num_usable_cores(),
+        fp32_tflops=fp32 * num_usable_cores(),
         bandwidth_gb=20.0,
         call_microseconds=4.0,
         is_measured=False,
     )
 
 
-def keep_rates(rates: CpuRates) -> None:
+def store_rates(rates: CpuRates) -> None:
     """Write ``rates`` to the file that ``cpu_rates`` reads; ignore a drive that refuses."""
     path = rates_file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, shared=True) as building:
+        with replace_atomically(path, shared=True) as building:
             building.write_text(json.dumps(asdict(rates), indent=1))
 
 
 def rates_file() -> Path:
     """Return the path of the rates file for this CPU, its usable cores and instruction sets."""
     caps = [usable_isa().name, os.environ.get(ONEDNN_MAX_ISA, "")]
-    words = [read_cpu().name, f"{cores()} cores", *filter(None, caps)]
+    words = [read_cpu().name, f"{num_usable_cores()} cores", *filter(None, caps)]
     return cache_folder() / f"rates-{re.sub('[^a-zA-Z0-9]+', '-', ' '.join(words))}.json"
 
 
@@ -82,12 +82,12 @@ def lacks_rates(hardware: HardwareConfig) -> bool:
     """Return True if a plan for ``hardware`` needs CPU rates that no idle CPU has measured yet."""
     return (
         hardware.device is Device.cpu
-        and None in (peak_of(hardware), hardware.memory_bandwidth_gb)
+        and None in (configured_cpu_peak(hardware), hardware.memory_bandwidth_gb)
         and (not cpu_rates().is_measured or cpu_rates().was_busy)
     )
 
 
-def peak_of(hardware: HardwareConfig) -> float | None:
+def configured_cpu_peak(hardware: HardwareConfig) -> float | None:
     """Return the CPU peak in Tflop/s that ``hardware`` sets for the run's precision, or None."""
     is_fp32 = cpu_dtype(hardware.dtype) is Dtype.fp32
     return hardware.fp32_tflops if is_fp32 else hardware.peak_tflops

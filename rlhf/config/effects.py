@@ -36,11 +36,17 @@ def effects() -> dict[str, Effect]:
     return dict(_effects_in(RunConfig, "", {}))
 
 
-def _effects_in(schema: type, prefix: str, outer: dict[str, Any]) -> Iterator[tuple[str, Effect]]:
-    """Yield each dotted key in ``schema`` and its effect; ``outer`` has the enclosing defaults."""
+def _effects_in(
+    schema: type, prefix: str, inherited: dict[str, Any]
+) -> Iterator[tuple[str, Effect]]:
+    """Yield each dotted key in ``schema`` and its effect.
+
+    ``inherited`` maps arguments of ``Effect`` to the values set by the enclosing groups; a field
+    of ``schema`` that sets an argument itself overrides the inherited value.
+    """
     types = get_type_hints(schema)
     for field in fields(schema):
-        name, facts = prefix + field.name, {**outer, **field.metadata}
+        name, facts = prefix + field.name, {**inherited, **field.metadata}
         facts.pop("bound", None)
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)

@@ -17,18 +17,18 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import describe_type, schema_types
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.stored_yaml import has_kind, read_plain
+from rlhf.config.stored_yaml import matches_schema_type, parse_plain_yaml
 from rlhf.config.typed import format_value, merge_into_schema, schema_error
 
 FROZEN = "config.yaml"
@@ -56,20 +56,20 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     return config
 
 
-def freeze(config: RunConfig, run_dir: Path) -> None:
+def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
     """Write the configuration, which every rank reads, atomically to ``run_dir``."""
-    with replacing(run_dir / FROZEN) as building:
+    with replace_atomically(run_dir / FROZEN) as building:
         OmegaConf.save(OmegaConf.create(asdict(config)), building)
 
 
-def keep_command(overrides: Sequence[str], run_dir: Path) -> None:
+def write_command(overrides: Sequence[str], run_dir: Path) -> None:
     """Write the overrides of the command that started a run to ``run_dir``."""
     command = shlex.join(["python", "launch.py", *overrides])
-    with replacing(run_dir / COMMAND) as building:
+    with replace_atomically(run_dir / COMMAND) as building:
         building.write_text(command + "\n", encoding="utf-8")
 
 
-def load_frozen(run_dir: Path) -> RunConfig:
+def load_frozen_config(run_dir: Path) -> RunConfig:
     """Return the configuration that a run was started with.
 
     Raises:
@@ -79,7 +79,7 @@ def load_frozen(run_dir: Path) -> RunConfig:
     try:
         return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
-        raise _unreadable(run_dir / FROZEN, str(error).partition("\n")[0]) from error
+        raise _unreadable_error(run_dir / FROZEN, str(error).partition("\n")[0]) from error
 
 
 def frozen_keys(run_dir: Path) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     return FrozenKeys(run_dir / FROZEN, _plain_values(_read_frozen(run_dir)))
 
 
-def command_words(run_dir: Path) -> list[str]:
+def read_command(run_dir: Path) -> list[str]:
     """Return the overrides of the command that started a run; empty if it is not known.
 
     Raises:
@@ -112,11 +112,11 @@ class FrozenKeys(dict[str, Any]):
         super().__init__(values)
         self._path = path
         for key, kind in schema_types().items():
-            if key in self and not has_kind(self[key], kind):
-                raise _unreadable(path, f"{key} is not {describe_type(kind)}")
+            if key in self and not matches_schema_type(self[key], kind):
+                raise _unreadable_error(path, f"{key} is not {describe_type(kind)}")
 
     def __missing__(self, key: str) -> Any:
-        raise _unreadable(self._path, f"{key} is missing")
+        raise _unreadable_error(self._path, f"{key} is missing")
 
 
 def _read_frozen(run_dir: Path) -> DictConfig:
@@ -124,12 +124,12 @@ def _read_frozen(run_dir: Path) -> DictConfig:
     if (text := read_stored_text(path)) is None:
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
     try:
-        return read_plain(text)
+        return parse_plain_yaml(text)
     except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        raise _unreadable(path, reason_of(error)) from error
+        raise _unreadable_error(path, reason_of(error)) from error
 
 
-def _unreadable(path: Path, reason: str) -> CheckpointError:
+def _unreadable_error(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read: {reason}. "
         "If another version of this program wrote the file, resume the run with that version."
@@ -138,11 +138,13 @@ def _unreadable(path: Path, reason: str) -> CheckpointError:
 
 def load_run(run_dir: str | Path) -> RunConfig:
     """Return the configuration of a run, with ``run_dir`` set to the run's current folder."""
-    path = user_path(run_dir, key="run_dir")
-    return replace(load_frozen(path), run_dir=str(path))
+    path = expand_user_path(run_dir, key="run_dir")
+    return replace(load_frozen_config(path), run_dir=str(path))
 
 
-def with_free_keys(frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]) -> RunConfig:
+def apply_resume_overrides(
+    frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]
+) -> RunConfig:
     """Return ``frozen`` with the changes of ``overrides``, whose values are composed in ``cfg``.
 
     If an override sets a key of hardware or zero, micro-batch sizes without an override become

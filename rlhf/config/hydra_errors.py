@@ -35,7 +35,7 @@ IN_WORDS: dict[Any, str] = {
 }
 
 
-def nearest(name: str, choices: Iterable[str]) -> str | None:
+def nearest_name(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is closest to ``name``, or None if no choice is close."""
     spelled = {choice.lower(): choice for choice in choices}
     close = get_close_matches(name.lower(), spelled, n=1)
@@ -44,7 +44,7 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return "; did you mean ...?" for a wrong ``name``, or "" if no choice is close."""
-    match = nearest(name, choices)
+    match = nearest_name(name, choices)
     return f"; did you mean {match}?" if match else ""
 
 
@@ -59,7 +59,7 @@ def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def type_of(key: str) -> Any:
+def type_of_key(key: str) -> Any:
     """Return the type of a dotted key, also of an entry of a mapping, such as rewards.NAME.x.
 
     Raises:
@@ -77,7 +77,7 @@ def type_of(key: str) -> Any:
 def _entry_type(key: str) -> type | None:
     """Return the dataclass of the entries of a mapping, if ``key`` names such an entry."""
     try:
-        kind = type_of(key)
+        kind = type_of_key(key)
     except KeyError:
         return None
     return kind if isinstance(kind, type) and is_dataclass(kind) else None
@@ -96,7 +96,7 @@ def describe_type(kind: Any) -> str:
     return IN_WORDS[get_origin(kind) or kind]
 
 
-def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
+def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     """Return the error for a key that does not exist; ``siblings`` are the other keys beside it."""
     keys = schema_types()
     if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
@@ -113,7 +113,7 @@ def unknown_key(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
 
 
-def refuse_flags(words: Sequence[str]) -> None:
+def refuse_unknown_flags(words: Sequence[str]) -> None:
     """Check that Hydra has every option with dashes in ``words``: keys are written key=value.
 
     Raises:
@@ -129,7 +129,7 @@ def refuse_flags(words: Sequence[str]) -> None:
         value = following[0]
     name, keys = flag.lstrip("-").replace("-", "_"), schema_types()
     close = [name] if name in keys else suggested_keys(name, keys)
-    close = close or list(filter(None, [nearest(name, keys)]))
+    close = close or list(filter(None, [nearest_name(name, keys)]))
     full = (each if "=" in each else f"{each}=VALUE" for each in close)
     meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], each) for each in full]
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
@@ -141,7 +141,7 @@ RUN_FOLDERS = ("run_dir", "resume", "from_run")
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
-def parse_override(word: str) -> str:
+def to_hydra_override(word: str) -> str:
     """Rewrite the override ``word`` as typed by a user to the form that Hydra needs.
 
     A mapping gets ++ in front, because Hydra otherwise refuses new keys in it. The folder of a job
@@ -160,20 +160,20 @@ def parse_override(word: str) -> str:
     return f"++{word}" if is_mapping else word
 
 
-def explain(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
+def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
     """Return our own error for an error of Hydra; None if ``error`` does not come from Hydra."""
     if isinstance(error, MissingConfigException):
-        return _unknown_option(error, overrides)
+        return _unknown_option_error(error, overrides)
     if isinstance(error, OverrideParseException):
-        return _malformed_override(error)
+        return _malformed_override_error(error)
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
-        return ConfigError(_not_an_option_text(overrides))
+        return ConfigError(_message_for_non_text_option(overrides))
     if isinstance(error, HydraException):
         return _composition_error(error)
     return None
 
 
-def _malformed_override(error: OverrideParseException) -> ConfigError:
+def _malformed_override_error(error: OverrideParseException) -> ConfigError:
     """Return the error for an override that does not match Hydra's grammar."""
     reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
     # The lexer only repeats the override; it gives no reason.
@@ -183,7 +183,7 @@ def _malformed_override(error: OverrideParseException) -> ConfigError:
     return ConfigError(f"cannot read {error.override}{reason}; {way_out}")
 
 
-def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:
+def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:
     """Return the error for an option that its group does not have."""
     file = error.missing_cfg_file
     if file is None or not error.options:
@@ -219,10 +219,12 @@ def _unknown_option(error: MissingConfigException, overrides: Sequence[str]) -> 
 
 def _machine_hint(typed: str, profiles: Sequence[str]) -> str:
     """Return "; did you mean ...?" for a card or node typed as 4090, A100-80GB or 2xL4, or ""."""
-    number, card = re.findall(r"^(?:(\d+)x)?(.*)", _normalise(typed))[0]
-    for words, ranks in ((_normalise(typed), ""), (card, number)):
-        plain = {profile: _normalise(profile) for profile in profiles}
-        cards = {profile: _normalise(profile.rpartition("_")[0]) for profile in profiles}
+    number, card = re.findall(r"^(?:(\d+)x)?(.*)", _normalise_machine_name(typed))[0]
+    for words, ranks in ((_normalise_machine_name(typed), ""), (card, number)):
+        plain = {profile: _normalise_machine_name(profile) for profile in profiles}
+        cards = {
+            profile: _normalise_machine_name(profile.rpartition("_")[0]) for profile in profiles
+        }
         ways = (
             [profile for profile in profiles if cards[profile] == words],
             [profile for profile in profiles if plain[profile].startswith(words)],
@@ -235,12 +237,12 @@ def _machine_hint(typed: str, profiles: Sequence[str]) -> str:
     return ""
 
 
-def _normalise(name: str) -> str:
+def _normalise_machine_name(name: str) -> str:
     """Return a machine's name without the maker, punctuation and case; GB becomes g."""
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower()).replace("gb", "g")
 
 
-def _not_an_option_text(overrides: Sequence[str]) -> str:
+def _message_for_non_text_option(overrides: Sequence[str]) -> str:
     """Return the message for groups set to a number or null, whose names Hydra's error lacks."""
     groups = {key for key, kind in schema_types().items() if is_dataclass(kind)} | {"experiment"}
     given = [o for o in overrides if "=" in o and not o.startswith("-")]
@@ -262,7 +264,7 @@ def _composition_error(error: HydraException) -> ConfigError:
     if found:
         parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
-        return unknown_key(found[1], siblings)
+        return unknown_key_error(found[1], siblings)
     reason = " ".join(str(error).split())
     if isinstance(cause, OmegaConfBaseException):
         reason = f"{reason}: {_first_line(str(cause))}".removeprefix(": ")

@@ -55,7 +55,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     ``rates`` replace the rates measured on this machine's CPU.
     """
     is_gpu = hardware.device is Device.cuda
-    dtype = _dtype(hardware)
+    dtype = _assumed_dtype(hardware)
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _machine_memory_bytes()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _machine_memory_bytes()
     tflops = hardware.fp32_tflops if dtype is Dtype.fp32 else hardware.peak_tflops
@@ -93,7 +93,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     )
 
 
-def _dtype(hardware: HardwareConfig) -> Dtype:
+def _assumed_dtype(hardware: HardwareConfig) -> Dtype:
     """Return the dtype that auto selects; assume bf16 on GPUs, which may be on another machine."""
     if hardware.device is Device.cpu:
         return cpu_dtype(hardware.dtype)

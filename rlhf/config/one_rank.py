@@ -11,7 +11,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 
-def on_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
+def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
     """Return the configuration for one rank of ``device`` that needs neither server nor drive.
 
     Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.

@@ -31,7 +31,7 @@ class Role(StrEnum):
 
 def stage_of(role: Role, zero: ZeroConfig) -> int:
     """Return the ZeRO stage of a model; a frozen model, which only has weights, has 3 or 0."""
-    stage = _stage_of_family(role, zero)
+    stage = _stage_of_trained_model(role, zero)
     if not role.is_frozen:
         return stage
     own = zero.reference_stage if role is Role.reference else zero.reward_stage
@@ -40,7 +40,7 @@ def stage_of(role: Role, zero: ZeroConfig) -> int:
     return stage if stage == SHARDED_WEIGHTS else 0
 
 
-def _stage_of_family(role: Role, zero: ZeroConfig) -> int:
+def _stage_of_trained_model(role: Role, zero: ZeroConfig) -> int:
     """Return the stage of the trained model that ``role`` belongs with: the actor or the critic."""
     if role in (Role.critic, Role.reward) and zero.critic_stage is not None:
         return zero.critic_stage
@@ -56,7 +56,7 @@ def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
     their own masters. (DeepSpeed 0.19.8 would wrap a client optimizer at stage 0 in its unfused
     fp16 optimizer, whose steps differ from the steps of every other stage.)
     """
-    return dtype in (Dtype.fp16, Dtype.bf16) and _stage_of_family(role, zero) > 0
+    return dtype in (Dtype.fp16, Dtype.bf16) and _stage_of_trained_model(role, zero) > 0
 
 
 def has_reward_model(config: RunConfig) -> bool:
@@ -86,12 +86,12 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     The critic starts from it too. It is ``model`` if both start from the SFT model, or if the run
     has no reward model.
     """
-    if config.reward_model.init.is_of_sft or not has_reward_model(config):
+    if config.reward_model.init.starts_from_sft or not has_reward_model(config):
         return "model", config.model
     return "reward_model", config.reward_model
 
 
-def torch_unsupported_setting(
+def setting_unsupported_by_torch(
     zero: ZeroConfig, *, ranks: int, dtype: Dtype | None = None, is_hybrid: bool = False
 ) -> str | None:
     """Return the first setting that plain torch does not support, as key=value, or None.
@@ -125,4 +125,4 @@ def runs_on_torch(zero: ZeroConfig, *, ranks: int, dtype: Dtype, is_hybrid: bool
     """Return True if plain torch runs a model, because DeepSpeed is neither chosen nor needed."""
     if zero.engine is TrainingEngine.deepspeed:
         return False
-    return torch_unsupported_setting(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid) is None
+    return setting_unsupported_by_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid) is None

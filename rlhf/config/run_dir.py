@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import for_terminal
-from rlhf.base.user_paths import user_path
-from rlhf.config.freeze import FROZEN, load_frozen
+from rlhf.base.user_paths import expand_user_path
+from rlhf.config.freeze import FROZEN, load_frozen_config
 from rlhf.config.schema.run import RunConfig
 
 RUNS = Path("runs")
@@ -39,13 +39,15 @@ def make_run_dir(
     ``continues`` (resume=auto) the latest unfinished run with this configuration is resumed too.
     """
     if config.run_dir is not None:
-        path = user_path(config.run_dir, key="run_dir")
-        run_dir = path if continues and _holds(path, config) else claim(path)
+        path = expand_user_path(config.run_dir, key="run_dir")
+        run_dir = (
+            path if continues and _has_run_with_config(path, config) else create_run_folder(path)
+        )
     elif job_dir is not None:
-        run_dir = job_dir if _holds(job_dir, config) else claim(job_dir)
+        run_dir = job_dir if _has_run_with_config(job_dir, config) else create_run_folder(job_dir)
     else:
         stopped = _find_stopped_run(RUNS / config.name, config) if continues else None
-        run_dir = stopped or _make_unique(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
+        run_dir = stopped or _create_unique_folder(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
     if run_dir.resolve().is_relative_to(RUNS.resolve()):
         _point_latest_to(run_dir)
     return run_dir
@@ -58,19 +60,19 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
         if (run / "result.json").exists():
             continue
         try:
-            if load_frozen(run) == config:
+            if load_frozen_config(run) == config:
                 return run
         except CheckpointError as error:  # a run of another version cannot be compared
             _print(f"resume=auto: {run} is not continued: {error}")
     return None
 
 
-def _holds(path: Path, config: RunConfig) -> bool:
+def _has_run_with_config(path: Path, config: RunConfig) -> bool:
     """Return True if ``path`` holds a run with exactly this configuration."""
-    return (path / FROZEN).exists() and load_frozen(path) == config
+    return (path / FROZEN).exists() and load_frozen_config(path) == config
 
 
-def claim(path: Path) -> Path:
+def create_run_folder(path: Path) -> Path:
     """Create ``path`` if it does not exist, and return it.
 
     Raises:
@@ -84,7 +86,7 @@ def claim(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _cannot_be_made(path, error) from error
+        raise _creation_error(path, error) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(
             f"the run directory {path} is not writable: choose another folder with run_dir=FOLDER"
@@ -111,7 +113,7 @@ def _print(line: str) -> None:
 
 
 @contextmanager
-def only_process(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator[None]:
+def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator[None]:
     """Acquire the lock of a run directory; the system releases it when this process ends.
 
     The lock file stays, and names the last process. On a file system without locks ``say`` prints
@@ -122,14 +124,14 @@ def only_process(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator
     """
     refuse_links(run_dir, [LOCK])
     with (run_dir / LOCK).open("a+", encoding="utf-8") as file:
-        _acquire(file.fileno(), run_dir, say)
+        _acquire_lock(file.fileno(), run_dir, say)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
 
 
-def _acquire(descriptor: int, run_dir: Path, say: Callable[[str], None]) -> None:
+def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) -> None:
     last = time.monotonic() + WAIT_SECONDS
     is_waiting = False
     while True:
@@ -158,19 +160,19 @@ def _acquire(descriptor: int, run_dir: Path, say: Callable[[str], None]) -> None
         time.sleep(0.2)
 
 
-def _make_unique(path: Path, number: int = 1) -> Path:
+def _create_unique_folder(path: Path, number: int = 1) -> Path:
     """Create ``path``, or ``path``-2, -3, ... if another run started in the same second."""
     candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
     try:
         candidate.mkdir(parents=True)
     except FileExistsError:
-        return _make_unique(path, number + 1)
+        return _create_unique_folder(path, number + 1)
     except OSError as error:
-        raise _cannot_be_made(candidate, error) from error
+        raise _creation_error(candidate, error) from error
     return candidate
 
 
-def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
+def _creation_error(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"the run directory {path} cannot be created ({error.strerror}): "
         "choose another folder with run_dir=FOLDER"
@@ -185,7 +187,7 @@ def _point_latest_to(run_dir: Path) -> None:
             "folder away"
         )
     try:
-        with replacing(LATEST, shared=True) as link:
+        with replace_atomically(LATEST, shared=True) as link:
             link.symlink_to(run_dir.resolve().relative_to(RUNS.resolve()))
     except OSError as error:
         raise ConfigError(

@@ -16,7 +16,7 @@ DEEPEST = 12  # levels of mappings and lists
 LARGEST = 2**63 - 1
 
 
-def read_plain(text: str) -> DictConfig:
+def parse_plain_yaml(text: str) -> DictConfig:
     """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 
     Aliases could expand a small file to any size, and interpolations could read the environment.
@@ -40,7 +40,7 @@ def read_plain(text: str) -> DictConfig:
     found = OmegaConf.load(StringIO(text))
     if not isinstance(found, DictConfig) or "seed" not in found:
         raise ValueError("it has no keys of a run")
-    for value in _values(OmegaConf.to_container(found, resolve=False)):
+    for value in _iterate_values(OmegaConf.to_container(found, resolve=False)):
         if isinstance(value, str) and "${" in value:
             raise ValueError("it has an interpolation (${...}), and a run's own file has none")
         if isinstance(value, int) and abs(value) > LARGEST:
@@ -48,25 +48,25 @@ def read_plain(text: str) -> DictConfig:
     return found
 
 
-def _values(node: Any) -> Iterator[Any]:
+def _iterate_values(node: Any) -> Iterator[Any]:
     """Yield the names and values of ``node`` at any depth."""
     if isinstance(node, dict):
         for name, value in node.items():
             yield name
-            yield from _values(value)
+            yield from _iterate_values(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _values(value)
+            yield from _iterate_values(value)
     else:
         yield node
 
 
-def has_kind(value: Any, kind: Any) -> bool:
+def matches_schema_type(value: Any, kind: Any) -> bool:
     """Return True if ``value``, read from a file, may be a value of the schema's type ``kind``."""
     if kind is Any:  # such as data.path: one file or a list
         return True
     if isinstance(kind, UnionType):
-        return any(has_kind(value, each) for each in get_args(kind))
+        return any(matches_schema_type(value, each) for each in get_args(kind))
     if kind in {bool, str, type(None)}:
         return isinstance(value, kind)
     if kind in {int, float}:

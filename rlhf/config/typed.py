@@ -15,7 +15,13 @@ from omegaconf.errors import (
 )
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.hydra_errors import describe_type, did_you_mean, schema_types, type_of, unknown_key
+from rlhf.config.hydra_errors import (
+    describe_type,
+    did_you_mean,
+    schema_types,
+    type_of_key,
+    unknown_key_error,
+)
 from rlhf.config.schema.run import RunConfig
 
 
@@ -31,7 +37,7 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
         # A group that is missing, an interpolation or not a mapping must not be filled in here.
-        nodes = [cfg._get_node(key, validate_access=False) for key in _groups()]
+        nodes = [cfg._get_node(key, validate_access=False) for key in _group_types()]
         is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
         schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
         merged = OmegaConf.merge(schema, cfg)
@@ -42,7 +48,7 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
 
 
 @cache
-def _groups() -> dict[str, Any]:
+def _group_types() -> dict[str, Any]:
     """Return the top-level groups of keys and their dataclasses."""
     types = schema_types()
     return {key: types[key] for key in types if is_dataclass(types[key]) and "." not in key}
@@ -52,7 +58,7 @@ def _groups() -> dict[str, Any]:
 def _schema_with_groups() -> DictConfig:
     """Return the schema with every group filled in, which makes later merges faster."""
     schema = OmegaConf.structured(RunConfig)
-    for key, kind in _groups().items():
+    for key, kind in _group_types().items():
         OmegaConf.update(schema, key, OmegaConf.structured(kind))
     assert isinstance(schema, DictConfig)
     return schema
@@ -62,13 +68,13 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     """Return our own error for a value or key that does not match the schema."""
     key = re.sub(r"\[\d+\]", "", error.full_key or "")
     if isinstance(error, ConfigKeyError):
-        return unknown_key(key)
+        return unknown_key_error(key)
     reason = (error.msg or str(error)).partition("\n")[0]
     if isinstance(error, InterpolationResolutionError):
         return ConfigError(f"{key}: {reason}")
     value = format_value(error.value)
     try:
-        kind = type_of(key)
+        kind = type_of_key(key)
     except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies
         return ConfigError(f"{key}={value}: {reason}")
     hint = did_you_mean(value, getattr(kind, "__members__", ()))

@@ -21,17 +21,17 @@ SHORT = 64  # tokens; below this, widths are not rounded up
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
-def padded_width(tokens: int, *, most: int) -> int:
-    """Return ``tokens`` rounded up to one of eight widths per doubling, but not beyond ``most``.
+def padded_width(tokens: int, *, max_width: int) -> int:
+    """Return ``tokens`` rounded up, to at most ``max_width``; each doubling has eight widths.
 
     Libraries compile and keep code for every width: hundreds of megabytes for all lengths of a data
     set. Below 64 tokens the width is not rounded.
     """
     step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
-    return min(-(-tokens // step) * step, max(tokens, most))
+    return min(-(-tokens // step) * step, max(tokens, max_width))
 
 
-def deal(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
+def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
     """Divide the rows of one global batch by length; return the row numbers of each rank.
 
     Every ``micro`` consecutive rows are a micro-batch of rows of similar length, which needs the
@@ -114,7 +114,7 @@ def pair_steps(
         )
     shuffle = Shuffle(len(members), seed=seed)
     order = (shuffle.batch(position, 1)[0] for position in count())
-    packed = _pack([len(rows) for rows in members], slots=batch_size, order=order)
+    packed = _pack_groups([len(rows) for rows in members], slots=batch_size, order=order)
     steps: list[PairStep] = []
     seen, batches = 0, len(groups) * epochs / batch_size
     while seen / batch_size < batches:
@@ -126,7 +126,7 @@ def pair_steps(
     return steps
 
 
-def _pack(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
+def _pack_groups(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
     """Yield the groups of each step; groups that do not fit into a step are first in the next."""
     waiting: deque[int] = deque()
     while True:

@@ -24,7 +24,7 @@ TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
 PROBE = "probe42"
 
 
-def conversation(prompt: str) -> tuple[list[dict[str, str]], str]:
+def split_turns(prompt: str) -> tuple[list[dict[str, str]], str]:
     """Return the turns of ``prompt`` as messages, and the start of the answer that it contains.
 
     Empty turns are skipped. Text before the first turn is a system message, or a user message if
@@ -57,7 +57,7 @@ def plain_template(opening: str) -> str:
     )
 
 
-def are_turns(prompts: Iterable[str]) -> bool:
+def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
     """Return True if there are prompts, and all of them ask for the assistant's turn."""
     found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
     return bool(found) and all(found)
@@ -80,42 +80,44 @@ class ChatTemplate:
             )
         self._tokenizer: Any = tokenizer
         question = "\n\nHuman: question\n\nAssistant:"
-        self._head, found, self._tail = self._following(question, PROBE).rpartition(PROBE)
+        self._head, found, self._tail = self._text_after_prompt(question, PROBE).rpartition(PROBE)
         if not found:
-            raise _unusable("drops the response", question)
-        self._end = self._up_to_end(self._tail)
+            raise _unusable_template_error("drops the response", question)
+        self._end = self._cut_after_end_token(self._tail)
 
-    def prompt(self, text: str) -> str:
+    def render_prompt(self, text: str) -> str:
         """Return the rendered prompt, ready for the assistant's answer.
 
         Raises:
             DataError: if the template cannot render it.
         """
-        messages, begun = conversation(text)
+        messages, begun = split_turns(text)
         return self._render(messages, text, add_generation_prompt=True) + begun
 
-    def response(self, prompt: str, response: str) -> str:
+    def render_response(self, prompt: str, response: str) -> str:
         """Return the text after the rendered ``prompt``, up to and including the end token.
 
         Raises:
             DataError: if the template cannot render it, changes the prompt, or drops the response.
         """
-        following = self._following(prompt, response)
+        following = self._text_after_prompt(prompt, response)
         body = following.removesuffix(self._tail)
         if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
-            raise _unusable(
+            raise _unusable_template_error(
                 "drops the response, or ends it differently from other responses", prompt
             )
         return body + self._end
 
-    def _following(self, prompt: str, response: str) -> str:
-        messages, begun = conversation(prompt)
+    def _text_after_prompt(self, prompt: str, response: str) -> str:
+        messages, begun = split_turns(prompt)
         content = begun + response.rstrip() if begun else response.strip()
-        opening = self.prompt(prompt)
+        opening = self.render_prompt(prompt)
         answered = [*messages, {"role": "assistant", "content": content}]
         whole = self._render(answered, prompt, add_generation_prompt=False)
         if not whole.startswith(opening):
-            raise _unusable("renders a prompt differently if an answer follows", prompt)
+            raise _unusable_template_error(
+                "renders a prompt differently if an answer follows", prompt
+            )
         return whole[len(opening) :]
 
     def _render(
@@ -125,14 +127,16 @@ class ChatTemplate:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
         roles = ", ".join(message["role"] for message in messages)
         with translate_errors(
-            lambda reason: _unusable(f"fails on the turns {roles} ({reason})", prompt)
+            lambda reason: _unusable_template_error(
+                f"fails on the turns {roles} ({reason})", prompt
+            )
         ):
             rendered: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt
             )
         return rendered
 
-    def _up_to_end(self, tail: str) -> str:
+    def _cut_after_end_token(self, tail: str) -> str:
         end: str = self._tokenizer.eos_token
         if end in tail:
             return tail[: tail.index(end) + len(end)]
@@ -145,7 +149,7 @@ class ChatTemplate:
         )
 
 
-def _unusable(problem: str, prompt: str) -> DataError:
+def _unusable_template_error(problem: str, prompt: str) -> DataError:
     return DataError(
         f"data.template=chat: the chat template {problem}, for the prompt {prompt[:80]!r}; use "
         "data.template=plain, or fix the tokenizer's chat_template"

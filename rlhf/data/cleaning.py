@@ -25,7 +25,7 @@ def clean_text(text: str) -> str:
     return LINE_ENDS.sub("\n", UNPRINTABLE.sub("", unicodedata.normalize("NFC", text)))
 
 
-def clean(dataset: RawDataset) -> RawDataset:
+def clean_dataset(dataset: RawDataset) -> RawDataset:
     """Return ``dataset`` with clean texts; drop and count examples that are unusable afterwards."""
     left_out = Counter(dataset.left_out)
     train = _clean_records(dataset.train, left_out)
@@ -62,25 +62,25 @@ def fingerprint(*texts: str | None) -> bytes:
     return blake2b(repr(tuple(same)).encode(), digest_size=16).digest()
 
 
-def leave_out_repeated(datasets: Sequence[RawDataset]) -> list[RawDataset]:
+def drop_repeated_examples(datasets: Sequence[RawDataset]) -> list[RawDataset]:
     """Return ``datasets`` with only the first occurrence of each example in all of them.
 
-    Training and held-out examples are compared separately: ``divide`` later removes training
-    examples whose prompt is held out.
+    Training and held-out examples are compared separately: ``divide_over_phases`` later removes
+    training examples whose prompt is held out.
     """
     seen_train: set[bytes] = set()
     seen_eval: set[bytes] = set()
     found = []
     for each in datasets:
-        train = _without_repeats(each.train, seen_train)
-        held_out = None if each.eval is None else _without_repeats(each.eval, seen_eval)
+        train = _drop_repeated(each.train, seen_train)
+        held_out = None if each.eval is None else _drop_repeated(each.eval, seen_eval)
         repeated = len(each.train) - len(train) + len(each.eval or ()) - len(held_out or ())
         left_out = each.left_out + Counter({REPEATED: repeated})
         found.append(each._replace(train=train, eval=held_out, left_out=left_out))
     return found
 
 
-def _without_repeats(records: list[Record], seen: set[bytes]) -> list[Record]:
+def _drop_repeated(records: list[Record], seen: set[bytes]) -> list[Record]:
     kept = []
     for record in records:
         mark = fingerprint(*record.texts)

@@ -27,14 +27,14 @@ def collate_sequences(
     *,
     pad_id: int,
     device: torch.device,
-    most: int = 0,
+    max_width: int = 0,
     width: int | None = None,
 ) -> SequenceBatch:
     """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included.
 
-    The width may be rounded up to at most ``most`` tokens.
+    The width may be rounded up to at most ``max_width`` tokens.
     """
-    width = width or padded_width(max(len(row) for row in ids), most=most)
+    width = width or padded_width(max(len(row) for row in ids), max_width=max_width)
     ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
     columns_S = torch.arange(width)
     keep_BS = attend_BS & (columns_S >= torch.tensor(prompt_tokens)[:, None])
@@ -48,13 +48,13 @@ def collate_pairs(
     *,
     pad_id: int,
     device: torch.device,
-    most: int = 0,
+    max_width: int = 0,
 ) -> PreferenceBatch:
     """Return pairs of right-padded sequences (B, S), all padded to the same length.
 
-    The width may be rounded up to at most ``most`` tokens.
+    The width may be rounded up to at most ``max_width`` tokens.
     """
-    width = padded_width(max(len(row) for row in (*chosen, *rejected)), most=most)
+    width = padded_width(max(len(row) for row in (*chosen, *rejected)), max_width=max_width)
     sides = (
         collate_sequences(side, prompt_tokens, pad_id=pad_id, device=device, width=width)
         for side in (chosen, rejected)

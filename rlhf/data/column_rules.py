@@ -17,7 +17,15 @@ from jmespath.parser import ParsedResult
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, select_columns, to_records
-from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, Message, Row, UnusableRowError, prompt_of
+from rlhf.data.layouts import (
+    LAYOUTS,
+    PARTIAL,
+    Layout,
+    Message,
+    Row,
+    UnusableRowError,
+    render_checked_prompt,
+)
 
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,
@@ -56,7 +64,11 @@ class TextFunctions(Functions):
     @signature(NULLABLE)
     def _func_human(self, text: str | None) -> str | None:
         """Return a prompt with the text as its only turn."""
-        return prompt_of([Message("user", text.strip())]) if text and text.strip() else None
+        return (
+            render_checked_prompt([Message("user", text.strip())])
+            if text and text.strip()
+            else None
+        )
 
     @signature(NULLABLE, TEXT, TEXT)
     def _func_conversation(self, text: str | None, human: str, assistant: str) -> str | None:
@@ -77,7 +89,7 @@ class TextFunctions(Functions):
             messages.append(Message(roles[mark], content.strip()))
         if messages[-1] == Message("assistant", ""):  # the last mark only asks for the answer
             messages.pop()
-        return prompt_of(messages)
+        return render_checked_prompt(messages)
 
 
 OPTIONS = Options(custom_functions=TextFunctions())
@@ -119,7 +131,7 @@ class ColumnRules(NamedTuple):
     def _require_columns(self, rows: Sequence[Row], source: str) -> None:
         present = dict.fromkeys(name for row in rows for name in row.values)
         for column, expression in self.expressions.items():
-            for name in _columns(expression.parsed):
+            for name in _columns_read_by(expression.parsed):
                 if name not in present:
                     raise DataError(
                         f"{source}: {self.key}.{column} reads '{name}', which no row has; "
@@ -162,28 +174,28 @@ def _parse(text: str, key: str) -> ParsedResult:
 
     with translate_errors(explain):
         expression = compile(text)
-    for name in _functions(expression.parsed):
+    for name in _functions_called_by(expression.parsed):
         if name not in TextFunctions.FUNCTION_TABLE:
             known = ", ".join(sorted(TextFunctions.FUNCTION_TABLE))
             raise ConfigError(f"{key}={text}: no function {name}; choose one of {known}")
     return expression
 
 
-def _columns(node: Mapping[str, Any]) -> Iterator[str]:
+def _columns_read_by(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the columns that a parsed expression reads."""
     if node["type"] == "field":
         yield node["value"]
     elif node["type"].endswith(("subexpression", "index_expression", "projection", "pipe")):
-        yield from _columns(node["children"][0])  # the others read the result of the first
+        yield from _columns_read_by(node["children"][0])  # the others read the result of the first
     elif node["type"] != "expref":  # an expref reads the items of a list
         for child in node["children"]:
-            yield from _columns(child)
+            yield from _columns_read_by(child)
 
 
-def _functions(node: Mapping[str, Any]) -> Iterator[str]:
+def _functions_called_by(node: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the functions that a parsed expression calls."""
     if node["type"] == "function_expression":
         yield node["value"]
     if node["type"] != "slice":  # its children are numbers
         for child in node["children"]:
-            yield from _functions(child)
+            yield from _functions_called_by(child)

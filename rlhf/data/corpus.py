@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
 from rlhf.data.layouts import Row
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tables import Table, download, is_saved, iterate_rows, tables_at
+from rlhf.data.tables import Table, download_dataset, is_saved_dataset, iterate_rows, tables_at
 from rlhf.data.tokens import Encoder, Limit, sft_columns
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def ptx_blocks(
         )
     records = sft_part.train if learns and sft_part else []
     encoder = Encoder(tokenizer, config.template)
-    train = cut_blocks(_examples(records, encoder), block_tokens=block_tokens)
+    train = cut_blocks(_encode_sft_examples(records, encoder), block_tokens=block_tokens)
     if learns and not train:
         raise DataError(
             "data.ptx_path=null: ppo.ptx_coef then uses the SFT examples, and there are no SFT "
@@ -85,7 +85,8 @@ def blocks_of_texts(
     """Return ``texts`` as blocks of ``block_tokens`` ids, with the end token after each text."""
     chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
     return cut_blocks(
-        (ids for chunk in chunks for ids in encoder.endings(chunk)), block_tokens=block_tokens
+        (ids for chunk in chunks for ids in encoder.texts_with_end(chunk)),
+        block_tokens=block_tokens,
     )
 
 
@@ -112,7 +113,7 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
     Raises:
         DataError: if there is no text, or it cannot be read.
     """
-    texts = list(_read(config))
+    texts = list(_read_ptx_texts(config))
     if config.deduplicate:
         texts = list(dict.fromkeys(texts))
     if not texts:
@@ -125,7 +126,7 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
     return texts[held_out:], texts[:held_out]
 
 
-def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
+def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
     """Yield the token ids of ``records`` as SFT sequences."""
     for start in range(0, len(records), CHUNK):
         rows = list(enumerate(records[start : start + CHUNK]))
@@ -133,23 +134,23 @@ def _examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
         yield from columns["ids"]
 
 
-def _read(config: DataConfig) -> Iterator[str]:
+def _read_ptx_texts(config: DataConfig) -> Iterator[str]:
     try:
-        for table in _tables(config):
-            yield from _texts(iterate_rows(table), column=config.ptx_column)
+        for table in _ptx_tables(config):
+            yield from _texts_in_column(iterate_rows(table), column=config.ptx_column)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 
 
-def _tables(config: DataConfig) -> Iterable[Table]:
+def _ptx_tables(config: DataConfig) -> Iterable[Table]:
     """Return the table of each file, or of the training split, at data.ptx_path."""
     path = str(config.ptx_path)
-    place = user_path(path, key="data.ptx_path")
-    if place.exists() and not is_saved(place):
+    place = expand_user_path(path, key="data.ptx_path")
+    if place.exists() and not is_saved_dataset(place):
         return tables_at(place, {".txt": _read_text, **READERS}).values()
     fix = "use the path of a downloaded copy: there is no such file or folder here."
     of_hub = DatasetConfig(path=path, subset=config.ptx_subset)
-    splits = tables_at(place) if place.exists() else download(of_hub, fix=fix)
+    splits = tables_at(place) if place.exists() else download_dataset(of_hub, fix=fix)
     return [splits.get("train") or next(iter(splits.values()))]
 
 
@@ -158,7 +159,7 @@ def _read_text(file: Path) -> Iterator[tuple[int, object]]:
     yield from enumerate(({"text": part.strip()} for part in text.split("\n\n")), 1)
 
 
-def _texts(rows: Iterable[Row], *, column: str) -> Iterator[str]:
+def _texts_in_column(rows: Iterable[Row], *, column: str) -> Iterator[str]:
     """Yield the texts in ``column``; if the first row lacks it, use its first column of text."""
     name = None
     for row in rows:

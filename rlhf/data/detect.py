@@ -43,14 +43,14 @@ def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
     present = dict.fromkeys(column for row in rows for column in row.values)
     named = next((layout for layout in LAYOUTS if layout.columns.keys() <= present.keys()), None)
     if named is None:
-        raise DataError(_no_layout(source, ", ".join(present)))
-    kinds = {column: _kind(rows, column) for column in named.columns}
+        raise DataError(_no_layout_message(source, ", ".join(present)))
+    kinds = {column: _kind_of_column(rows, column) for column in named.columns}
     for layout in LAYOUTS:
         same_columns = layout.columns.keys() == kinds.keys()
         if same_columns and all(kinds[c] in (None, layout.columns[c]) for c in kinds):
             return layout
     found = (f"{column} ({kind or 'nothing but nulls'})" for column, kind in kinds.items())
-    raise DataError(_no_layout(source, ", ".join(found)))
+    raise DataError(_no_layout_message(source, ", ".join(found)))
 
 
 def to_records(
@@ -96,7 +96,7 @@ def select_columns(row: Row, wanted: Wanted) -> dict[str, object]:
     return {name: row.values[name] for name in wanted}
 
 
-def _kind(rows: Sequence[Row], column: str) -> ColumnKind | None:
+def _kind_of_column(rows: Sequence[Row], column: str) -> ColumnKind | None:
     values = (row.values.get(column) for row in rows)
     first = next((value for value in values if value not in (None, [])), None)
     if first is None:
@@ -106,7 +106,7 @@ def _kind(rows: Sequence[Row], column: str) -> ColumnKind | None:
     return ColumnKind.texts if isinstance(first[0], str) else ColumnKind.messages
 
 
-def _no_layout(source: str, found: str) -> str:
+def _no_layout_message(source: str, found: str) -> str:
     lines = [f"{source}: no known layout has the columns {found}. Known layouts:"]
     for layout in LAYOUTS:
         columns = ", ".join(f"{column} ({kind})" for column, kind in layout.columns.items())

@@ -25,7 +25,7 @@ def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
 def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            with _json_errors(f"{file}, row {number}", of_lines=False):
+            with _convert_json_errors(f"{file}, row {number}", of_lines=False):
                 value = DECODER.decode(line)
             yield number, value
 
@@ -34,7 +34,7 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
     text = file.read_text(encoding="utf-8-sig").strip()
     if not text:
         return
-    with _json_errors(str(file), of_lines=True):
+    with _convert_json_errors(str(file), of_lines=True):
         first, end = DECODER.raw_decode(text)
     if end < len(text):
         yield from _parse_lines(text.split("\n"), file)
@@ -43,7 +43,7 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
 
 
 @contextmanager
-def _json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
+def _convert_json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
     """Convert JSON errors in the block to a DataError, which names the line if ``of_lines``."""
     try:
         yield
@@ -57,7 +57,7 @@ def _json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
         raise DataError(f"{place}: not JSON: {reason}.") from error
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return the JSON object of these pairs of key and value.
 
     Raises:
@@ -70,7 +70,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_object)
+DECODER = json.JSONDecoder(object_pairs_hook=_json_object)
 
 
 def _rows_of_json(value: object) -> list[object]:
@@ -122,13 +122,14 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if name in columns:
             raise DataError(f"{file}: two columns are named {name!r}; rename one of them.")
-        columns[name] = _values(column, place=f"{file}: column {name!r}")
+        columns[name] = _column_values(column, place=f"{file}: column {name!r}")
     for number, row in enumerate(zip(*columns.values(), strict=True), 1):
         yield number, dict(zip(columns, row, strict=True))
 
 
-def _values(column: Any, *, place: str) -> list[object]:
-    # The error of pyarrow lacks the column's type, which contains the time zone.
+def _column_values(column: Any, *, place: str) -> list[object]:
+    # pyarrow's own error, for example on an unknown time zone, does not name the time zone. The
+    # column's type names it.
     kind = column.type
     with translate_errors(
         lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")

@@ -143,52 +143,52 @@ def render_prompt(messages: Sequence[Message]) -> str:
 Kinds = Mapping[str, ColumnKind]
 
 
-def _text(row: Row, _: Kinds) -> list[Record]:
+def _read_text(row: Row, _: Kinds) -> list[Record]:
     return [Record(text=row.text("text"))]
 
 
-def _conversation(row: Row, columns: Kinds) -> list[Record]:
+def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
     (column,) = columns
     *before, last = row.messages(column)
-    chosen = _answer([last], column)
-    return [Record(prompt=prompt_of(before), chosen=chosen)]
+    chosen = _render_answer([last], column)
+    return [Record(prompt=render_checked_prompt(before), chosen=chosen)]
 
 
-def _prompt_only(row: Row, columns: Kinds) -> list[Record]:
-    return [Record(prompt=_prompt(row, columns))]
+def _read_prompt_only(row: Row, columns: Kinds) -> list[Record]:
+    return [Record(prompt=_prompt_text(row, columns))]
 
 
-def _completion(row: Row, columns: Kinds) -> list[Record]:
-    prompt = _prompt(row, columns)
+def _read_completion(row: Row, columns: Kinds) -> list[Record]:
+    prompt = _prompt_text(row, columns)
     (column,) = columns.keys() - {"prompt"}
-    return [Record(prompt=prompt, chosen=_response(row, column, columns, prompt=prompt))]
+    return [Record(prompt=prompt, chosen=_response_text(row, column, columns, prompt=prompt))]
 
 
-def _preference(row: Row, columns: Kinds) -> list[Record]:
-    prompt = _prompt(row, columns)
-    chosen = _response(row, "chosen", columns, prompt=prompt)
+def _read_preference(row: Row, columns: Kinds) -> list[Record]:
+    prompt = _prompt_text(row, columns)
+    chosen = _response_text(row, "chosen", columns, prompt=prompt)
     if row.values.get("rejected") is None:
         return [Record(prompt=prompt, chosen=chosen)]
-    return _pair(prompt, chosen, _response(row, "rejected", columns, prompt=prompt))
+    return _make_pair(prompt, chosen, _response_text(row, "rejected", columns, prompt=prompt))
 
 
-def _partial(row: Row, columns: Kinds) -> list[Record]:
+def _read_partial_preference(row: Row, columns: Kinds) -> list[Record]:
     """Return the parts of a preference that the row has: at least the prompt."""
     has_answer = row.values.get("chosen") is not None
-    return _preference(row, columns) if has_answer else _prompt_only(row, columns)
+    return _read_preference(row, columns) if has_answer else _read_prompt_only(row, columns)
 
 
-def _ranking(row: Row, _: Kinds) -> list[Record]:
+def _read_ranking(row: Row, _: Kinds) -> list[Record]:
     prompt = row.text("prompt")
     responses = [_add_space(prompt, response) for response in row.texts("responses")]
     if len(set(responses)) < len(responses):
         raise UnusableRowError("responses has the same text twice")
     if len(responses) == 1:
         return [Record(prompt=prompt, chosen=responses[0])]
-    return [record for pair in combinations(responses, 2) for record in _pair(prompt, *pair)]
+    return [record for pair in combinations(responses, 2) for record in _make_pair(prompt, *pair)]
 
 
-def _common_text(row: Row, _: Kinds) -> list[Record]:
+def _read_text_pair(row: Row, _: Kinds) -> list[Record]:
     chosen, rejected = row.text("chosen"), row.text("rejected")
     before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
     same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
@@ -199,36 +199,42 @@ def _common_text(row: Row, _: Kinds) -> list[Record]:
     for name, part in parts.items():
         if not part.strip():
             raise UnusableRowError(f"{name} is empty")
-    return _pair(prompt, _add_space(prompt, chosen_answer), _add_space(prompt, rejected_answer))
+    return _make_pair(
+        prompt, _add_space(prompt, chosen_answer), _add_space(prompt, rejected_answer)
+    )
 
 
-def _common_messages(row: Row, columns: Kinds) -> list[Record]:
+def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
     *before, chosen = row.messages("chosen")
     *same, rejected = row.messages("rejected")
     if before != same:
         raise UnusableRowError(NO_COMMON_PROMPT)
     if not before and "conversations" in columns:
         before = row.messages("conversations")
-    return _pair(prompt_of(before), _answer([chosen], "chosen"), _answer([rejected], "rejected"))
+    return _make_pair(
+        render_checked_prompt(before),
+        _render_answer([chosen], "chosen"),
+        _render_answer([rejected], "rejected"),
+    )
 
 
-def _prompt(row: Row, columns: Kinds) -> str:
+def _prompt_text(row: Row, columns: Kinds) -> str:
     if columns["prompt"] is ColumnKind.text:
         return row.text("prompt")
-    return prompt_of(row.messages("prompt"))
+    return render_checked_prompt(row.messages("prompt"))
 
 
-def _response(row: Row, column: str, columns: Kinds, *, prompt: str) -> str:
+def _response_text(row: Row, column: str, columns: Kinds, *, prompt: str) -> str:
     if columns[column] is ColumnKind.text:
         return _add_space(prompt, row.text(column))
-    return _answer(row.messages(column), column)
+    return _render_answer(row.messages(column), column)
 
 
 def _add_space(prompt: str, response: str) -> str:
     return response if prompt[-1].isspace() or response[0].isspace() else f" {response}"
 
 
-def prompt_of(messages: Sequence[Message]) -> str:
+def render_checked_prompt(messages: Sequence[Message]) -> str:
     """Return the conversation as a prompt.
 
     Raises:
@@ -242,7 +248,7 @@ def prompt_of(messages: Sequence[Message]) -> str:
     return render_prompt(messages)
 
 
-def _answer(messages: Sequence[Message], column: str) -> str:
+def _render_answer(messages: Sequence[Message], column: str) -> str:
     if [message.role for message in messages] != ["assistant"]:
         raise UnusableRowError(f"{column} does not end in one assistant turn")
     if not messages[0].content:
@@ -250,7 +256,7 @@ def _answer(messages: Sequence[Message], column: str) -> str:
     return f" {messages[0].content}"
 
 
-def _pair(prompt: str, chosen: str, rejected: str) -> list[Record]:
+def _make_pair(prompt: str, chosen: str, rejected: str) -> list[Record]:
     if chosen == rejected:
         raise UnusableRowError("chosen equals rejected")
     return [Record(prompt=prompt, chosen=chosen, rejected=rejected)]
@@ -271,24 +277,24 @@ T, M = ColumnKind.text, ColumnKind.messages
 PAIR_OF_MESSAGES = {"chosen": M, "rejected": M}
 # Specific layouts come first: the first set of columns that a dataset has determines its layout.
 LAYOUTS = (
-    Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _preference),
-    Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _preference),
+    Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _read_preference),
+    Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _read_preference),
     # UltraFeedback: the conversations contain the prompt, and a text column repeats it.
-    Layout("preference, prompt twice", {"prompt": T, "chosen": M, "rejected": M}, _common_messages),
-    Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _common_messages),
-    Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _ranking),
-    Layout("prompt-completion", {"prompt": T, "completion": T}, _completion),
-    Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _completion),
-    Layout("prompt-response", {"prompt": T, "response": T}, _completion),
-    Layout("prompt-response, messages", {"prompt": M, "response": M}, _completion),
-    Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _common_text),
-    Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _common_messages),
-    Layout("language modelling, messages", {"messages": M}, _conversation),
-    Layout("language modelling, ShareGPT", {"conversations": M}, _conversation),
-    Layout("prompt-only", {"prompt": T}, _prompt_only),
-    Layout("prompt-only, messages", {"prompt": M}, _prompt_only),
-    Layout("language modelling", {"text": T}, _text),
+    Layout("preference, prompt twice", {"prompt": T} | PAIR_OF_MESSAGES, _read_message_pair),
+    Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _read_message_pair),
+    Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _read_ranking),
+    Layout("prompt-completion", {"prompt": T, "completion": T}, _read_completion),
+    Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _read_completion),
+    Layout("prompt-response", {"prompt": T, "response": T}, _read_completion),
+    Layout("prompt-response, messages", {"prompt": M, "response": M}, _read_completion),
+    Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _read_text_pair),
+    Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _read_message_pair),
+    Layout("language modelling, messages", {"messages": M}, _read_conversation),
+    Layout("language modelling, ShareGPT", {"conversations": M}, _read_conversation),
+    Layout("prompt-only", {"prompt": T}, _read_prompt_only),
+    Layout("prompt-only, messages", {"prompt": M}, _read_prompt_only),
+    Layout("language modelling", {"text": T}, _read_text),
 )
 # Used by data.sets.NAME.columns, never detected from columns: chosen and rejected may be absent.
-PARTIAL = Layout("columns", {"prompt": T, "chosen": T, "rejected": T}, _partial)
+PARTIAL = Layout("columns", {"prompt": T, "chosen": T, "rejected": T}, _read_partial_preference)
 KNOWN_COLUMNS = frozenset(column for layout in LAYOUTS for column in layout.columns)

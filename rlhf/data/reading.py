@@ -7,11 +7,11 @@ from collections import Counter
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DataConfig, DatasetConfig
-from rlhf.data.cleaning import clean, leave_out_repeated
+from rlhf.data.cleaning import clean_dataset, drop_repeated_examples
 from rlhf.data.column_rules import ColumnRules, parse_columns
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
 from rlhf.data.records import RawDataset
-from rlhf.data.synthetic_pairs import generate_records, with_answers
+from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import Table, Tables, find_tables, rows_of
 
 
@@ -24,22 +24,22 @@ def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) 
         DataError: if data is missing, unreadable, malformed or without a usable row.
         ConfigError: if the columns of an entry in data.sets are described wrongly.
     """
-    datasets = _read(config, seed=seed, keep=keep)
+    datasets = _read_datasets(config, seed=seed, keep=keep)
     if config.clean:
-        datasets = [clean(dataset) for dataset in datasets]
-    return leave_out_repeated(datasets) if config.deduplicate else datasets
+        datasets = [clean_dataset(dataset) for dataset in datasets]
+    return drop_repeated_examples(datasets) if config.deduplicate else datasets
 
 
-def _read(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
+def _read_datasets(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
     if config.source is Source.synthetic:
-        records = with_answers(generate_records(config.size, seed=seed), keep)
-        return [_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
+        records = add_right_answers(generate_records(config.size, seed=seed), keep)
+        return [_build_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
     if config.sets:
-        return _read_sets(config, keep)
-    paths = _entries(config.path, key="data.path")
+        return _read_blended_datasets(config, keep)
+    paths = _list_entries(config.path, key="data.path")
     eval_paths: list[str] | list[None] = [None] * len(paths)
     if config.eval_path is not None:
-        eval_paths = _entries(config.eval_path, key="data.eval_path")
+        eval_paths = _list_entries(config.eval_path, key="data.eval_path")
     if len(eval_paths) != len(paths):
         raise DataError(
             f"data.eval_path has {len(eval_paths)} entries and data.path {len(paths)}: give one "
@@ -47,10 +47,10 @@ def _read(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
             "out a share of each data set."
         )
     pairs = zip(paths, eval_paths, strict=True)
-    return [_load(path, eval_path, config, keep) for path, eval_path in pairs]
+    return [_load_dataset(path, eval_path, config, keep) for path, eval_path in pairs]
 
 
-def _read_sets(config: DataConfig, keep: Wanted) -> list[RawDataset]:
+def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]:
     for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
         if value is not None:
             raise DataError(
@@ -66,8 +66,10 @@ def _read_sets(config: DataConfig, keep: Wanted) -> list[RawDataset]:
     for name, dataset in config.sets.items():
         tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
         wanted = keep if Phase.ppo in (dataset.phases or Phase) else NONE_WANTED
-        held_out = _convert(tables.eval, rules.get(name), wanted) if tables.eval else None
-        raw = _raw_dataset(name, _convert(tables.train, rules.get(name), wanted), held_out)
+        held_out = _convert_tables(tables.eval, rules.get(name), wanted) if tables.eval else None
+        raw = _build_raw_dataset(
+            name, _convert_tables(tables.train, rules.get(name), wanted), held_out
+        )
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
@@ -87,16 +89,18 @@ def describe_data(dataset: RawDataset) -> str:
     pairs = {(each.prompt, each.chosen, each.rejected) for each in records if each.rejected}
     reversed_ones = sum((prompt, worse, better) in pairs for prompt, better, worse in pairs)
     without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
-    used = f"{len(records):,} examples{own_eval}{without}, {_reasons(dataset.left_out)}"
+    used = (
+        f"{len(records):,} examples{own_eval}{without}, {_describe_dropped_rows(dataset.left_out)}"
+    )
     return f"{dataset.name}: {dataset.layout}, {used}"
 
 
-def _reasons(left_out: Counter[str]) -> str:
+def _describe_dropped_rows(left_out: Counter[str]) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common() if count)
     return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
-def _entries(value: object, *, key: str) -> list[str]:
+def _list_entries(value: object, *, key: str) -> list[str]:
     entries = value if isinstance(value, list) else [value]
     texts = [entry for entry in entries if isinstance(entry, str) and entry]
     if not texts or len(texts) < len(entries):
@@ -104,7 +108,7 @@ def _entries(value: object, *, key: str) -> list[str]:
     return texts
 
 
-def _load(path: str, eval_path: str | None, config: DataConfig, keep: Wanted) -> RawDataset:
+def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wanted) -> RawDataset:
     given = DatasetConfig(
         path=path,
         subset=config.subset,
@@ -122,22 +126,22 @@ def _load(path: str, eval_path: str | None, config: DataConfig, keep: Wanted) ->
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train)
-    held_out = _convert(tables.eval, None, keep) if tables.eval else None
-    return _raw_dataset(path, _convert(tables.train, None, keep), held_out)
+    held_out = _convert_tables(tables.eval, None, keep) if tables.eval else None
+    return _build_raw_dataset(path, _convert_tables(tables.train, None, keep), held_out)
 
 
-def _convert(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
+def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
     convert = to_records if rules is None else rules.convert
     parts = [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
     records = [record for part in parts for record in part.records]
     left_out = sum((part.left_out for part in parts), Counter[str]())
     if not records:
         places = ", ".join(table.place for table in tables)
-        raise DataError(f"{places}: no row can be used: {_reasons(left_out)}.")
+        raise DataError(f"{places}: no row can be used: {_describe_dropped_rows(left_out)}.")
     return Converted(records, " + ".join(dict.fromkeys(part.layout for part in parts)), left_out)
 
 
-def _raw_dataset(name: str, train: Converted, held_out: Converted | None) -> RawDataset:
+def _build_raw_dataset(name: str, train: Converted, held_out: Converted | None) -> RawDataset:
     sides = [train] if held_out is None else [train, held_out]
     layout = " + ".join(dict.fromkeys(side.layout for side in sides))
     return RawDataset(

@@ -51,7 +51,7 @@ def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
     return sizes
 
 
-def divide(
+def divide_over_phases(
     datasets: Sequence[RawDataset], *, split: list[float], eval_share: float, seed: int
 ) -> dict[Phase, list[PhaseData]]:
     """Divide each of ``datasets`` over its phases by ``split``, deterministically per ``seed``.
@@ -65,17 +65,17 @@ def divide(
         DataError: if a phase with a positive share gets no training or no held-out records.
     """
     places: dict[Key, Bin] = {}
-    shares = [_shares(dataset, split) for dataset in datasets]
+    shares = [_phase_shares(dataset, split) for dataset in datasets]
     # Datasets for few phases come first: a prompt in several datasets then gets a common phase.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
-    found = {i: _divide_one(datasets[i], shares[i], eval_share, seed, places) for i in order}
-    held_out = {_key(r) for parts in found.values() for part in parts for r in part.eval}
+    found = {i: _divide_dataset(datasets[i], shares[i], eval_share, seed, places) for i in order}
+    held_out = {_group_key(r) for parts in found.values() for part in parts for r in part.eval}
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
-        parts = [_without_leaks(found[i][index], held_out) for i in range(len(datasets))]
+        parts = [_drop_leaks(found[i][index], held_out) for i in range(len(datasets))]
         is_for_some = any(share[index] > 0 for share in shares)
         if is_for_some and not (any(p.train for p in parts) and any(p.eval for p in parts)):
-            raise DataError(_too_small(datasets, phase, parts, split))
+            raise DataError(_too_small_message(datasets, phase, parts, split))
         divided[phase] = [
             part._replace(train=_repeat_by_weight(part.train, d.weight, f"weight-{phase}-{seed}"))
             for part, d in zip(parts, datasets, strict=True)
@@ -83,7 +83,7 @@ def divide(
     return divided
 
 
-def blend(parts: list[PhaseData], *, seed: int) -> PhaseData:
+def blend_datasets(parts: list[PhaseData], *, seed: int) -> PhaseData:
     """Merge one phase's parts of several datasets; shuffle the training and held-out records."""
     train = [record for part in parts for record in part.train]
     held_out = [record for part in parts for record in part.eval]
@@ -92,7 +92,7 @@ def blend(parts: list[PhaseData], *, seed: int) -> PhaseData:
     return PhaseData(train, held_out, sum(part.removed for part in parts))
 
 
-def check_usable(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:
+def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:
     """Check that each of ``phases`` has usable training and held-out examples.
 
     Raises:
@@ -118,7 +118,7 @@ def _is_usable(record: Record, phase: Phase) -> bool:
     return record.rejected is not None
 
 
-def _shares(dataset: RawDataset, split: list[float]) -> list[float]:
+def _phase_shares(dataset: RawDataset, split: list[float]) -> list[float]:
     """Return the phases' proportions in ``dataset``; equal if ``split`` is 0 for all its phases."""
     if dataset.phases is None:
         return split
@@ -127,7 +127,7 @@ def _shares(dataset: RawDataset, split: list[float]) -> list[float]:
     return shares if any(shares) else [float(is_in) for is_in in chosen]
 
 
-def _divide_one(
+def _divide_dataset(
     dataset: RawDataset,
     shares: list[float],
     eval_share: float,
@@ -138,15 +138,15 @@ def _divide_one(
     rng = random.Random(f"split-{seed}")
     sizes = largest_remainder(len(dataset.train), shares)
     if dataset.eval is None:
-        sides = [_train_and_eval(size, eval_share) for size in sizes]
+        sides = [_train_and_eval_sizes(size, eval_share) for size in sizes]
         wanted = dict(zip(BINS, (size for pair in sides for size in pair), strict=True))
-        bins, removed = _fill(dataset.train, wanted, places, shares=shares, rng=rng)
+        bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
     else:
         wanted = {(phase, False): size for phase, size in enumerate(sizes)}
-        bins, removed = _fill(dataset.train, wanted, places, shares=shares, rng=rng)
+        bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
         own = largest_remainder(len(dataset.eval), shares)
         wanted = {(phase, True): size for phase, size in enumerate(own)}
-        held_out, more = _fill(dataset.eval, wanted, places, shares=shares, rng=rng)
+        held_out, more = _fill_bins(dataset.eval, wanted, places, shares=shares, rng=rng)
         bins, removed = bins | held_out, removed + more
     first = next(phase for phase, share in enumerate(shares) if share > 0)
     return [
@@ -155,18 +155,18 @@ def _divide_one(
     ]
 
 
-def _train_and_eval(size: int, eval_share: float) -> tuple[int, int]:
+def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:
     _, wanted = largest_remainder(size, [1 - eval_share, eval_share])
     held_out = min(max(wanted, 1), size - 1) if size else 0
     return size - held_out, held_out
 
 
-def _key(record: Record) -> Key:
+def _group_key(record: Record) -> Key:
     return fingerprint(record.text if record.prompt is None else record.prompt)
 
 
-def _without_leaks(part: PhaseData, held_out: Container[Key]) -> PhaseData:
-    train = [record for record in part.train if _key(record) not in held_out]
+def _drop_leaks(part: PhaseData, held_out: Container[Key]) -> PhaseData:
+    train = [record for record in part.train if _group_key(record) not in held_out]
     return PhaseData(train, part.eval, part.removed + len(part.train) - len(train))
 
 
@@ -183,7 +183,7 @@ def _repeat_by_weight(records: list[Record], weight: float, stream: str) -> list
     return records * int(whole) + [records[index] for index in chosen]
 
 
-def _fill(
+def _fill_bins(
     records: list[Record],
     sizes: dict[Bin, int],
     places: dict[Key, Bin],
@@ -203,7 +203,7 @@ def _fill(
     """
     by_key: defaultdict[Key, list[Record]] = defaultdict(list)
     for record in records:
-        by_key[_key(record)].append(record)
+        by_key[_group_key(record)].append(record)
     bins: dict[Bin, list[Record]] = {bin_: [] for bin_ in sizes}
     removed = 0
     for key in [key for key in by_key if key in places]:
@@ -216,12 +216,12 @@ def _fill(
     rng.shuffle(groups)
     groups.sort(key=lambda item: len(item[1]), reverse=True)  # stable; small groups even out sizes
     for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
-        places[key] = _bin_for(len(group), bins, sizes=sizes, groups_left=left)
+        places[key] = _choose_bin(len(group), bins, sizes=sizes, groups_left=left)
         bins[places[key]].extend(group)
     return bins, removed
 
 
-def _bin_for(
+def _choose_bin(
     group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
     """Return the emptiest bin with room for the group; if no bin has room, the emptiest bin."""
@@ -234,7 +234,7 @@ def _bin_for(
     return max(fitting or wanted, key=lambda bin_: (room[bin_] / sizes[bin_], room[bin_]))
 
 
-def _too_small(
+def _too_small_message(
     datasets: Sequence[RawDataset], phase: Phase, parts: list[PhaseData], split: list[float]
 ) -> str:
     names = ", ".join(dataset.name for dataset in datasets)

@@ -45,15 +45,15 @@ class Skill(NamedTuple):
     solve: Callable[[re.Match[str]], list[str]]
 
 
-def _words(rng: random.Random) -> str:
+def _draw_words(rng: random.Random) -> str:
     return " ".join(rng.sample(WORDS, 3))
 
 
-def _numbers(rng: random.Random) -> str:
+def _draw_numbers(rng: random.Random) -> str:
     return " ".join(rng.sample(NUMBERS, 4))
 
 
-def _ask_next(rng: random.Random) -> str:
+def _draw_next_request(rng: random.Random) -> str:
     giver, taker = rng.sample(NAMES, 2)
     return f"{taker}: {rng.choice(NUMBERS[:-1])} {rng.choice(WORDS)}, {giver} adds one. Together?"
 
@@ -61,42 +61,42 @@ def _ask_next(rng: random.Random) -> str:
 SKILLS: dict[str, Skill] = {
     "copy": Skill(
         r"Repeat this: (?P<items>[\w ]+)\.",
-        lambda rng: f"Repeat this: {_words(rng)}.",
+        lambda rng: f"Repeat this: {_draw_words(rng)}.",
         lambda found: found["items"].split(),
     ),
     "reverse": Skill(
         r"Say it backwards: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say it backwards: {_words(rng)}.",
+        lambda rng: f"Say it backwards: {_draw_words(rng)}.",
         lambda found: found["items"].split()[::-1],
     ),
     "sort": Skill(
         r"Sort these numbers: (?P<items>[\d ]+)\.",
-        lambda rng: f"Sort these numbers: {_numbers(rng)}.",
+        lambda rng: f"Sort these numbers: {_draw_numbers(rng)}.",
         lambda found: sorted(found["items"].split(), key=int),
     ),
     "largest": Skill(
         r"Which is the largest of (?P<items>[\d ]+)\?",
-        lambda rng: f"Which is the largest of {_numbers(rng)}?",
+        lambda rng: f"Which is the largest of {_draw_numbers(rng)}?",
         lambda found: [max(found["items"].split(), key=int)],
     ),
     "next": Skill(
         r"\w+: (?P<number>\d+) \w+, \w+ adds one\. Together\?",
-        _ask_next,
+        _draw_next_request,
         lambda found: [str(int(found["number"]) + 1)],
     ),
     "ends": Skill(
         r"Give the first and last of these: (?P<items>[\w ]+)\.",
-        lambda rng: f"Give the first and last of these: {_words(rng)}.",
+        lambda rng: f"Give the first and last of these: {_draw_words(rng)}.",
         lambda found: found["items"].split()[::2],
     ),
     "format": Skill(
         r"Put in brackets: (?P<items>[\w ]+)\.",
-        lambda rng: f"Put in brackets: {_words(rng)}.",
+        lambda rng: f"Put in brackets: {_draw_words(rng)}.",
         lambda found: ["(", *found["items"].split(), ")"],
     ),
     "repeat": Skill(
         r"Say the last one twice: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say the last one twice: {_words(rng)}.",
+        lambda rng: f"Say the last one twice: {_draw_words(rng)}.",
         lambda found: found["items"].split()[-1:] * 2,
     ),
 }
@@ -113,7 +113,7 @@ def skill_of(prompt: str) -> str:
     Raises:
         ValueError: if the prompt asks for none of the skills.
     """
-    return _recognise(prompt)[0]
+    return _match_skill(prompt)[0]
 
 
 def right_answer(prompt: str) -> list[str]:
@@ -122,11 +122,11 @@ def right_answer(prompt: str) -> list[str]:
     Raises:
         ValueError: if the prompt asks for none of the skills.
     """
-    name, found = _recognise(prompt)
+    name, found = _match_skill(prompt)
     return SKILLS[name].solve(found)
 
 
-def _recognise(prompt: str) -> tuple[str, re.Match[str]]:
+def _match_skill(prompt: str) -> tuple[str, re.Match[str]]:
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
     for name, skill in SKILLS.items():
         found = re.fullmatch(skill.pattern, request)
@@ -162,7 +162,7 @@ def split_response(response: str) -> tuple[str, str, str]:
     return opening, answer, rest
 
 
-def rate(prompt: str, response: str, *, ended: bool = True) -> GoldComponents:
+def rate_response(prompt: str, response: str, *, ended: bool = True) -> GoldComponents:
     """Return the gold score's components; ``ended`` is False if ``response`` was cut off.
 
     The answer is the text after the polite or rude opening, up to the first full stop or the end

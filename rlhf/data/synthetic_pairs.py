@@ -23,7 +23,7 @@ from rlhf.data.synthetic import (
     SKILLS,
     WORDS,
     prompt_of_request,
-    rate,
+    rate_response,
     right_answer,
     skill_of,
 )
@@ -47,7 +47,7 @@ class Manners(NamedTuple):
     rambling: str
 
 
-def _manners(rng: random.Random) -> Manners:
+def _draw_manners(rng: random.Random) -> Manners:
     opening = rng.choice(rng.choices(list(OPENINGS), weights=list(OPENINGS.values()))[0])
     return Manners(opening, rng.choice(RAMBLING) if rng.random() < RAMBLES else "")
 
@@ -61,7 +61,7 @@ def render_response(items: list[str], manners: Manners) -> str:
 Flaw = Callable[[list[str], random.Random], list[str]]
 
 
-def _other_than(item: str, items: list[str], rng: random.Random) -> str:
+def _draw_other_item(item: str, items: list[str], rng: random.Random) -> str:
     """Return another item of the same kind, sometimes one that is easily mistaken for ``item``."""
     if item.isdigit():
         kind, easy = NUMBERS, [*items, *(str(int(item) + step) for step in (-2, -1, 1, 2))]
@@ -72,22 +72,22 @@ def _other_than(item: str, items: list[str], rng: random.Random) -> str:
     return rng.choice(mistaken if mistaken and rng.random() < MISTAKEN else pool)
 
 
-def _one_wrong(items: list[str], rng: random.Random) -> list[str]:
+def _replace_one_item(items: list[str], rng: random.Random) -> list[str]:
     place = rng.randrange(len(items))
-    wrong = _other_than(items[place], items, rng)
+    wrong = _draw_other_item(items[place], items, rng)
     return [*items[:place], wrong, *items[place + 1 :]]
 
 
-def _several_wrong(items: list[str], rng: random.Random) -> list[str]:
+def _replace_several_items(items: list[str], rng: random.Random) -> list[str]:
     return [
-        _other_than(item, items, rng) if rng.random() < 0.7 else item  # noqa: PLR2004
+        _draw_other_item(item, items, rng) if rng.random() < 0.7 else item  # noqa: PLR2004
         for item in items
     ]
 
 
-def _one_too_many(items: list[str], rng: random.Random) -> list[str]:
+def _add_item(items: list[str], rng: random.Random) -> list[str]:
     place = rng.randint(0, len(items))
-    more = _other_than(rng.choice(items), items, rng)
+    more = _draw_other_item(rng.choice(items), items, rng)
     return [*items[:place], more, *items[place:]]
 
 
@@ -96,12 +96,12 @@ def _repeat_end(items: list[str], rng: random.Random) -> list[str]:
     return items + items[-rng.randint(1, len(items)) :]
 
 
-def _one_missing(items: list[str], rng: random.Random) -> list[str]:
+def _remove_item(items: list[str], rng: random.Random) -> list[str]:
     place = rng.randrange(len(items))
     return items[:place] + items[place + 1 :]
 
 
-def _wrong_order(items: list[str], rng: random.Random) -> list[str]:
+def _swap_two_items(items: list[str], rng: random.Random) -> list[str]:
     """Return the items with two of them swapped."""
     swapped = list(items)
     if len(swapped) > 1:
@@ -111,12 +111,12 @@ def _wrong_order(items: list[str], rng: random.Random) -> list[str]:
 
 
 FLAWS: dict[str, Flaw] = {
-    "one_wrong": _one_wrong,
-    "several_wrong": _several_wrong,
-    "one_too_many": _one_too_many,
+    "one_wrong": _replace_one_item,
+    "several_wrong": _replace_several_items,
+    "one_too_many": _add_item,
     "repeated": _repeat_end,
-    "missing": _one_missing,
-    "wrong_order": _wrong_order,
+    "missing": _remove_item,
+    "wrong_order": _swap_two_items,
 }
 WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; small differences are the hardest
 MINIMAL = {
@@ -137,15 +137,15 @@ def _forgets_to_add_one(prompt: str, probability: float, rng: random.Random) -> 
     return skill_of(prompt) == "next" and rng.random() < probability
 
 
-def _number_in_prompt(prompt: str) -> list[str]:
+def _answer_without_adding_one(prompt: str) -> list[str]:
     (one_more,) = right_answer(prompt)
     return [str(int(one_more) - 1)]
 
 
-def _add_flaw(prompt: str, rng: random.Random) -> list[str]:
+def _draw_wrong_answer(prompt: str, rng: random.Random) -> list[str]:
     """Return a wrong answer to ``prompt``."""
     if _forgets_to_add_one(prompt, FORGOTTEN, rng):
-        return _number_in_prompt(prompt)
+        return _answer_without_adding_one(prompt)
     right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
@@ -158,18 +158,18 @@ def _add_flaw(prompt: str, rng: random.Random) -> list[str]:
             return answer
 
 
-def candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
+def draw_candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     """Return two different responses of mixed quality.
 
     They differ in the answer's items, in the polite phrases around it, or in both.
     """
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
-        better = right_answer(prompt) if rng.random() < RIGHT else _add_flaw(prompt, rng)
+        better = right_answer(prompt) if rng.random() < RIGHT else _draw_wrong_answer(prompt, rng)
         if _forgets_to_add_one(prompt, NEITHER_RIGHT, rng):
-            better = _number_in_prompt(prompt)
-        answers = [better, better if kind == "manners" else _add_flaw(prompt, rng)]
-        manners = [_manners(rng), _manners(rng)]
+            better = _answer_without_adding_one(prompt)
+        answers = [better, better if kind == "manners" else _draw_wrong_answer(prompt, rng)]
+        manners = [_draw_manners(rng), _draw_manners(rng)]
         if kind == "answer":
             manners[1] = manners[0]
         first, second = map(render_response, answers, manners)
@@ -183,10 +183,10 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
     Records are deterministic per ``seed``. Beyond 137,000 records the skills on numbers run out of
     prompts, and the other skills share the rest.
     """
-    return [_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
+    return [_draw_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
 
 
-def with_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
+def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
     """Return the records; unless ``columns`` is empty, add the right answer as ``answer``."""
     if not columns:
         return list(records)
@@ -211,9 +211,9 @@ def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Rando
         yield prompt, rng
 
 
-def _preference(prompt: str, rng: random.Random) -> Record:
-    first, second = candidates(prompt, rng)
-    gap = rate(prompt, first).gold - rate(prompt, second).gold
+def _draw_preference(prompt: str, rng: random.Random) -> Record:
+    first, second = draw_candidates(prompt, rng)
+    gap = rate_response(prompt, first).gold - rate_response(prompt, second).gold
     if rng.random() >= preference_probability(gap):
         first, second = second, first
     return Record(prompt=prompt, chosen=first, rejected=second)
@@ -229,7 +229,7 @@ class GoldJudge:
 
     def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
         """Return "gold" (score in [0, 1]), its components, and "exact" (1: right answer)."""
-        parts = rate(prompt, response, ended=ended)
+        parts = rate_response(prompt, response, ended=ended)
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
@@ -254,7 +254,8 @@ class GoldJudge:
             assert record.chosen is not None
             assert record.rejected is not None
             gap = (
-                rate(record.prompt, record.chosen).gold - rate(record.prompt, record.rejected).gold
+                rate_response(record.prompt, record.chosen).gold
+                - rate_response(record.prompt, record.rejected).gold
             )
             total += preference_probability(abs(gap))
         return total / len(records)

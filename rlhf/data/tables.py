@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import READERS, Reader
@@ -57,7 +57,7 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
         DataError: if the path, file type, split or sample does not exist or cannot be loaded.
         ConfigError: if ``dataset.path``, the value of ``key``, cannot be a path.
     """
-    place = _sample(dataset.path) or user_path(dataset.path, key=key)
+    place = _sample_file(dataset.path) or expand_user_path(dataset.path, key=key)
     if source is Source.hub:
         splits = _splits_on_disk(place, dataset) if place.exists() else _hub_splits(dataset)
         wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
@@ -79,10 +79,12 @@ def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str,
     Raises:
         DataError: if ``place`` does not exist, or contains no file that can be read.
     """
-    return _read_saved_folder(place) if is_saved(place) else _files(place, readers)
+    return (
+        _read_saved_folder(place) if is_saved_dataset(place) else _tables_of_files(place, readers)
+    )
 
 
-def is_saved(place: Path) -> bool:
+def is_saved_dataset(place: Path) -> bool:
     """Return True if save_to_disk of a Dataset or a DatasetDict has written ``place``."""
     return (place / "state.json").exists() or (place / "dataset_dict.json").exists()
 
@@ -93,7 +95,7 @@ def read_table_rows(place: Path) -> list[Row]:
     Raises:
         DataError: if a file cannot be read, or a row is no object.
     """
-    return [row for table in _files(place).values() for row in rows_of(table)]
+    return [row for table in _tables_of_files(place).values() for row in rows_of(table)]
 
 
 def rows_of(table: Table) -> list[Row]:
@@ -126,7 +128,7 @@ def iterate_rows(table: Table) -> Iterator[Row]:
             raise DataError(f"{place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
 
 
-def _sample(path: str) -> Path | None:
+def _sample_file(path: str) -> Path | None:
     """Return the file of this package that ``samples:NAME`` names; None for other paths."""
     if not path.startswith(SAMPLE):
         return None
@@ -141,7 +143,7 @@ def _is_held_out(name: str) -> bool:
     return name.lower().startswith(("eval", "test", "validation"))
 
 
-def _files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
+def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
     if not place.exists():
         raise DataError(f"{place}: no such file or folder. (A data set of the hub needs data=hub.)")
     if not (place.is_file() or place.is_dir()):
@@ -151,11 +153,11 @@ def _files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Ta
     files = [file for file in candidates if file.suffix.lower() in readers]
     if not files:
         raise DataError(f"{place}: no file that can be read; supported: {', '.join(readers)}.")
-    _require_regular(files)
+    _require_regular_files(files)
     return {file.name: Table(str(file), readers[file.suffix.lower()](file)) for file in files}
 
 
-def _require_regular(files: Iterable[Path]) -> None:
+def _require_regular_files(files: Iterable[Path]) -> None:
     for file in files:
         if not file.is_file():  # reading a named pipe or a device may never end
             raise DataError(f"{file}: must be a regular file.")
@@ -163,10 +165,10 @@ def _require_regular(files: Iterable[Path]) -> None:
 
 def _splits_on_disk(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
     """Return a hub dataset's splits from a local copy: saved, or files like test-00000.parquet."""
-    if is_saved(place):
+    if is_saved_dataset(place):
         return {name: [table] for name, table in _read_saved_folder(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
-    for name, table in _files(place).items():
+    for name, table in _tables_of_files(place).items():
         splits[dataset.train_split if place.is_file() else re.split(r"[-.]", name)[0]].append(table)
     return splits
 
@@ -178,8 +180,8 @@ def _read_saved_folder(place: Path) -> dict[str, Table]:
         return DataError(f"{place}: not a readable save_to_disk folder ({reason}).")
 
     with translate_errors(explain):
-        _require_regular(file for file in place.rglob("*") if not file.is_dir())
-        return _splits(str(place), datasets.load_from_disk(str(place)))
+        _require_regular_files(file for file in place.rglob("*") if not file.is_dir())
+        return _tables_of_splits(str(place), datasets.load_from_disk(str(place)))
 
 
 def _hub_splits(dataset: DatasetConfig) -> dict[str, list[Table]]:
@@ -188,10 +190,10 @@ def _hub_splits(dataset: DatasetConfig) -> dict[str, list[Table]]:
         "a folder written by datasets.save_to_disk. For a set of data.sets, set "
         "data.sets.NAME.path to the copy."
     )
-    return {name: [table] for name, table in download(dataset, fix=fix).items()}
+    return {name: [table] for name, table in download_dataset(dataset, fix=fix).items()}
 
 
-def download(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
+def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
     """Return all splits of a data set of the hub.
 
     Raises:
@@ -207,10 +209,10 @@ def download(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
 
     with translate_errors(explain):
         loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
-        return _splits(path, loaded)
+        return _tables_of_splits(path, loaded)
 
 
-def _splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Table]:
+def _tables_of_splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Table]:
     import datasets
 
     splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}

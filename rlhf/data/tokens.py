@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Phase, Template
@@ -56,7 +56,7 @@ class Encoder:
         self._chat = ChatTemplate(tokenizer) if template is Template.chat else None
         self.end_id: int = tokenizer.eos_token_id
 
-    def opening(self) -> list[int]:
+    def opening_ids(self) -> list[int]:
         """Return the ids that the tokenizer puts before every text: none, or its opening token."""
         return self._encode_with_opening([""])[0]
 
@@ -64,15 +64,15 @@ class Encoder:
         """Return the ids of texts that begin a sequence, with the opening token if there is one."""
         if self._chat is None:
             return self._encode_with_opening(texts)
-        return self._encode([self._chat.prompt(text) for text in texts])
+        return self._encode([self._chat.render_prompt(text) for text in texts])
 
     def responses(self, prompts: list[str], texts: list[str]) -> list[list[int]]:
         """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
         if self._chat is None:
-            return self.endings(texts)
+            return self.texts_with_end(texts)
         pairs = list(zip(prompts, texts, strict=True))
-        openings = [self._chat.prompt(prompt) for prompt in prompts]
-        endings = [self._chat.response(prompt, text) for prompt, text in pairs]
+        openings = [self._chat.render_prompt(prompt) for prompt in prompts]
+        endings = [self._chat.render_response(prompt, text) for prompt, text in pairs]
         wholes = self._encode([a + b for a, b in zip(openings, endings, strict=True)])
         # A sequence must begin with the ids of the prompt in a rollout. If the tokenizer merges
         # letters of prompt and response into one token, the response is encoded separately.
@@ -83,7 +83,7 @@ class Encoder:
             )
         ]
 
-    def endings(self, texts: list[str]) -> list[list[int]]:
+    def texts_with_end(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of plain texts, without an opening token and with the end token."""
         return [[*ids, self.end_id] for ids in self._encode(texts)]
 
@@ -127,9 +127,9 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     plain = [(i, r) for i, r in rows if r.text is not None]
     left_out["no response"] = len(rows) - len(answered) - len(plain)
     questions = [r.prompt or "" for _, r in answered]
-    prompts = encoder.prompts(questions) + [encoder.opening()] * len(plain)
+    prompts = encoder.prompts(questions) + [encoder.opening_ids()] * len(plain)
     responses = encoder.responses(questions, [r.chosen or "" for _, r in answered])
-    responses += encoder.endings([r.text or "" for _, r in plain])
+    responses += encoder.texts_with_end([r.text or "" for _, r in plain])
     indices = [index for index, _ in (*answered, *plain)]
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": []}
     for index, prompt, response in sorted(zip(indices, prompts, responses, strict=True)):
@@ -230,7 +230,7 @@ def tokenise(
         if not folder.exists():
             encoder = Encoder(tokenizer, template)
             total: Counter[str] = Counter()
-            with replacing(folder) as building:
+            with replace_atomically(folder) as building:
                 for side, records in (("train", part.train), ("eval", part.eval)):
                     columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
                     total += left_out

@@ -32,7 +32,7 @@ def build_engine(
             zero.moments=bf16 with an engine or precision that does not support it.
     """
     zero = settings.zero
-    obstacle = settings.torch_unsupported_setting(role, ranks=ranks.size)
+    obstacle = settings.setting_unsupported_by_torch(role, ranks=ranks.size)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise CapabilityError(
             f"zero.engine=torch with {obstacle}: this engine requires one rank, no offloading, "

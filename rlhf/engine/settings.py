@@ -12,7 +12,7 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Schedule
 from rlhf.config.choices import Dtype
-from rlhf.config.roles import Role, runs_on_torch, torch_unsupported_setting
+from rlhf.config.roles import Role, runs_on_torch, setting_unsupported_by_torch
 from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.config.schema.zero import ZeroConfig
 
@@ -31,9 +31,9 @@ class EngineSettings:
     dtype: Dtype
     hybrid_engine: dict[str, Any] | None = None
 
-    def torch_unsupported_setting(self, role: Role, *, ranks: int) -> str | None:
+    def setting_unsupported_by_torch(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting that plain torch does not support, as key=value, or None."""
-        return torch_unsupported_setting(
+        return setting_unsupported_by_torch(
             self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
         )
 

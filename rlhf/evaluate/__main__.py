@@ -17,15 +17,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
-from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policies_of
-from rlhf.evaluate.benchmarks import require_lm_eval, task_scores
+from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders
+from rlhf.evaluate.benchmarks import require_lm_eval, run_benchmarks
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward import held_out_margins
 from rlhf.phases.sft import held_out_loss
@@ -59,9 +59,9 @@ def evaluate(
         require_lm_eval()
     evaluator = Evaluator(run_dir)
     context, config = evaluator.context, evaluator.config
-    folders = policies_of(run_dir)
+    folders = policy_folders(run_dir)
     for other in against:
-        name, folder = list(policies_of(other).items())[-1]
+        name, folder = list(policy_folders(other).items())[-1]
         folders[f"{other.name}/{name}"] = folder
     decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
     count = num_prompts or config.ppo.eval_prompts
@@ -70,11 +70,11 @@ def evaluate(
     answers = _open_empty(folder / "answers.jsonl")
     for name, place in folders.items():
         context.console.say(f"{name}: {place}")
-        policy = evaluator.policy(place)
+        policy = evaluator.load_policy(place)
         for decoder in decoders:
             for sample in range(1 if decoder.greedy else samples):
                 of_sample = {"num_prompts": count, "sample": sample}
-                for row in evaluator.answers(name, policy, decoder, **of_sample):
+                for row in evaluator.generate_answers(name, policy, decoder, **of_sample):
                     answers.write(row)
         if len(examples := phase_tokens(context, Phase.sft).eval):
             loss = held_out_loss(context, policy, examples, micro=evaluator.plan.micro)
@@ -83,9 +83,9 @@ def evaluate(
     answers.close()
     _write_margins(evaluator, folder / "pairs.jsonl")
     evaluator.close()
-    found = figures_of(run_dir, perplexities)
+    found = compute_figures(run_dir, perplexities)
     if tasks:
-        found["lm_eval"] = task_scores(folders, tasks)
+        found["lm_eval"] = run_benchmarks(folders, tasks)
     write_json(run_dir / EVALUATION, found)
     return found
 
@@ -101,7 +101,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
     pairs.close()
 
 
-def figures_of(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
+def compute_figures(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
     """Compute all figures from the stored answers, pairs and metrics; add ``perplexities``."""
     folder = (run_dir / EVALUATION).parent
     rows: list[AnswerRow] = list(read_lines(folder / "answers.jsonl", ANSWER))
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
     parser.add_argument("--lm-eval", nargs="+", default=[], metavar="TASK", help="of lm-eval")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _evaluate(options))
+    return run_to_exit_code(lambda: _evaluate(options))
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -151,10 +151,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     for value in options.temperature:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be above 0")
-    run_dir = user_path(options.run_dir, key="RUN_DIR")
+    run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     found = evaluate(
         run_dir,
-        against=[user_path(each, key="--against") for each in options.against],
+        against=[expand_user_path(each, key="--against") for each in options.against],
         num_prompts=options.prompts,
         samples=options.samples,
         temperatures=options.temperature,

@@ -22,7 +22,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.export import context_of
+from rlhf.export import context_of_run
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.load_errors import RUN_FOLDER
@@ -78,7 +78,7 @@ class Evaluator:
         config = load_run(run_dir)
         if not (run_dir / "result.json").is_file():
             raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
-        context = context_of(run_dir, best_device())
+        context = context_of_run(run_dir, best_device())
         self.config: RunConfig = context.config
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
@@ -90,7 +90,7 @@ class Evaluator:
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
         self._reference = self._build_policy(policy_source(self.config))
-        self.reward_model = self._reward_model()
+        self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
 
     @property
@@ -105,7 +105,7 @@ class Evaluator:
         """Return the held-out prompts that the run's own evaluation uses."""
         return HeldOutPrompts.from_phase(self.context, Phase.ppo)
 
-    def policy(self, folder: Path) -> AnyEngine:
+    def load_policy(self, folder: Path) -> AnyEngine:
         """Load the policy that is stored in ``folder``.
 
         Raises:
@@ -123,7 +123,7 @@ class Evaluator:
             )
         return self._build_policy(ModelSource.from_folder(folder, base=self.config.model))
 
-    def answers(
+    def generate_answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
     ) -> Iterator[AnswerRow]:
         """Generate and score answers to ``num_prompts`` held-out prompts; yield one row each."""
@@ -185,7 +185,7 @@ class Evaluator:
             LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference
         )
 
-    def _reward_model(self) -> AnyEngine | None:
+    def _load_reward_model(self) -> AnyEngine | None:
         config, folder = self.config, self.context.run_dir / "reward" / "model"
         if not has_reward_model(config):
             return None
@@ -205,7 +205,7 @@ class Evaluator:
         )
 
 
-def policies_of(run_dir: Path) -> dict[str, Path]:
+def policy_folders(run_dir: Path) -> dict[str, Path]:
     """Return the folder of each of a run's policies, by name, in training order.
 
     Raises:

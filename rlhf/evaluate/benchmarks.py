@@ -24,7 +24,7 @@ def require_lm_eval() -> Any:
     return lm_eval
 
 
-def task_scores(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
+def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
     """Return a dict: name in ``folders`` -> task -> metric -> value.
 
     Raises:

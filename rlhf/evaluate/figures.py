@@ -16,28 +16,28 @@ import numpy as np
 DRAWS = 2000
 PERCENTILES = (2.5, 97.5)
 NEWTON_STEPS = 25
-REPEATED = 4  # words per n-gram for ``repeated_share``
+REPEATED = 4  # words per n-gram for ``repeated_ngram_share``
 
 StoredRow = Mapping[str, Any]
 
 
 def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
     """Return means, 95 % intervals, diversity and pass@k of one model's answers by one decoder."""
-    by_prompt = _by_prompt(rows)
+    by_prompt = _group_by_prompt(rows)
     scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
     figures: dict[str, Any] = {
         "prompts": len(by_prompt),
         "answers": len(rows),
         "score": _mean(rows, "score"),
-        "score_ci": interval(scores),
+        "score_ci": bootstrap_interval(scores),
         "score_std": float(np.std([row["score"] for row in rows])),
         "kl": _mean(rows, "kl"),
         "tokens": _mean(rows, "tokens"),
         "ended_share": _mean(rows, "ended"),
         "distinct_responses": len({row["response"] for row in rows}) / len(rows),
-        "distinct_1": distinct(rows, 1),
-        "distinct_2": distinct(rows, 2),
-        "repeated_share": float(np.mean([repeated_share(row["response"]) for row in rows])),
+        "distinct_1": distinct_ngram_ratio(rows, 1),
+        "distinct_2": distinct_ngram_ratio(rows, 2),
+        "repeated_share": float(np.mean([repeated_ngram_share(row["response"]) for row in rows])),
     }
     named = {key for row in rows for key in row if key.startswith(("gold/", "parts/"))}
     figures |= {key: _mean(rows, key) for key in sorted(named)}
@@ -45,11 +45,11 @@ def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
         right = [[bool(row["right"]) for row in each] for each in by_prompt.values()]
         samples = min(map(len, right))
         figures["pass_at"] = {
-            str(k): float(np.mean([pass_at(each, k) for each in right]))
+            str(k): float(np.mean([estimate_pass_at_k(each, k) for each in right]))
             for k in (1, 2, 4, 8, 16, 32)
             if k <= samples
         }
-        figures["right_ci"] = interval([float(np.mean(each)) for each in right])
+        figures["right_ci"] = bootstrap_interval([float(np.mean(each)) for each in right])
     return figures
 
 
@@ -78,7 +78,7 @@ def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, A
         "against": against,
         "prompts": len(rates),
         "rate": float(np.mean(rates)),
-        "ci": interval(rates),
+        "ci": bootstrap_interval(rates),
         "controlled": rate_at_equal_length(rates, lengths),
     }
 
@@ -88,7 +88,7 @@ def win_rates(rows: Sequence[StoredRow], models: Sequence[str]) -> list[dict[str
     return [win_rate(rows, later, earlier) for earlier, later in combinations(models, 2)]
 
 
-def interval(values: Sequence[float]) -> list[float]:
+def bootstrap_interval(values: Sequence[float]) -> list[float]:
     """Return the 95 % bootstrap interval of the mean of ``values``, one for each prompt."""
     array = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
@@ -110,19 +110,19 @@ def rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> fl
     return float(1 / (1 + math.exp(-theta[0])))
 
 
-def pass_at(right: Sequence[bool], k: int) -> float:
+def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
     """Estimate pass@k from the samples of a prompt (https://arxiv.org/abs/2107.03374)."""
     wrong = len(right) - sum(right)
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
-def distinct(rows: Iterable[StoredRow], n: int) -> float:
+def distinct_ngram_ratio(rows: Iterable[StoredRow], n: int) -> float:
     """Return the ratio of distinct to all word n-grams (https://arxiv.org/abs/1510.03055)."""
     grams = Counter(gram for row in rows for gram in _ngrams(row["response"], n))
     return len(grams) / grams.total() if grams else 0.0
 
 
-def repeated_share(text: str) -> float:
+def repeated_ngram_share(text: str) -> float:
     """Return the share of a text's n-grams of ``REPEATED`` words that occur earlier in the text."""
     grams = _ngrams(text, REPEATED)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
@@ -150,13 +150,13 @@ def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[st
     return {
         "pairs": len(array),
         "accuracy": float(right.mean()),
-        "accuracy_ci": interval(right.tolist()),
+        "accuracy_ci": bootstrap_interval(right.tolist()),
         "calibration": calibration,
         "calibration_error": float(error),
     }
 
 
-def _by_prompt(rows: Sequence[StoredRow]) -> dict[str, list[StoredRow]]:
+def _group_by_prompt(rows: Sequence[StoredRow]) -> dict[str, list[StoredRow]]:
     found: defaultdict[str, list[StoredRow]] = defaultdict(list)
     for row in rows:
         found[row["prompt"]].append(row)

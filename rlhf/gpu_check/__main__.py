@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.gpu_check.check_page import (
     PAGE,
     Check,
     PartResult,
-    instead_of,
+    expected_suffix,
     summary_sentence,
     write_results,
 )
@@ -37,7 +37,7 @@ from rlhf.tracking.console import build_console
 FAILED = 1
 
 
-def check(
+def run_check(
     folder: Path, parts: Sequence[CheckModule], *, seconds: float, size: Size, command: str
 ) -> int:
     """Run ``parts``, print their rows, write all results after each part; return the exit code.
@@ -55,11 +55,11 @@ def check(
     done: list[PartResult] = []
     end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
 
-    def show(row: CheckRow) -> None:
-        shown = f"{row.figure}{instead_of(row)} [{row.seconds:.1f} s]"
+    def print_row(row: CheckRow) -> None:
+        shown = f"{row.figure}{expected_suffix(row)} [{row.seconds:.1f} s]"
         console.say(f"  {row.verdict:8} {row.what}: {shown}")
 
-    def results() -> Check:
+    def current_check() -> Check:
         waiting = [part.name for part in parts[len(done) :]]
         return Check(started=started, command=command, parts=done, waiting=waiting)
 
@@ -67,15 +67,15 @@ def check(
         console.say(f"{part.title}")
         limit = min(60 * part.minutes, end - time.monotonic())
         began = time.monotonic()
-        rows = run_part(part, folder / part.name, size, limit, show)
+        rows = run_part(part, folder / part.name, size, limit, print_row)
         took = time.monotonic() - began
         done.append(
             PartResult(name=part.name, title=part.title, about=part.about, rows=rows, seconds=took)
         )
-        write_results(folder, results())
-    console.say(summary_sentence(results()))
+        write_results(folder, current_check())
+    console.say(summary_sentence(current_check()))
     console.say(f"wrote {folder / PAGE}")
-    return FAILED if results().failed else 0
+    return FAILED if current_check().failed else 0
 
 
 def require_gpu() -> None:
@@ -112,10 +112,10 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         if not options.minutes > 0:
             raise ConfigError(f"--minutes {options.minutes}: must be above 0")
-        folder, seconds = user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
-        codes.append(check(folder, parts, seconds=seconds, size=options.size, command=command))
+        folder, seconds = expand_user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
+        codes.append(run_check(folder, parts, seconds=seconds, size=options.size, command=command))
 
-    return exit_code(work) or codes[0]
+    return run_to_exit_code(work) or codes[0]
 
 
 if __name__ == "__main__":

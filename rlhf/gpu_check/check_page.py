@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.checkpoint.results import write_json
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
 
@@ -63,8 +63,8 @@ class Check:
 def write_results(folder: Path, check: Check) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
     write_json(folder / JSON, check_as_json(check))
-    with replacing(folder / PAGE) as building:
-        building.write_text(as_page(check), encoding="utf-8")
+    with replace_atomically(folder / PAGE) as building:
+        building.write_text(render_check_page(check), encoding="utf-8")
 
 
 def check_as_json(check: Check) -> dict[str, Any]:
@@ -83,12 +83,14 @@ def check_as_json(check: Check) -> dict[str, Any]:
     }
 
 
-def as_page(check: Check) -> str:
+def render_check_page(check: Check) -> str:
     """Return the page: what failed, a line for each part, then the rows of each part."""
-    return "\n".join([*_head(check), *(line for part in check.parts for line in _section(part))])
+    return "\n".join(
+        [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
+    )
 
 
-def _head(check: Check) -> Iterator[str]:
+def _page_head(check: Check) -> Iterator[str]:
     yield "# GPU check\n"
     yield f"{summary_sentence(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
@@ -100,13 +102,17 @@ def _head(check: Check) -> Iterator[str]:
         for part in check.failed:
             for row in part.rows:
                 if row.verdict is RowVerdict.failed:
-                    yield f"- **{part.title}, {row.what}**: {row.figure}{instead_of(row)}"
+                    yield f"- **{part.title}, {row.what}**: {row.figure}{expected_suffix(row)}"
         yield ""
     yield "## Parts\n"
-    yield from _table(
+    yield from _markdown_lines(
         ("part", "rows", "verdict", "seconds"),
         [
-            (f"[{part.title}](#{_anchor(part.title)})", _counts(part), *_end(part))
+            (
+                f"[{part.title}](#{_anchor(part.title)})",
+                _count_verdicts(part),
+                *_verdict_and_seconds(part),
+            )
             for part in check.parts
         ],
     )
@@ -124,31 +130,32 @@ def summary_sentence(check: Check) -> str:
     )
 
 
-def _section(part: PartResult) -> Iterator[str]:
+def _part_section(part: PartResult) -> Iterator[str]:
     yield f"## {part.title}\n"
     yield f"{part.about}\n"
-    yield from _table(
-        ROWS_HEADER, [(row.what, row.figure, row.expected, *_end(row)) for row in part.rows]
+    yield from _markdown_lines(
+        ROWS_HEADER,
+        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in part.rows],
     )
     yield ""
 
 
-def _end(each: CheckRow | PartResult) -> tuple[str, str]:
+def _verdict_and_seconds(each: CheckRow | PartResult) -> tuple[str, str]:
     """Return the last two cells of a table row: verdict and seconds."""
     return MARKS[each.verdict], f"{each.seconds:.1f}"
 
 
-def _counts(part: PartResult) -> str:
+def _count_verdicts(part: PartResult) -> str:
     counted = Counter(row.verdict for row in part.rows)
     return ", ".join(f"{counted[each]} {each}" for each in RowVerdict if counted[each])
 
 
-def instead_of(row: CheckRow) -> str:
+def expected_suffix(row: CheckRow) -> str:
     """Return " (expected: ...)", to print after the row's figure; "" if nothing was expected."""
     return f" (expected: {row.expected})" if row.expected else ""
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a Markdown table whose last column, seconds, is right-aligned."""
     rules = ["---"] * (len(header) - 1) + ["---:"]
     for line in (header, rules, *rows):

@@ -10,16 +10,16 @@ TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differing_files(one: Path, other: Path) -> list[str]:
     """Return the names of files that differ; ignore times and memory in metrics and results."""
-    found = sorted(_files(one) ^ _files(other))
+    found = sorted(_files_in(one) ^ _files_in(other))
     if metrics_without_times(one) != metrics_without_times(other):
         found.append("metrics.jsonl")
     if _results_without_times(one) != _results_without_times(other):
         found.append("result.json")
     return found + [
         name
-        for name in sorted(_files(one) & _files(other))
+        for name in sorted(_files_in(one) & _files_in(other))
         if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
     ]
 
@@ -44,5 +44,5 @@ def _results_without_times(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _files(run_dir: Path) -> set[str]:
+def _files_in(run_dir: Path) -> set[str]:
     return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}

@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def fused_models() -> list[str]:
+def fused_model_names() -> list[str]:
     """Return the names of the tiny models; they cover every family that has a fused decoder.
 
     Raises:
@@ -50,7 +50,7 @@ def fused_models() -> list[str]:
     return list(MODELS)
 
 
-def tiny_model(name: str) -> PreTrainedModel:
+def build_tiny_model(name: str) -> PreTrainedModel:
     """Build a model in fp32 on the CPU; all weights, also biases and norms, are random."""
     architecture = MODELS[name] | {"model_type": name.partition("-")[0]}
     source = ModelSource(key=name, path=None, architecture=architecture)

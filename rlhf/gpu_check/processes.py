@@ -35,12 +35,12 @@ def run_part(
     """
     if seconds <= 0:
         figure = "no time was left for it; `--only` runs it alone"
-        show(row := _failure(figure, f"--minutes, {part.name}", seconds=0.0))
+        show(row := _failed_row(figure, f"--minutes, {part.name}", seconds=0.0))
         return [row]
     folder.mkdir()
     shown: list[CheckRow] = []
 
-    def show_new() -> None:
+    def show_new_rows() -> None:
         for row in read_check_rows(folder / ROWS)[len(shown) :]:
             shown.append(row)
             show(row)
@@ -58,16 +58,16 @@ def run_part(
         try:
             while process.poll() is None and time.monotonic() < began + seconds:
                 time.sleep(PAUSE)
-                show_new()
+                show_new_rows()
             is_late = process.poll() is None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    show_new()
+    show_new_rows()
     if (why := _complaint(process.returncode, is_late, seconds, shown)) is not None:
         took = time.monotonic() - began
-        row = _failure(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
+        row = _failed_row(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
         shown.append(row)
         show(row)
     return shown
@@ -84,7 +84,7 @@ def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow
     return None if rows else "it measured nothing"
 
 
-def _failure(figure: str, what: str, *, seconds: float) -> CheckRow:
+def _failed_row(figure: str, what: str, *, seconds: float) -> CheckRow:
     expected = "all tasks of the part"
     return CheckRow(
         what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import RlhfError
-from rlhf.base.finite_numbers import finite
+from rlhf.base.finite_numbers import replace_non_finite
 
 
 class Size(StrEnum):
@@ -70,7 +70,7 @@ class CheckRow:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-def judge(is_right: bool) -> RowVerdict:
+def passed_or_failed(is_right: bool) -> RowVerdict:
     """Return ``passed`` or ``failed``."""
     return RowVerdict.passed if is_right else RowVerdict.failed
 
@@ -80,7 +80,7 @@ def write_rows(path: Path, tasks: Iterable[Task]) -> None:
     for task in tasks:
         row = measure_row(task)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(asdict(row))) + "\n")
+            file.write(json.dumps(replace_non_finite(asdict(row))) + "\n")
 
 
 def measure_row(task: Task) -> CheckRow:
@@ -102,8 +102,8 @@ def read_check_rows(path: Path) -> list[CheckRow]:
         return []
     # The last line has no newline while it is being written, or if its process was killed then.
     lines = [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
-    return [_row(**json.loads(line)) for line in lines]
+    return [_parse_row(**json.loads(line)) for line in lines]
 
 
-def _row(*, verdict: str, **rest: object) -> CheckRow:
+def _parse_row(*, verdict: str, **rest: object) -> CheckRow:
     return CheckRow(verdict=RowVerdict(verdict), **rest)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.base.errors import CapabilityError, CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_object
+from rlhf.checkpoint.results import read_json_object
 from rlhf.jobs.sweep_jobs import PARENT
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
@@ -46,7 +46,7 @@ class Run:
     seconds: float
 
     @property
-    def complaint(self) -> str:
+    def last_line(self) -> str:
         """Return the last line that the run printed: the error, if the run failed."""
         lines = self.output.strip().splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
@@ -60,8 +60,8 @@ class Run:
             CheckpointError: if the run failed, with its last line.
         """
         if self.code:
-            raise CheckpointError(f"exit code {self.code}: {self.complaint}")
-        return read_object(self.run_dir / "result.json")
+            raise CheckpointError(f"exit code {self.code}: {self.last_line}")
+        return read_json_object(self.run_dir / "result.json")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -116,6 +116,6 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
     return Run(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
 
 
-def pool() -> ThreadPoolExecutor:
+def build_run_pool() -> ThreadPoolExecutor:
     """Return a thread pool for one run per four cores; a run often uses one core only."""
     return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))

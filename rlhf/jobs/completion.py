@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from rlhf.config.hydra_errors import type_of
+from rlhf.config.hydra_errors import type_of_key
 
 
 def complete_value(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
@@ -37,7 +37,7 @@ def value_choices(line: str, sweeps: Path) -> list[str]:
         values = sorted(file.stem for file in sweeps.glob("*.yaml"))
     else:
         try:
-            values = _values_of_type(type_of(name))
+            values = _values_of_type(type_of_key(name))
         except KeyError:
             return []
     return [f"{key}={value}" for value in values if value.startswith(start)]

@@ -11,11 +11,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effects
-from rlhf.config.freeze import COMMAND, load_frozen
+from rlhf.config.freeze import COMMAND, load_frozen_config
 from rlhf.config.schema.keys import AtResume
 
 
-def take_over(
+def copy_keys_of_source_run(
     cfg: DictConfig, source: Path, finished: Container[Phase], overrides: Sequence[str]
 ) -> None:
     """Copy to ``cfg`` the keys that the run in ``source`` determines; add the phases to reuse.
@@ -29,7 +29,7 @@ def take_over(
         ConfigError: if the run has finished no phase that can be used, or ``overrides`` change a
             key that the run determines.
     """
-    frozen = load_frozen(source)
+    frozen = load_frozen_config(source)
     inherited = {key: effect for key, effect in effects().items() if effect.is_inherited}
     fixed = [key for key in inherited if inherited[key].at_resume is not AtResume.rounding]
     for override in OverridesParser.create().parse_overrides(list(overrides)):

@@ -11,30 +11,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
+    apply_resume_overrides,
     batch_division_changes,
-    freeze,
-    keep_command,
-    load_frozen,
+    load_frozen_config,
     to_run_config,
-    with_free_keys,
+    write_command,
+    write_frozen_config,
 )
 from rlhf.config.rules.secrets import refuse_secret_values
-from rlhf.config.rules.unread_keys import refuse_unread
-from rlhf.config.run_dir import claim, make_run_dir, only_process
+from rlhf.config.rules.unread_keys import refuse_unread_keys
+from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import take_over
+from rlhf.jobs.from_run import copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
-from rlhf.jobs.this_machine import is_auto, on_machine, this_machine
+from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
-from rlhf.runtime.rendezvous import check_can_start, check_started, env_rank, with_started_ranks
+from rlhf.runtime.rendezvous import (
+    check_ranks_can_start,
+    check_ranks_started,
+    rank_from_environment,
+    with_started_ranks,
+)
 from rlhf.tracking.console import build_console, config_tree
 
 
@@ -46,7 +51,7 @@ class Stopped(NamedTuple):
     """The configuration with which the run was last started."""
 
 
-def config_of(job: Job) -> tuple[RunConfig, Stopped | None]:
+def config_of_job(job: Job) -> tuple[RunConfig, Stopped | None]:
     """Return the checked configuration of the job's run, and the run to resume, or None."""
     return (_new_config(job), None) if job.resume is None else _read_stopped_config(job)
 
@@ -55,11 +60,11 @@ def _new_config(job: Job) -> RunConfig:
     """Return the configuration of a new run; raise ConfigError for overrides without an effect."""
     cfg = job.cfg
     if cfg.get("from_run") is not None:
-        source = user_path(str(cfg.from_run), key="from_run").resolve()
-        take_over(cfg, source, finished_phases(source), job.overrides)
-    config = to_run_config(on_machine(cfg, this_machine))
+        source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
+        copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
+    config = to_run_config(apply_auto_hardware(cfg, this_machine))
     refuse_secret_values(config, os.environ)
-    refuse_unread(config, job.overrides)
+    refuse_unread_keys(config, job.overrides)
     if config.reuse.phases is not Reuse.sweep:
         return config
     phases = Reuse.never if job.folder is None else Reuse.always
@@ -69,13 +74,13 @@ def _new_config(job: Job) -> RunConfig:
 def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     """Read the run to resume; overrides may change how it is started, not what it computes."""
     # Resolve the link runs/latest now: it may point to another run before this run ends.
-    run_dir = user_path(str(job.resume), key="resume").resolve()
-    frozen = load_frozen(run_dir)
-    config = with_free_keys(frozen, job.cfg, job.overrides)
+    run_dir = expand_user_path(str(job.resume), key="resume").resolve()
+    frozen = load_frozen_config(run_dir)
+    config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
-        check_started(config)
-        check_can_start(config)
+        check_ranks_started(config)
+        check_ranks_can_start(config)
     elif not job.is_plan:
         raise ConfigError(
             f"resume={run_dir}: plan=only made this folder, and no run began in it; "
@@ -84,15 +89,15 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     return config, Stopped(run_dir, frozen)
 
 
-def begin(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
+def begin_run(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
     """Write the configuration of a new or resumed run; return it and the run directory."""
     if stopped is None:
         return _begin_new_run(config, job)
     if changes := batch_division_changes(stopped.frozen, config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
-    with only_process(stopped.run_dir):  # the configuration of a run in progress must not change
-        freeze(config, stopped.run_dir)
+    with lock_run_dir(stopped.run_dir):  # the configuration of a run in progress must not change
+        write_frozen_config(config, stopped.run_dir)
     return config, stopped.run_dir
 
 
@@ -109,16 +114,16 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
             measure_cpu()
         loads = read_loads(config)
     config, plan, notes = plan_and_configure(config, loads, finished=reused_phases(config))
-    check_can_start(config)
+    check_ranks_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
-    freeze(config, run_dir)
-    keep_command(job.overrides, run_dir)
+    write_frozen_config(config, run_dir)
+    write_command(job.overrides, run_dir)
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if config.tracking.show_config:
         console.show(config_tree(str(run_dir), asdict(config)))
-    if is_auto():
-        console.say(this_machine().line)
+    if is_hardware_auto():
+        console.say(this_machine().notice)
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
@@ -132,28 +137,31 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
 
     plan.json is written only if the command sets run_dir.
     """
-    if env_rank() is not None:
+    if rank_from_environment() is not None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
     plan = plan_and_configure(config, read_loads(config), finished=reused_phases(config)).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
-        write_json(claim(user_path(config.run_dir, key="run_dir")) / PLAN, plan_as_json(plan))
+        write_json(
+            create_run_folder(expand_user_path(config.run_dir, key="run_dir")) / PLAN,
+            plan_as_json(plan),
+        )
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     if job.folder is not None:
         words = [word for word in job.overrides if word != "plan=only"]
         console.say(f"{' '.join(words)}: {plan_summary(plan)}")
     else:
         console.show(*tables(plan))
-        if is_auto():
-            console.say(this_machine().line)
+        if is_hardware_auto():
+            console.say(this_machine().notice)
     return plan.hours
 
 
 def show_commands(config: RunConfig, job: Job, script: str) -> None:
     """Print the command that would start the ranks; one per node if a user starts each node."""
-    if env_rank() is not None:
+    if rank_from_environment() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [word for word in job.overrides if "launcher.dry_run" not in word]
     program = Program(sys.executable, script, arguments)

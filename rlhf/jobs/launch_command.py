@@ -13,16 +13,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import PlanMode
-from rlhf.config.hydra_errors import parse_override, refuse_flags
-from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.hydra_errors import refuse_unknown_flags, to_hydra_override
+from rlhf.config.rules.secrets import refuse_secrets_in_command
 from rlhf.jobs.completion import complete_value
-from rlhf.jobs.search_command import Search, search_of
+from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (
+    add_sweep_folders,
     expand_sweep,
-    folder_of,
     jobs_at_a_time,
-    with_sweep_folders,
-    with_temporary_plan_folder,
+    sweep_folder_of,
+    use_temporary_plan_folder,
 )
 
 # The DeepSpeed launcher appends its rank, which Hydra cannot read.
@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 
 @contextmanager
-def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
+def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
     """Parse the arguments ``words`` and yield the command; for a shell's tab completion, exit.
 
     ``definitions`` is the folder of sweep and search files. ``leads`` is False on all ranks but
@@ -50,18 +50,18 @@ def reading_command(words: Sequence[str], definitions: Path, *, leads: bool) -> 
     Raises:
         ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
     """
-    typed = [parse_override(word) for word in words if not word.startswith(LOCAL_RANK)]
-    refuse_secrets(typed, os.environ)
-    refuse_flags(typed)
+    typed = [to_hydra_override(word) for word in words if not word.startswith(LOCAL_RANK)]
+    refuse_secrets_in_command(typed, os.environ)
+    refuse_unknown_flags(typed)
     complete_value(typed, os.environ, definitions)
-    if (search := search_of(typed, definitions)) is not None:
+    if (search := parse_search(typed, definitions)) is not None:
         yield Command(typed, search.folder, search)
     elif not leads:
         yield Command(typed)
     else:
-        with with_temporary_plan_folder(expand_sweep(typed, definitions)) as composed:
-            words = with_sweep_folders(composed, typed)
-            yield Command(words, folder_of(words))
+        with use_temporary_plan_folder(expand_sweep(typed, definitions)) as composed:
+            words = add_sweep_folders(composed, typed)
+            yield Command(words, sweep_folder_of(words))
 
 
 class Job(NamedTuple):

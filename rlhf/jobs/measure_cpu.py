@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from rlhf.base.cpu import cores, multiplies_bf16
-from rlhf.config.cpu_rates import CpuRates, keep_rates
+from rlhf.base.cpu import multiplies_bf16, num_usable_cores
+from rlhf.config.cpu_rates import CpuRates, store_rates
 
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
@@ -22,43 +22,43 @@ IDLE = 0.9
 def measure_cpu() -> CpuRates:
     """Measure the rates of all cores together, and store them for the plans of this machine."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(num_usable_cores())
     wall, cpu = time.perf_counter(), time.process_time()
     rates = CpuRates(
-        bf16_tflops=_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
-        fp32_tflops=_matmul_tflops(torch.float32),
-        bandwidth_gb=_read_gb_per_second(),
-        call_microseconds=_call_microseconds(),
+        bf16_tflops=_measure_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
+        fp32_tflops=_measure_matmul_tflops(torch.float32),
+        bandwidth_gb=_measure_read_gb_per_second(),
+        call_microseconds=_measure_microseconds_per_call(),
     )
     torch.set_num_threads(threads)
     own_share = (time.process_time() - cpu) / (time.perf_counter() - wall)
     rates = replace(rates, was_busy=own_share < IDLE)
-    keep_rates(rates)
+    store_rates(rates)
     return rates
 
 
-def _matmul_tflops(dtype: torch.dtype) -> float:
+def _measure_matmul_tflops(dtype: torch.dtype) -> float:
     """Return the TFLOP/s of large matrix products."""
     a = torch.ones(SIZE, SIZE, dtype=dtype)
     return 2 * SIZE**3 / _fastest_seconds(lambda: a @ a) / 1e12
 
 
-def _read_gb_per_second() -> float:
+def _measure_read_gb_per_second() -> float:
     """Return the GB/s of reading a large buffer from memory."""
     buffer = torch.ones(BUFFER)
     return buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9
 
 
-def _call_microseconds() -> float:
+def _measure_microseconds_per_call() -> float:
     """Return the microseconds per torch operation on 8 numbers, that is, the call overhead."""
     x = torch.ones(8, requires_grad=True)
 
-    def calls() -> None:
+    def call_many_times() -> None:
         y = x
         for _ in range(CALLS):
             y = y + x
 
-    return _fastest_seconds(calls) / CALLS * 1e6
+    return _fastest_seconds(call_many_times) / CALLS * 1e6
 
 
 def _fastest_seconds(work: Callable[[], object], *, tries: int = 4) -> float:

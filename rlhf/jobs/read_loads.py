@@ -14,14 +14,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import DataError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
-from rlhf.data.splits import PhaseData, blend, divide
+from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
 from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
 from rlhf.models.tokenizers import train_byte_level_bpe
@@ -51,12 +51,14 @@ def read_loads(config: RunConfig) -> Loads | None:
         data = replace(data, size=made)
     try:
         sets = load_datasets(data, seed=config.seed)
-        divided = divide(sets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+        divided = divide_over_phases(
+            sets, split=data.split, eval_share=data.eval_share, seed=config.seed
+        )
     except DataError:
         if config.plan is PlanMode.only:
             return None  # the data may be on another machine, for which this plan is made
         raise
-    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     encoder = Encoder(_Lengths(_load_or_train_tokenizer(config, parts.values())))
     records = total_examples(config.data) or 0
     return {
@@ -89,7 +91,7 @@ def _load_of_phase(
 def _answer_tokens(part: PhaseData, encoder: Encoder, most: int) -> float | None:
     """Return the mean length in tokens of SFT's answers, each truncated to ``most``; None: none."""
     texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
-    lengths = [min(most, len(ids)) for ids in encoder.endings(texts)]
+    lengths = [min(most, len(ids)) for ids in encoder.texts_with_end(texts)]
     return sum(lengths) / len(lengths) if lengths else None
 
 
@@ -97,7 +99,7 @@ def _is_small(data: DataConfig) -> bool:
     """Return True if all data files are on this machine and have at most ``LARGEST`` bytes."""
     paths = data.path if isinstance(data.path, list) else [data.path]
     paths += [dataset.path for dataset in data.sets.values()]
-    files = [user_path(str(path), key="data.path") for path in paths if path is not None]
+    files = [expand_user_path(str(path), key="data.path") for path in paths if path is not None]
     is_sample = [str(path).startswith(SAMPLE) for path in files]
     sizes = [path.stat().st_size for path in files if path.is_file()]
     return len(sizes) + sum(is_sample) == len(files) and sum(sizes) <= LARGEST
@@ -131,7 +133,7 @@ def _load_or_train_tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> T
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     if place is None:
         return train_byte_level_bpe(_sample_texts(parts), vocab_size=model.vocab_size)
-    file = user_path(place, key="model.tokenizer") / "tokenizer.json"
+    file = expand_user_path(place, key="model.tokenizer") / "tokenizer.json"
     return Tokenizer.from_file(str(file)) if file.is_file() else None
 
 

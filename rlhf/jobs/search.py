@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_object
+from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
-from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, share
+from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
 
@@ -85,15 +85,15 @@ class Searcher:
         try:
             for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
                 self._wait_for_slot()
-                self._start(Trial(self._study, frozen._trial_id))
+                self._start_trial(Trial(self._study, frozen._trial_id))
             while len(self._study.trials) < self._search.study.trials:
                 self._wait_for_slot()
                 trial = self._study.ask()
                 for dimension in self._search.space:
                     _suggest_value(trial, dimension)
-                self._start(trial)
+                self._start_trial(trial)
             while self._running:
-                self._poll()
+                self._poll_trials()
         finally:
             for each in self._running:
                 _end_process(each.process)
@@ -102,11 +102,14 @@ class Searcher:
 
     def _wait_for_slot(self) -> None:
         while len(self._running) == self._search.study.slots:
-            self._poll()
+            self._poll_trials()
 
-    def _start(self, trial: Trial) -> None:
+    def _start_trial(self, trial: Trial) -> None:
         """Start the process of a trial, or resume its run."""
-        values = [f"{key}={value}" for key, value in _as_words(trial, self._search.space).items()]
+        values = [
+            f"{key}={value}"
+            for key, value in _overrides_of_trial(trial, self._search.space).items()
+        ]
         run_dir = self._search.folder / ",".join([f"{trial.number:03d}", *values])
         if (run_dir / FROZEN).exists():
             words = [f"resume={run_dir}"]
@@ -120,7 +123,7 @@ class Searcher:
         run_dir.mkdir(parents=True, exist_ok=True)
         free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
         slot = min(free)
-        environment, cores = share(self._hardware, slot, self._search.study.slots)
+        environment, cores = resources_of_share(self._hardware, slot, self._search.study.slots)
         environment[PARENT] = str(os.getpid())
         all_cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)  # the trial inherits it
@@ -131,7 +134,7 @@ class Searcher:
         self._say(f"trial {trial.number}: {' '.join(values)}")
         self._running.append(Running(trial, slot, process, run_dir))
 
-    def _poll(self) -> None:
+    def _poll_trials(self) -> None:
         """Wait ``POLL_SECONDS``; report ended trials to the study, and end pruned trials."""
         time.sleep(POLL_SECONDS)
         for each in list(self._running):
@@ -164,7 +167,7 @@ class Searcher:
         self._running.remove(each)
         number = each.trial.number
         if outcome == "complete":
-            phases = read_object(each.run_dir / "result.json")["phases"]
+            phases = read_json_object(each.run_dir / "result.json")["phases"]
             values = [_read_result(phases, name) for name in self._search.objectives]
             limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
             outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"
@@ -196,7 +199,7 @@ class Searcher:
             }
             for trial in self._study.best_trials
         ]
-        with replacing(self._search.folder / "optimization_results.yaml") as building:
+        with replace_atomically(self._search.folder / "optimization_results.yaml") as building:
             building.write_text(yaml.safe_dump({"name": "optuna", "solutions": best}))
 
 
@@ -260,7 +263,7 @@ def _suggest_value(trial: Trial, dimension: Dimension) -> None:
         trial.suggest_float(dimension.key, dimension.low, dimension.high, log=dimension.is_log)
 
 
-def _as_words(trial: Trial, space: list[Dimension]) -> dict[str, str]:
+def _overrides_of_trial(trial: Trial, space: list[Dimension]) -> dict[str, str]:
     """Return the trial's values by key, as command-line text with floats rounded to 4 digits."""
     values = {dimension.key: trial.params[dimension.key] for dimension in space}
     return {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in values.items()}

@@ -28,8 +28,8 @@ from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.sweep_command import (
     MULTIRUN,
-    as_word,
-    read_definition,
+    format_sweep_value,
+    read_sweep_definition,
     refuse_parent_folders,
 )
 
@@ -90,7 +90,7 @@ class Dimension(NamedTuple):
     choices: tuple[str, ...] = ()
 
     @property
-    def example(self) -> str:
+    def example_value(self) -> str:
         """Return one admissible value, as command-line text."""
         return self.choices[0] if self.choices else str(self.low)
 
@@ -109,7 +109,7 @@ class Search(NamedTuple):
         return [*self.study.maximize, *self.study.minimize]
 
 
-def search_of(words: Sequence[str], definitions: Path) -> Search | None:
+def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
     """Return the search that the command ``words`` starts, or None if it starts no search.
 
     Raises:
@@ -118,7 +118,7 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
     names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if len(names) != 1 or MULTIRUN.isdisjoint(words):
         return None
-    definition = read_definition(names[0], definitions)
+    definition = read_sweep_definition(names[0], definitions)
     if STUDY not in definition:
         return None
     own = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
@@ -127,16 +127,18 @@ def search_of(words: Sequence[str], definitions: Path) -> Search | None:
             f"{of_hydra[0]}: sweep={names[0]} is a study, which starts its trials itself, "
             f"study.slots at a time, in {SWEEPS}: leave this word out"
         )
-    study = _study(names[0], definition.pop(STUDY), [w for w in own if w.startswith("study.")])
+    study = _build_study_config(
+        names[0], definition.pop(STUDY), [w for w in own if w.startswith("study.")]
+    )
     own = [word for word in own if not word.startswith("study.")]
     given = {word.partition("=")[0] for word in own}
-    defined = [f"{k}={as_word(v)}" for k, v in definition.items() if k not in given]
+    defined = [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
     try:
         overrides = OverridesParser.create().parse_overrides([*defined, *own])
     except HydraException as error:
         raise ConfigError(f"sweep={names[0]}: {error}") from error
     refuse_parent_folders(overrides)
-    space = [_dimension(each) for each in overrides if each.is_sweep_override()]
+    space = [_to_dimension(each) for each in overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
     if not space:
         raise ConfigError(f"sweep={names[0]}: no key has an interval or several values to try")
@@ -152,15 +154,15 @@ def example_config(search: Search, conf: Path) -> RunConfig:
     Raises:
         ConfigError: if the configuration is invalid.
     """
-    words = [f"{each.key}={each.example}" for each in search.space]
+    words = [f"{each.key}={each.example_value}" for each in search.space]
     with initialize_config_dir(str(conf), version_base="1.3"):
         return to_run_config(compose("config", [*search.fixed, *words]))
 
 
-def _study(name: str, given: Any, own: Sequence[str]) -> StudyConfig:
-    dotted = OmegaConf.from_dotlist([word.removeprefix("study.") for word in own])
+def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) -> StudyConfig:
+    dotted = OmegaConf.from_dotlist([word.removeprefix("study.") for word in overrides])
     try:
-        study = OmegaConf.to_object(OmegaConf.merge(StudyConfig, given, dotted))
+        study = OmegaConf.to_object(OmegaConf.merge(StudyConfig, definition, dotted))
     except (OmegaConfBaseException, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"sweep={name}, study: {reason}") from error
@@ -183,7 +185,7 @@ def _study(name: str, given: Any, own: Sequence[str]) -> StudyConfig:
     return study
 
 
-def _dimension(override: Override) -> Dimension:
+def _to_dimension(override: Override) -> Dimension:
     """Convert an override such as ``lr=interval(1e-6,1e-4)`` to a dimension of the search space.
 
     Raises:

@@ -20,10 +20,10 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from rlhf.base.cpu import cores
+from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.rules.secrets import refuse_secrets
+from rlhf.config.rules.secrets import refuse_secrets_in_command
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.typed import format_value
 
@@ -54,16 +54,17 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
     place = words.index(f"sweep={names[0]}")
     own = [word for word in words if not word.startswith("sweep=")]
     given = {word.lstrip("+~").partition("=")[0] for word in own}
-    defined = [item for name in names for item in read_definition(name, definitions).items()]
-    new = [f"{key}={as_word(value)}" for key, value in defined if key not in given]
+    defined = [item for name in names for item in read_sweep_definition(name, definitions).items()]
+    new = [f"{key}={format_sweep_value(value)}" for key, value in defined if key not in given]
     return [*own[:place], *new, *own[place:]]
 
 
-def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
+def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[str]:
     """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
 
-    ``asked`` is the command as typed. If a key is given twice, its last value is used, as in a
-    single run. The words are returned as they are if no sweep starts or they set ``hydra.sweep``.
+    ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
+    in a single run. The words are returned as they are if no sweep starts or they set
+    ``hydra.sweep``.
 
     Raises:
         ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
@@ -83,10 +84,10 @@ def with_sweep_folders(words: Sequence[str], asked: Sequence[str]) -> list[str]:
     fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     if len(fixed) == len(overrides):
         return list(words)
-    values = dict(word.split("=", 1) for word in asked if "=" in word)
+    values = dict(word.split("=", 1) for word in typed_words if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
-    return _extend_words(
+    return _insert_overrides(
         words,
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
@@ -110,31 +111,31 @@ def refuse_parent_folders(overrides: Sequence[Override]) -> None:
                     )
 
 
-def folder_of(words: Sequence[str]) -> Path | None:
+def sweep_folder_of(words: Sequence[str]) -> Path | None:
     """Return the sweep's folder, or None if the words do not set ``hydra.sweep.dir`` in SWEEPS."""
     folders = (Path(word.removeprefix("hydra.sweep.dir=")) for word in words)
     return next((folder for folder in folders if folder.parent == SWEEPS), None)
 
 
 @contextmanager
-def with_temporary_plan_folder(words: list[str]) -> Iterator[list[str]]:
+def use_temporary_plan_folder(words: list[str]) -> Iterator[list[str]]:
     """Yield ``words``; for a sweep with plan=only, let Hydra write to a temporary folder."""
     is_set_up = any(word.startswith("hydra") for word in words)
     if not is_sweep(words) or is_set_up or "plan=only" not in words:
         yield words
         return
     with TemporaryDirectory(prefix="rlhf-") as folder:
-        yield _extend_words(words, f"hydra.sweep.dir={folder}")
+        yield _insert_overrides(words, f"hydra.sweep.dir={folder}")
 
 
-def _extend_words(words: Sequence[str], *new: str) -> list[str]:
+def _insert_overrides(words: Sequence[str], *new: str) -> list[str]:
     """Insert overrides after the last override, because flags must not separate overrides."""
     places = [n for n, word in enumerate(words, 1) if "=" in word and not word.startswith("-")]
     end = places[-1] if places else len(words)
     return [*words[:end], *new, *words[end:]]
 
 
-def read_definition(name: str, definitions: Path) -> dict[str, Any]:
+def read_sweep_definition(name: str, definitions: Path) -> dict[str, Any]:
     """Return the keys and values of ``name``.yaml in the folder ``definitions``.
 
     Raises:
@@ -149,14 +150,16 @@ def read_definition(name: str, definitions: Path) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ConfigError(f"{path}: must map keys to a value, or to a list of values to try")
     definition = {str(key): value for key, value in read.items()}
-    refuse_secrets((f"{key}={as_word(each)}" for key, each in definition.items()), os.environ)
+    refuse_secrets_in_command(
+        (f"{key}={format_sweep_value(each)}" for key, each in definition.items()), os.environ
+    )
     return definition
 
 
-def as_word(value: object) -> str:
+def format_sweep_value(value: object) -> str:
     """Return a value as command-line text; a list becomes values to try, separated by commas."""
     if isinstance(value, list):
-        return ",".join(map(as_word, value))
+        return ",".join(map(format_sweep_value, value))
     return format_value(value)
 
 
@@ -171,5 +174,7 @@ def jobs_at_a_time() -> int | None:
     launcher = hydra_config.runtime.choices["hydra/launcher"]
     if launcher == "joblib":
         jobs = int(hydra_config.launcher.n_jobs)
-        return jobs if jobs > 0 else max(cores() + 1 + jobs, 1)  # -1, the default: every core
+        return (
+            jobs if jobs > 0 else max(num_usable_cores() + 1 + jobs, 1)
+        )  # -1, the default: every core
     return 1 if launcher == "basic" else None

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.checkpoint.results import objective_of
+from rlhf.checkpoint.results import read_objective
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 
@@ -33,7 +33,7 @@ def end_with_parent() -> None:
     """
     os.environ[LAUNCHER] = str(os.getpid())
     if (parent := os.environ.pop(PARENT, None)) is not None:
-        _end_with(int(parent))
+        _end_with_process(int(parent))
 
 
 def end_with_launcher() -> None:
@@ -42,10 +42,10 @@ def end_with_launcher() -> None:
     In the launcher itself, do nothing.
     """
     if (launcher := int(os.environ[LAUNCHER])) != os.getpid():
-        _end_with(launcher)
+        _end_with_process(launcher)
 
 
-def _end_with(parent: int) -> None:
+def _end_with_process(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.stderr.write("the sweep that started this run has ended\n")
@@ -66,10 +66,10 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
         JobError: if the job failed.
     """
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
-        if (objective := objective_of(run_dir)) is not None:
+        if (objective := read_objective(run_dir)) is not None:
             return objective
         code = _run_process(hardware, run_dir, script, jobs=jobs)
-        if code or (objective := objective_of(run_dir)) is None:
+        if code or (objective := read_objective(run_dir)) is None:
             place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: its output is {place}. The same "
@@ -82,15 +82,17 @@ def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: 
     command = [sys.executable, script, f"resume={run_dir}"]
     parent = {PARENT: str(os.getpid())}
     if jobs == 1:
-        return _wait(subprocess.Popen(command, env=os.environ | parent))
+        return _wait_for_exit(subprocess.Popen(command, env=os.environ | parent))
     with (
-        share_of_machine(hardware, run_dir.parent, jobs) as environment,
+        reserve_share_of_machine(hardware, run_dir.parent, jobs) as environment,
         (run_dir / OUTPUT).open("a") as out,
     ):
-        return _wait(subprocess.Popen(command, env=environment | parent, stdout=out, stderr=out))
+        return _wait_for_exit(
+            subprocess.Popen(command, env=environment | parent, stdout=out, stderr=out)
+        )
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:
     """Return the exit code of ``process``; at Ctrl-C wait until it has ended, then raise."""
     try:
         return process.wait()
@@ -100,7 +102,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 @contextmanager
-def share_of_machine(
+def reserve_share_of_machine(
     hardware: HardwareConfig, sweep_dir: Path, jobs: int
 ) -> Iterator[dict[str, str]]:
     """Reserve one of ``jobs`` equal shares of cores and devices; yield the environment for a job.
@@ -110,10 +112,10 @@ def share_of_machine(
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
     """
-    number, lock = _take_share(sweep_dir / ".shares", jobs)
+    number, lock = _acquire_share(sweep_dir / ".shares", jobs)
     all_cores = os.sched_getaffinity(0)
     try:
-        environment, cores = share(hardware, number, jobs)
+        environment, cores = resources_of_share(hardware, number, jobs)
         os.sched_setaffinity(0, cores)  # the job inherits it
         yield environment
     finally:
@@ -121,7 +123,9 @@ def share_of_machine(
         lock.release()
 
 
-def share(hardware: HardwareConfig, number: int, jobs: int) -> tuple[dict[str, str], set[int]]:
+def resources_of_share(
+    hardware: HardwareConfig, number: int, jobs: int
+) -> tuple[dict[str, str], set[int]]:
     """Return the environment and the cores for share ``number`` of ``jobs`` equal shares.
 
     Raises:
@@ -141,7 +145,7 @@ def share(hardware: HardwareConfig, number: int, jobs: int) -> tuple[dict[str, s
     return environment, set(cores[number::jobs] or cores)
 
 
-def _take_share(folder: Path, jobs: int) -> tuple[int, FileLock]:
+def _acquire_share(folder: Path, jobs: int) -> tuple[int, FileLock]:
     """Wait for a free share; return its number and the lock that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     while True:

@@ -54,17 +54,17 @@ class ThisMachine:
     """Keys of the group that are found on this machine, and replace those of the profile."""
 
     @property
-    def line(self) -> str:
+    def notice(self) -> str:
         """Return the line that a run prints first: hardware=auto and the reason."""
         return f"hardware={AUTO}: {self.reason}"
 
 
-def is_auto() -> bool:
+def is_hardware_auto() -> bool:
     """Return True if Hydra composed the current job with hardware=auto."""
     return bool(HydraConfig.get().runtime.choices.get("hardware") == AUTO)
 
 
-def on_machine(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> DictConfig:
+def apply_auto_hardware(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> DictConfig:
     """With hardware=auto, write the profile of ``this_machine()`` to ``cfg``; return ``cfg``.
 
     Keys that the command or an experiment sets keep their values.
@@ -72,7 +72,7 @@ def on_machine(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> Dict
     Raises:
         CapabilityError: if hardware.device=cuda, and the machine has no GPU that torch can use.
     """
-    if not is_auto():
+    if not is_hardware_auto():
         return cfg
     machine = this_machine()
     if machine.profile == CPU:

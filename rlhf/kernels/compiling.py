@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 from rlhf.base.trust import is_trusted
 
@@ -113,7 +113,7 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
         library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         _require_trusted_file(library.parent)
         if not library.exists():
-            with replacing(library, shared=True) as made:  # other ranks may compile it too
+            with replace_atomically(library, shared=True) as made:  # other ranks may compile it too
                 _compile_library(source, made, options)
                 made.chmod(made.stat().st_mode & ~0o022)  # the umask may let a group write
         _require_trusted_file(library)

@@ -99,5 +99,5 @@ def kept_token_logprobs(model: TokenModel, batch: SequenceBatch) -> Tensor:
     Tokens in column 0 are skipped, because no earlier token predicts them.
     """
     return model(
-        batch.ids_BS, TokenPositions.of(batch), LogprobOptions(with_entropy=False)
+        batch.ids_BS, TokenPositions.from_batch(batch), LogprobOptions(with_entropy=False)
     ).logprobs_N

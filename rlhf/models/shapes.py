@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 
@@ -109,7 +109,7 @@ def config_fields(model: ModelConfig, *, key: str = "model") -> dict[str, Any]:
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)
-    file = user_path(str(model.path), key=f"{key}.path") / "config.json"
+    file = expand_user_path(str(model.path), key=f"{key}.path") / "config.json"
     if file.is_file():
         return _read_json(file)
     if "model_type" in model.architecture:

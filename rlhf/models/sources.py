@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.load_errors import RUN_FOLDER, load_failure
@@ -34,7 +34,7 @@ class ModelSource:
         place = None if is_random else model.path
         return cls(
             key=f"{key}.architecture" if is_random else f"{key}.path",
-            path=place and str(user_path(place, key=f"{key}.path")),
+            path=place and str(expand_user_path(place, key=f"{key}.path")),
             revision=model.revision,
             architecture=model.architecture if is_random else None,
             attention=model.attention,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.load_errors import RUN_FOLDER, load_failure
@@ -46,7 +46,7 @@ def load_or_train_tokenizer(
         )
     place_key = f"{key}.tokenizer" if is_own else f"{key}.path"
     return load_tokenizer(
-        str(user_path(place, key=place_key)),
+        str(expand_user_path(place, key=place_key)),
         key=place_key,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,

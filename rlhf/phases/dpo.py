@@ -208,8 +208,8 @@ class DpoTrainer:
 
 def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, ...]:
     """Return log-probabilities (B,) of chosen and rejected responses, from one forward pass."""
-    both = batch.both()
-    logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.of(both).rows_N
+    both = batch.concatenate()
+    logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.from_batch(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return logprobs_B.chunk(2)
 

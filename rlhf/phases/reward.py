@@ -245,7 +245,7 @@ class RewardTrainer:
 
     def _score_pairs(self, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Return chosen and rejected end scores, and losses (B,), from one pass over both sides."""
-        both = batch.both()
+        both = batch.concatenate()
         values_BS = self.engine(both.ids_BS)
         chosen_BS, rejected_BS = values_BS.chunk(2)
         chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
@@ -270,7 +270,7 @@ def held_out_margins(
         for start in range(0, total, micro):
             rows = examples[start : min(start + micro, total)]
             batch = collate_pair_rows(context, rows, max_tokens=context.config.reward.max_tokens)
-            chosen_BS, rejected_BS = model(batch.both().ids_BS).chunk(2)
+            chosen_BS, rejected_BS = model(batch.concatenate().ids_BS).chunk(2)
             chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
             margins += (chosen_B - end_scores(rejected_BS, batch.rejected.attend_BS)).tolist()
     return margins

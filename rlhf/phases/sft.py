@@ -186,5 +186,5 @@ def _collate(context: RunContext, rows: Rows) -> SequenceBatch:
         [0 if learns_all else n for n in rows["prompt_tokens"]],
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,
-        most=context.config.sft.max_tokens,
+        max_width=context.config.sft.max_tokens,
     )

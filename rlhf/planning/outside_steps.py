@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rlhf.config.batches import num_readers
+from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.choices import Backend, Phase
 from rlhf.planning import time_model
 from rlhf.planning.phase_memory import PhaseMemory
@@ -45,8 +45,10 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
         return {}
     config, phase = scene.config, scene.phase
     settings = getattr(config, phase.value)
-    pair = 2 if phase.learns_from_pairs else 1
-    evaluated = pair * min(scene.load.held_out, settings.eval_examples) / num_readers(config)
+    pair = 1 if phase is Phase.sft else 2
+    evaluated = (
+        pair * min(scene.load.held_out, settings.eval_examples) / num_data_parallel_ranks(config)
+    )
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every

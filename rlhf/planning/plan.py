@@ -15,7 +15,7 @@ from rlhf.config.cpu_rates import typical_rates
 from rlhf.config.machine_rates import GIB, Machine, machine_of
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.zero import check_engine, check_zero
+from rlhf.config.rules.zero import check_training_engine, check_zero
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse, models_in_phase
@@ -260,7 +260,7 @@ def _candidates(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
             continue
         try:
             check_zero(candidate)
-            check_engine(candidate)
+            check_training_engine(candidate)
             check_rollout(candidate)
         except ConfigError:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.schema.data import DataConfig
@@ -117,7 +117,7 @@ def describe_examples(data: DataConfig) -> str:
 
 
 def _count_lines(data: DataConfig) -> int | None:
-    path = user_path(data.path, key="data.path") if isinstance(data.path, str) else None
+    path = expand_user_path(data.path, key="data.path") if isinstance(data.path, str) else None
     if path is None or path.suffix not in COUNTED or not path.is_file():
         return None
     if path.stat().st_size > LARGEST:

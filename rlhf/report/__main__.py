@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlhf.base.command import command_parser, exit_code
-from rlhf.base.user_paths import user_path
+from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import write_report
@@ -33,11 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_parser("rlhf.report", __doc__)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _report_or_compare(options.paths))
+    return run_to_exit_code(lambda: _report_or_compare(options.paths))
 
 
 def _report_or_compare(words: Sequence[str]) -> None:
-    paths = [user_path(word, key="RUN_DIR") for word in words]
+    paths = [expand_user_path(word, key="RUN_DIR") for word in words]
     if len(paths) == 1 and (paths[0] / FROZEN).is_file():
         report(paths[0])
     else:

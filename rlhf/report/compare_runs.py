@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (
@@ -36,6 +36,6 @@ def compare(paths: Sequence[Path]) -> None:
     if len(paths) == 1 and not (paths[0] / FROZEN).exists():
         content = comparison_json(settings)
         write_json(paths[0] / "result.json", content)
-        with replacing(paths[0] / "multirun.yaml") as building:
+        with replace_atomically(paths[0] / "multirun.yaml") as building:
             building.write_text(yaml.safe_dump(content, sort_keys=False))
         console.say(f"wrote {write_sweep_report(paths[0], settings)}")

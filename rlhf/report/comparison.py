@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.intervals import Estimate, estimate, mean_of, t_quantile
+from rlhf.base.intervals import Estimate, mean_of, mean_with_interval, t_quantile
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys
@@ -87,7 +87,9 @@ class Setting(NamedTuple):
         if not (runs := self.finished_runs()):
             return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
-        return {title: estimate([run.measures[title] for run in runs]) for title in titles}
+        return {
+            title: mean_with_interval([run.measures[title] for run in runs]) for title in titles
+        }
 
 
 class Difference(NamedTuple):
@@ -157,7 +159,7 @@ def difference(first: Setting, other: Setting, title: str) -> Difference:
     theirs = {run.seed: run.measures[title] for run in other.finished_runs()}
     common = sorted(ours.keys() & theirs.keys())
     if len(common) > 1 or ours.keys() == theirs.keys():
-        found = estimate([theirs[s] - ours[s] for s in common])
+        found = mean_with_interval([theirs[s] - ours[s] for s in common])
         return Difference(_drop_interval_without_spread(found), len(common))
     found = _drop_interval_without_spread(_welch(list(ours.values()), list(theirs.values())))
     return Difference(found, min(len(ours), len(theirs)))

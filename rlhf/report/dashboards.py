@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.command import command_parser, exit_code
+from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.report.panels import PANELS
 from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.wandb_run import phase_of
+from rlhf.tracking.wandb_run import phase_of_metric
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
@@ -92,7 +92,7 @@ def _panel_section(title: str) -> Section:
     plots = [
         wr.LinePlot(
             title=panel.title,
-            x=f"{phase_of(panel.metrics[0])}/step",
+            x=f"{phase_of_metric(panel.metrics[0])}/step",
             y=list(panel.metrics),
             title_y=METRICS[panel.metrics[0]].unit,
         )
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = command_parser("rlhf.report.dashboards", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     options = parser.parse_args(arguments)
-    return exit_code(lambda: _save(options.project))
+    return run_to_exit_code(lambda: _save(options.project))
 
 
 def _save(place: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.checkpoint.example_code import example_code
+from rlhf.checkpoint.example_code import python_example
 from rlhf.config.choices import Source
-from rlhf.config.freeze import command_words, frozen_keys
+from rlhf.config.freeze import frozen_keys, read_command
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
@@ -28,7 +28,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
-            *example_code(
+            *python_example(
                 str(relative_to_cwd(folders[0])), prompts, has_chat_template=has_template
             ),
             "  # talk to it, and measure it",
@@ -39,7 +39,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
     # The overrides of the command that started the run, without the keys of its directory.
-    typed = [word for word in command_words(run_dir) if _key_of(word) not in PLACES]
+    typed = [word for word in read_command(run_dir) if _key_of(word) not in PLACES]
     if (run_dir / "ppo/actor").exists():
         kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
         lines += [

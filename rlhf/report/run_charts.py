@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
 from rlhf.report.panels import PANELS, Panel, panels_of
 from rlhf.report.run_files import PointsByMetric, RunFiles
-from rlhf.tracking.metric_table import METRICS, entry_of
+from rlhf.tracking.metric_table import METRICS, documented_name
 from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
@@ -97,7 +97,7 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
         for name, label in zip(panel.metrics, labels, strict=True)
         if name in run.series
     ]
-    first = METRICS[entry_of(panel.metrics[0])]
+    first = METRICS[documented_name(panel.metrics[0])]
     flags = [
         Flag(alarm.step, f"{alarm.name} at step {alarm.step}", alarm_element_id(alarm))
         for alarm in run.alarms

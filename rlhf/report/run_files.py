@@ -12,7 +12,7 @@ from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.config.freeze import frozen_keys
 from rlhf.report.charts import Point
-from rlhf.tracking.metric_table import METRICS, entry_of
+from rlhf.tracking.metric_table import METRICS, documented_name
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 
 MOST_SAMPLES = 4000  # most samples on the page; earlier samples are dropped
@@ -36,7 +36,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():
-            if entry_of(name) in METRICS:
+            if documented_name(name) in METRICS:
                 point = (line["step"], math.nan if value is None else value)
                 series.setdefault(name, []).append(point)
     result = read_json(run_dir / "result.json", RESULT)

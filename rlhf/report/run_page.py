@@ -10,9 +10,9 @@ import json
 import shlex
 from pathlib import Path
 
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import command_words
+from rlhf.config.freeze import read_command
 from rlhf.report.alarms import find_doubts
 from rlhf.report.evaluation_section import read_evaluation
 from rlhf.report.page import Headline, render_template
@@ -38,7 +38,7 @@ def write_report(run_dir: Path) -> Path:
     """
     path = run_dir / REPORT
     page = run_page(read_run_files(run_dir))
-    with replacing(path) as building:
+    with replace_atomically(path) as building:
         building.write_text(page, encoding="utf-8")
     return path
 
@@ -46,7 +46,7 @@ def write_report(run_dir: Path) -> Path:
 def run_page(run: RunFiles) -> str:
     """Return the HTML of a run's report."""
     result = run.result
-    words = command_words(run.folder)
+    words = read_command(run.folder)
     sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
     return render_template(
         "run.html",

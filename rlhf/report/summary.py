@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlhf.base.safe_text import printable
+from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import find_doubts
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
@@ -139,7 +139,7 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
 
 def _one_line(text: str) -> str:
     """Return ``text`` without line breaks, and without characters that control a terminal."""
-    return printable(" ".join(text.split()))
+    return strip_control_characters(" ".join(text.split()))
 
 
 def _rows_of_run(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.atomic import replacing
-from rlhf.base.intervals import Estimate, estimate
+from rlhf.base.atomic import replace_atomically
+from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.report.charts import Chart
 from rlhf.report.comparison import (
     ComparedRun,
@@ -48,7 +48,7 @@ class Shares(NamedTuple):
 def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
     """Write the report of a sweep to its folder; return the path of the page."""
     path = sweep_dir / SWEEP_REPORT
-    with replacing(path) as building:
+    with replace_atomically(path) as building:
         building.write_text(sweep_page(sweep_dir.name, settings), encoding="utf-8")
     return path
 
@@ -209,5 +209,5 @@ def _parameter_chart(runs: Sequence[ComparedRun], key: str, title: str) -> Chart
     groups = list(measured.values())
     if all(is_number(value) for value, _ in groups):
         groups.sort(key=lambda group: float(str(group[0])))
-    found: list[Estimate] = [estimate(values) for _, values in groups]
+    found: list[Estimate] = [mean_with_interval(values) for _, values in groups]
     return parameter_chart(f"{key}: {title}", [value for value, _ in groups], found)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import read_user_text, user_path
+from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers, ScoreFunction
@@ -117,7 +117,7 @@ def _load_validator(file: str | None) -> Callable[[Any], bool]:
         return ConfigError(f"json_schema={file}: cannot be read as a JSON schema ({reason})")
 
     with translate_errors(explain):
-        schema = json.loads(read_user_text(user_path(file, key="json_schema")))
+        schema = json.loads(read_user_text(expand_user_path(file, key="json_schema")))
         validator = validator_for(schema)
         validator.check_schema(schema)
         valid: Callable[[Any], bool] = validator(schema).is_valid

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import num_ranks
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.schema.launcher import LauncherConfig
@@ -89,7 +89,7 @@ def launch_commands(
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
             first = launcher.master_addr  # if null, DeepSpeed gets it from the first node
             options = [
-                f"--hostfile={user_path(launcher.hostfile or '', key='launcher.hostfile')}",
+                f"--hostfile={expand_user_path(launcher.hostfile or '', key='launcher.hostfile')}",
                 *([] if first is None else [f"--master_addr={first}"]),
                 f"--master_port={launcher.master_port}",
                 "--no_local_rank",
@@ -129,11 +129,13 @@ def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:
         return None
-    number, size = (whole_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS"))
+    number, size = (
+        read_whole_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS")
+    )
     return SlurmTask(number, size, first_host(nodes))
 
 
-def whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
+def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
     """Return the value of an environment variable that a launcher sets.
 
     Raises:
@@ -163,7 +165,7 @@ def first_host(nodes: str) -> str:
 def _check_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> None:
     """Check that the job has one task for each node of the run."""
     given = "SLURM_NNODES" in environment
-    on_nodes = whole_number(environment, "SLURM_NNODES") if given else task.size
+    on_nodes = read_whole_number(environment, "SLURM_NNODES") if given else task.size
     if not task.size == on_nodes == nodes:
         raise ConfigError(
             f"SLURM_NTASKS={task.size} on SLURM_NNODES={on_nodes} with hardware.nodes={nodes}: "

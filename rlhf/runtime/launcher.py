@@ -20,8 +20,8 @@ import torch
 
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
-from rlhf.checkpoint.results import objective_of
-from rlhf.config.freeze import freeze
+from rlhf.checkpoint.results import read_objective
+from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.runtime import worker
@@ -33,13 +33,13 @@ from rlhf.runtime.launch_mode import (
     rendezvous_address,
     slurm_task,
 )
-from rlhf.runtime.out_of_memory import OutOfMemoryError, with_less_memory
+from rlhf.runtime.out_of_memory import OutOfMemoryError, reduce_memory
 from rlhf.runtime.rank import STOPPED, Failure, FailureKind, read_failure, run_rank
 from rlhf.runtime.rendezvous import (
     Rendezvous,
-    cores_of_rank,
-    env_rank,
     ignores_job_signals,
+    num_cores_per_rank,
+    rank_from_environment,
 )
 from rlhf.tracking.console import build_console
 
@@ -50,32 +50,32 @@ def start_ranks(
     config: RunConfig,
     run_dir: Path | None,
     script: str,
-    around: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+    make_context: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> float | None:
     """Run all phases of the run frozen in ``run_dir``; return its objective.
 
     A process that was itself started as a rank joins the other ranks. ``script`` is the path of
     launch.py, which the DeepSpeed launcher runs on every node. Without ``run_dir`` another node
     leads the run: this node's ranks get the directory from rank 0, and None is returned.
-    ``around`` makes a context for the run in ``run_dir``, in the process that leads the run.
+    The process that leads the run does so inside the context ``make_context(run_dir)``.
 
     Raises:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
-    way = launch_mode(config, os.environ) if env_rank() is None else None
+    way = launch_mode(config, os.environ) if rank_from_environment() is None else None
     leads = way is not LaunchMode.hostfile  # with a hostfile, rank 0 leads on the first node
     try:
-        with around(run_dir) if run_dir is not None and leads else nullcontext():
-            return _start(config, run_dir, script, way)
+        with make_context(run_dir) if run_dir is not None and leads else nullcontext():
+            return _start_by_mode(config, run_dir, script, way)
     except OutOfMemoryError as error:
-        less = with_less_memory(config)
+        less = reduce_memory(config)
         if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
             raise
         said = str(error).partition(". ")[0]
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
-    freeze(less, run_dir)
+    write_frozen_config(less, run_dir)
     if way is LaunchMode.node:  # its ranks are new processes
-        return start_ranks(less, run_dir, script, around)
+        return start_ranks(less, run_dir, script, make_context)
     return _continue_in_new_process(run_dir, script)
 
 
@@ -94,17 +94,17 @@ def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
         _run_command([sys.executable, script, f"resume={run_dir}"])
     except SystemExit as end:
         raise RlhfError(f"the run in {run_dir} failed again, see its error above") from end
-    return objective_of(run_dir)
+    return read_objective(run_dir)
 
 
-def _start(
+def _start_by_mode(
     config: RunConfig, run_dir: Path | None, script: str, way: LaunchMode | None
 ) -> float | None:
     if way is LaunchMode.process:
         assert run_dir is not None
         return worker.run_worker(run_dir)
     if way is None:
-        run_rank(run_dir, stderr_reporter())
+        run_rank(run_dir, build_stderr_reporter())
     else:
         program = Program(sys.executable, script, [f"resume={run_dir}"])
         (command,) = launch_commands(config, program, os.environ)
@@ -113,32 +113,32 @@ def _start(
         if way is LaunchMode.hostfile:
             _run_command(command)
         else:
-            _spawn(config, run_dir, way)
+            _spawn_ranks(config, run_dir, way)
     if run_dir is None:
         return None
-    return objective_of(run_dir)
+    return read_objective(run_dir)
 
 
-def join() -> None:
+def join_started_ranks() -> None:
     """Run as one of the started ranks; rank 0 publishes the run directory."""
-    run_rank(None, stderr_reporter())
+    run_rank(None, build_stderr_reporter())
 
 
-def refuse(reason: str) -> None:
+def publish_refusal(reason: str) -> None:
     """Publish, as rank 0, to the other started ranks the reason why there is no run."""
     # Ranks monitor each other, and report a loss, only after they have agreed on a run.
-    Rendezvous(lambda _: None).refuse(reason)
+    Rendezvous(lambda _: None).publish_refusal(reason)
 
 
-def stderr_reporter() -> Callable[[Failure], None]:
+def build_stderr_reporter() -> Callable[[Failure], None]:
     """Return a function that prints on the terminal why this rank ends."""
     terminal = os.dup(2)  # a copy: DeepSpeed redirects stderr for seconds while it tries compilers
 
-    def complain(failure: Failure) -> None:
+    def print_failure(failure: Failure) -> None:
         if failure.kind is not FailureKind.crashed:
             os.write(terminal, f"error: {for_terminal(failure.message)}\n".encode())
 
-    return complain
+    return print_failure
 
 
 def _run_command(command: list[str]) -> None:
@@ -153,7 +153,7 @@ def _run_command(command: list[str]) -> None:
         raise SystemExit(code)
 
 
-def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
+def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     """Start the ranks of this node with torchrun's agent and wait for them."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -161,10 +161,10 @@ def _spawn(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # A rank's libraries read the number of threads from the environment when they load.
-    os.environ["OMP_NUM_THREADS"] = str(cores_of_rank(config.hardware))
+    os.environ["OMP_NUM_THREADS"] = str(num_cores_per_rank(config.hardware))
     # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = _slurm_options(config.launcher) if way is LaunchMode.slurm else _node_options()
+    options = _slurm_options(config.launcher) if way is LaunchMode.slurm else _single_node_options()
     if ignores_job_signals():
         # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
         options["signals_to_handle"] = "SIGINT"
@@ -210,7 +210,7 @@ def shutdown_seconds(grace_seconds: float) -> float:
     return 5 if ignores_job_signals() else grace_seconds + 5
 
 
-def _node_options() -> dict[str, Any]:
+def _single_node_options() -> dict[str, Any]:
     """Return the rendezvous options of a single node: any free port."""
     return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
 

@@ -34,7 +34,9 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         if not is_out_of_memory(error):
             raise
         micro = phase_plans(config)[phase].micro
-        keys = [] if micro == 1 else [f"{phase}.micro_batch_size={smaller(config, phase)}"]
+        keys = (
+            [] if micro == 1 else [f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}"]
+        )
         keys += _remedies(config, phase)
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise OutOfMemoryError(
@@ -57,13 +59,13 @@ def _remedies(config: RunConfig, phase: Phase) -> list[str]:
     return keys
 
 
-def smaller(config: RunConfig, phase: Phase) -> int:
+def smaller_micro_batch(config: RunConfig, phase: Phase) -> int:
     """Return the next smaller micro-batch of a phase that divides a rank's batch; at least 1."""
     plan = phase_plans(config)[phase]
     return next(size for size in range(plan.micro - 1, 0, -1) if not plan.per_rank % size)
 
 
-def with_less_memory(config: RunConfig) -> RunConfig | None:
+def reduce_memory(config: RunConfig) -> RunConfig | None:
     """Return ``config`` with smaller micro-batches and fewer rows of the rollout at once.
 
     The steps are the same up to rounding. Returns None if hardware.on_oom=stop or all sizes are 1.
@@ -72,7 +74,9 @@ def with_less_memory(config: RunConfig) -> RunConfig | None:
         return None
     plans = phase_plans(config)
     groups: dict[str, Any] = {
-        phase.value: replace(getattr(config, phase.value), micro_batch_size=smaller(config, phase))
+        phase.value: replace(
+            getattr(config, phase.value), micro_batch_size=smaller_micro_batch(config, phase)
+        )
         for phase in config.phase.order
         if plans[phase].micro > 1
     }

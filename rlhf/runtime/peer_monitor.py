@@ -56,15 +56,15 @@ class PeerMonitor:
         else:
             self._connect(store, master[0])
         if {"TORCHELASTIC_RUN_ID", "CROSS_SIZE"} & os.environ.keys():  # torchrun, DeepSpeed
-            _start(self._watch_launcher, os.getppid())
+            _start_thread(self._watch_launcher, os.getppid())
 
-    def fail(self, reason: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """Send the other ranks the reason for which this rank ends."""
-        self._end(failed=f"{self._name} failed: {reason}")
+        self._send_and_disconnect(failed=f"{self._name} failed: {reason}")
 
-    def done(self) -> None:
+    def announce_success(self) -> None:
         """Notify the other ranks that this rank has finished."""
-        self._end(done=True)
+        self._send_and_disconnect(done=True)
 
     def _listen(self, store: Store, master: tuple[str, int], *, is_one_machine: bool) -> None:
         """Accept connections of other ranks: from this machine only, or from any machine."""
@@ -76,14 +76,14 @@ class PeerMonitor:
         )
         token, port = secrets.token_hex(), self._server.getsockname()[1]
         # An empty host means that peers connect to the rendezvous address.
-        host = interface or ("" if _is_here(master) else _route_to(master))
-        _start(self._accept, token)
+        host = interface or ("" if _is_this_machine(master) else _own_address_towards(master))
+        _start_thread(self._accept, token)
         store.set(ADDRESS_KEY, json.dumps({"host": host, "port": port, "token": token}))
 
     def _accept(self, token: str) -> None:
         with self._server, contextlib.suppress(OSError):  # shutdown() ends the loop
             while True:
-                _start(self._read, self._server.accept()[0], token)
+                _start_thread(self._read, self._server.accept()[0], token)
 
     def _connect(self, store: Store, master: str) -> None:
         """Connect to rank 0 and send this rank's name."""
@@ -91,12 +91,12 @@ class PeerMonitor:
         there = (address["host"] or master, address["port"])
         peer = socket.create_connection(there, timeout=CONNECT_S)
         _send(peer, token=address["token"], name=self._name)
-        _start(self._read, peer, None)
+        _start_thread(self._read, peer, None)
 
     def _read(self, peer: socket.socket, token: str | None) -> None:
         """Read messages until ``peer`` disconnects; disconnect a stranger without the ``token``."""
         name, is_lost = "rank 0", False
-        _keep_alive(peer)
+        _enable_keepalive(peer)
         with peer, peer.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
             if token is not None:
                 hello = json.loads(lines.readline(LONGEST))
@@ -111,28 +111,30 @@ class PeerMonitor:
                 news = json.loads(line)
                 name, is_lost = news.get("name", name), is_lost and "done" not in news
                 if "failed" in news:
-                    self._follow(str(news["failed"]))
+                    self._end_because(str(news["failed"]))
         with self._lock:
             self._peers.discard(peer)
         if is_lost:
-            self._lose(f"{name} ended without an error: it was killed, or its node is down")
+            self._end_after_loss(
+                f"{name} ended without an error: it was killed, or its node is down"
+            )
 
-    def _lose(self, what: str) -> None:
+    def _end_after_loss(self, what: str) -> None:
         """End after the grace period, unless another rank sends its reason by then."""
         with self._lock:
             self._cause = self._cause or what
         if not self._is_over.wait(GRACE_S):
-            self._follow(self._cause)
+            self._end_because(self._cause)
 
-    def _follow(self, cause: str) -> None:
+    def _end_because(self, cause: str) -> None:
         """End because another rank has ended; only the first cause counts."""
         with self._lock:
             if self._is_over.is_set():
                 return
-            self._end(failed=cause)
+            self._send_and_disconnect(failed=cause)
         self._on_loss(cause)
 
-    def _end(self, **news: Any) -> None:
+    def _send_and_disconnect(self, **news: Any) -> None:
         """Send ``news`` to all connected ranks, and then disconnect."""
         with self._lock:
             if self._is_over.is_set():
@@ -149,10 +151,10 @@ class PeerMonitor:
         """End if the launcher, this process's parent, is gone."""
         while not self._is_over.wait(GRACE_S / 4):
             if os.getppid() != parent:
-                self._follow(f"the launcher of {self._name} was killed")
+                self._end_because(f"the launcher of {self._name} was killed")
 
 
-def _start(target: Callable[..., None], *arguments: Any) -> None:
+def _start_thread(target: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=target, args=arguments, name="peer monitor", daemon=True).start()
 
 
@@ -162,7 +164,7 @@ def _send(peer: socket.socket, **news: Any) -> None:
         peer.sendall(json.dumps(news).encode() + b"\n")
 
 
-def _keep_alive(peer: socket.socket) -> None:
+def _enable_keepalive(peer: socket.socket) -> None:
     """Enable keepalive probes, by which the kernel finds that the other machine is gone."""
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -170,7 +172,7 @@ def _keep_alive(peer: socket.socket) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _route_to(master: tuple[str, int]) -> str:
+def _own_address_towards(master: tuple[str, int]) -> str:
     """Return this machine's own address towards ``master``, without sending anything."""
     family, kind, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -178,7 +180,7 @@ def _route_to(master: tuple[str, int]) -> str:
         return str(probe.getsockname()[0])
 
 
-def _is_here(master: tuple[str, int]) -> bool:
+def _is_this_machine(master: tuple[str, int]) -> bool:
     """Return True if ``master`` is this machine: the route to it begins at its own address."""
     there = {info[4][0] for info in socket.getaddrinfo(*master)}
-    return _route_to(master) in there
+    return _own_address_towards(master) in there

@@ -14,12 +14,12 @@ import torch
 from filelock import Timeout
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.finite_numbers import finite
+from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import (
     STATE,
-    copy_lines,
+    copy_phase_lines,
     finish_phase,
     iterate_metrics,
     verify_phase,
@@ -30,14 +30,14 @@ from rlhf.checkpoint.phase_store import (
     link_phase,
     phase_key,
 )
-from rlhf.checkpoint.results import phase_result, reused_phases
+from rlhf.checkpoint.results import read_phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import reset_peak_memory
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_data_hash
-from rlhf.runtime.plan_comparison import beside_the_plan
+from rlhf.runtime.plan_comparison import compare_phase_with_plan
 
 PrintNote = Callable[[str], None]
 REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
@@ -49,25 +49,25 @@ def run_phase(
     """Run a phase and write its result, or take it from another run that had the same inputs."""
     config, run_dir, ranks = context.config, context.run_dir, context.ranks
     if phase in reused_phases(config):
-        take_phase(context, phase, Path(str(config.from_run)))
+        reuse_phase(context, phase, Path(str(config.from_run)))
         return
-    store, key = PhaseStore(max_gib=config.reuse.max_gib), store_key(context, phase)
+    store, key = PhaseStore(max_gib=config.reuse.max_gib), key_in_store(context, phase)
     with ExitStack() as stack:
         if key is not None:
-            stack.enter_context(one_at_a_time(store, key, ranks))
+            stack.enter_context(hold_entry_lock(store, key, ranks))
             # Only rank 0: others may not see its store, and files should be hashed only once.
             found = store.find(key, phase, context.console.say) if ranks.is_main else None
             if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
-                take_phase(context, phase, store.folder / key)
+                reuse_phase(context, phase, store.folder / key)
                 return
         reset_peak_memory(ranks)
         result = runner(replace(context, phase_started=time.monotonic()))
-        result |= beside_the_plan(run_dir, phase, result["seconds"], ranks)
+        result |= compare_phase_with_plan(run_dir, phase, result["seconds"], ranks)
         if ranks.is_main:
             finish_phase(run_dir, phase, result)
             if not config.checkpoint.keep_finished:
                 shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
-            if key is not None and finite(result) == result:
+            if key is not None and replace_non_finite(result) == result:
                 store_phase(context, store, key, phase)
         ranks.barrier()
 
@@ -80,7 +80,9 @@ def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) 
         context.console.say(f"{phase}: not stored in {store.folder} ({reason_of(error)})")
 
 
-def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote) -> None:
+def verify_finished_phases(
+    run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote
+) -> None:
     """Verify the phases that a resumed run has finished, and remove what a killed attempt left.
 
     Raises:
@@ -96,7 +98,7 @@ def look_over(run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: 
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def store_key(context: RunContext, phase: Phase) -> str | None:
+def key_in_store(context: RunContext, phase: Phase) -> str | None:
     """Return the phase's key in the store of phases; None if this run does not use the store."""
     config = context.config
     if config.reuse.phases is not Reuse.always or phase not in REUSED:
@@ -107,7 +109,7 @@ def store_key(context: RunContext, phase: Phase) -> str | None:
 
 
 @contextmanager
-def one_at_a_time(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
+def hold_entry_lock(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
     """Hold the lock of a store entry on rank 0 within the context; all ranks wait for the lock.
 
     All ranks check together once per second, so that no collective waits longer than that.
@@ -137,8 +139,8 @@ def one_at_a_time(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
         lock.release()
 
 
-def take_phase(context: RunContext, phase: Phase, source: Path) -> None:
-    """Take a finished phase from the folder ``source``, with its metrics and samples.
+def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
+    """Copy a finished phase, with its metrics and samples, from the folder ``source``.
 
     Raises:
         CheckpointError: if the phase is damaged. Entries of the store were verified before.
@@ -147,10 +149,10 @@ def take_phase(context: RunContext, phase: Phase, source: Path) -> None:
     if ranks.is_main:
         if phase in reused_phases(context.config) and (notice := verify_phase(source, phase)):
             context.console.say(f"warning: {notice}")
-        run = (phase_result(source, phase) or {}).get("reused_from", str(source))
+        run = (read_phase_result(source, phase) or {}).get("reused_from", str(source))
         for step, values in iterate_metrics(source, phase):
             context.tracker.log(phase, step, values)
-        copy_lines(source, phase, run_dir, "samples.jsonl")
+        copy_phase_lines(source, phase, run_dir, "samples.jsonl")
         link_phase(source, phase, run_dir, reused_from=run)
         context.console.say(f"{phase}: taken from {run}, which had the same inputs")
     ranks.barrier()

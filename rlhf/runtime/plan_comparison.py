@@ -13,7 +13,7 @@ from rlhf.config.choices import Phase
 from rlhf.engine.devices import peak_memory_gib
 
 
-def beside_the_plan(
+def compare_phase_with_plan(
     run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
 ) -> dict[str, dict[str, float]]:
     """Return the phase's hours and peak memory in GiB, measured and planned, for its result.
@@ -33,7 +33,7 @@ def beside_the_plan(
     return {"planned": planned, "measured": measured}
 
 
-def whole_beside_the_plan(
+def compare_run_with_plan(
     run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
 ) -> dict[str, dict[str, float]]:
     """Return the hours and peak memory in GiB of the whole run, measured and planned.
@@ -44,7 +44,7 @@ def whole_beside_the_plan(
     """
     own = {name: each for name, each in phases.items() if "reused_from" not in each}
     earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
-    measured = {"hours": (seconds_of_process() + earlier) / 3600}
+    measured = {"hours": (seconds_since_process_start() + earlier) / 3600}
     if own:
         measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
     if not (plan := read_plan(run_dir)) or not plan["phases"]:
@@ -53,7 +53,7 @@ def whole_beside_the_plan(
     return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
 
 
-def seconds_of_process() -> float:
+def seconds_since_process_start() -> float:
     """Return the seconds since this process started, as Linux counts them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import USER_ERROR, RlhfError
-from rlhf.base.lasting_output import outlast_output
+from rlhf.base.lasting_output import survive_output_errors
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
@@ -68,54 +68,54 @@ def read_failure(path: Path) -> Failure | None:
     return Failure(FailureKind(kind), message)
 
 
-def run_rank(run_dir: Path | None, tell: Callable[[Failure], None]) -> None:
+def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) -> None:
     """Run as one of several started ranks; rank 0 publishes the run directory.
 
-    ``tell`` is called once if this rank or another fails; then the process ends.
+    ``report_failure`` is called once if this rank or another fails; then the process ends.
     """
 
-    def follow(loss: str) -> None:
-        tell(Failure(FailureKind.lost, loss))
+    def end_after_loss(loss: str) -> None:
+        report_failure(Failure(FailureKind.lost, loss))
         sys.stderr.flush()
         os._exit(LOST_ANOTHER)  # the main thread may wait in a collective for hours
 
     try:
-        meeting = Rendezvous(follow)
-        run_dir = meeting.agree(run_dir)
+        meeting = Rendezvous(end_after_loss)
+        run_dir = meeting.agree_on_run_dir(run_dir)
     except RlhfError as error:
-        tell(Failure(FailureKind.refused, str(error)))
+        report_failure(Failure(FailureKind.refused, str(error)))
         raise SystemExit(USER_ERROR) from error
 
-    def end_stuck(reason: str) -> None:
-        tell(Failure(FailureKind.stuck, reason))
-        meeting.fail(reason)
+    def end_stuck_rank(reason: str) -> None:
+        report_failure(Failure(FailureKind.stuck, reason))
+        meeting.announce_failure(reason)
         sys.stderr.flush()
         os._exit(LOST_ANOTHER)  # the main thread may never return
 
     try:
-        worker.run_worker(run_dir, meeting, end_stuck)
+        worker.run_worker(run_dir, meeting, end_stuck_rank)
     except RlhfError as error:
         lacks = isinstance(error, OutOfMemoryError)
         kind = FailureKind.out_of_memory if lacks else FailureKind.refused
-        tell(Failure(kind, str(error)))
-        meeting.fail(str(error))
+        report_failure(Failure(kind, str(error)))
+        meeting.announce_failure(str(error))
         raise SystemExit(USER_ERROR) from error
     except StoppedError as error:  # all ranks stop after the same step
-        meeting.done()
+        meeting.announce_success()
         raise SystemExit(STOPPED) from error
     except Exception as error:
         time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)
         what = traceback.format_exception_only(error)[-1].strip()
-        tell(Failure(FailureKind.crashed, what))
-        meeting.fail(what)
+        report_failure(Failure(FailureKind.crashed, what))
+        meeting.announce_failure(what)
         raise SystemExit(1) from error
-    meeting.done()
+    meeting.announce_success()
 
 
 def main() -> None:
     """Run a spawned rank: FAILURE_FILE [RUN_DIR]; RUN_DIR is given if this node froze the run."""
-    outlast_output()
+    survive_output_errors()
     failure_file, *run_dir = map(Path, sys.argv[1:])
     # Ctrl-C ends a rank at once, whatever it waits for: while it unwound, other ranks would notice
     # and report a lost rank. Files on disk are complete at any moment.

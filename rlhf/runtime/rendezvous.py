@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from rlhf.base.cpu import cores
+from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
@@ -22,7 +22,7 @@ from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.rewards.isolated import check_reward_parts
-from rlhf.runtime.launch_mode import LaunchMode, launch_mode, slurm_task, whole_number
+from rlhf.runtime.launch_mode import LaunchMode, launch_mode, read_whole_number, slurm_task
 from rlhf.runtime.watchdog import Process
 
 RUN_DIR_KEY = "rlhf/run_dir"
@@ -34,12 +34,12 @@ OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launche
 HEARD_S = 30.0
 
 
-def env_rank() -> int | None:
+def rank_from_environment() -> int | None:
     """Return the rank of a process that torchrun or the DeepSpeed launcher started, else None."""
     if not OF_A_RANK.issubset(os.environ):
         return None
-    rank = whole_number(os.environ, "RANK")
-    if rank >= whole_number(os.environ, "WORLD_SIZE", least=1):
+    rank = read_whole_number(os.environ, "RANK")
+    if rank >= read_whole_number(os.environ, "WORLD_SIZE", least=1):
         raise ConfigError(f"RANK={rank}: must be below WORLD_SIZE={os.environ['WORLD_SIZE']}")
     return rank
 
@@ -68,12 +68,12 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: if batch sizes do not divide over the ranks, or the ranks cannot be started.
     """
-    if env_rank() is None:
-        check_started(config)
+    if rank_from_environment() is None:
+        check_ranks_started(config)
         return config
     sizes = [n for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE") if os.environ.get(n)]
-    world = whole_number(os.environ, "WORLD_SIZE", least=1)
-    per_node = whole_number(os.environ, sizes[0], least=1)
+    world = read_whole_number(os.environ, "WORLD_SIZE", least=1)
+    per_node = read_whole_number(os.environ, sizes[0], least=1)
     if world % per_node:
         raise ConfigError(f"WORLD_SIZE={world} is not a multiple of the {per_node} ranks per node")
     hardware = replace(config.hardware, nodes=world // per_node, ranks_per_node=per_node)
@@ -87,13 +87,13 @@ def ignores_job_signals() -> bool:
     return "SLURM_PROCID" in os.environ
 
 
-def check_started(config: RunConfig) -> None:
+def check_ranks_started(config: RunConfig) -> None:
     """Check that the ranks were started, or can be started from here.
 
     Raises:
         ConfigError: if the user must start them, or no option names the nodes.
     """
-    if env_rank() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
+    if rank_from_environment() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
         raise ConfigError(
             f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
             f"{config.launcher.master_addr}: the ranks must be started with torchrun on every "
@@ -101,7 +101,7 @@ def check_started(config: RunConfig) -> None:
         )
 
 
-def check_can_start(config: RunConfig) -> None:
+def check_ranks_can_start(config: RunConfig) -> None:
     """Check that the ranks that start on this machine can compute here, and score responses.
 
     Raises:
@@ -111,7 +111,10 @@ def check_can_start(config: RunConfig) -> None:
     hardware = config.hardware
     if hardware.device is Device.cpu:
         cpu_dtype(hardware.dtype)  # without torch
-    elif env_rank() is not None or launch_mode(config, os.environ) is not LaunchMode.hostfile:
+    elif (
+        rank_from_environment() is not None
+        or launch_mode(config, os.environ) is not LaunchMode.hostfile
+    ):
         from rlhf.engine.devices import check_devices as check
 
         check(hardware)
@@ -122,7 +125,7 @@ def check_can_start(config: RunConfig) -> None:
 def is_secondary_node() -> bool:
     """Return True if this process starts ranks of a run that another node composes and freezes."""
     task = slurm_task(os.environ)
-    return env_rank() is None and task is not None and task.number > 0
+    return rank_from_environment() is None and task is not None and task.number > 0
 
 
 class Rendezvous:
@@ -145,7 +148,7 @@ class Rendezvous:
         except DistError as error:
             raise RlhfError(f"the ranks did not meet at {_store_address()}: {error}") from error
 
-    def agree(self, run_dir: Path | None) -> Path:
+    def agree_on_run_dir(self, run_dir: Path | None) -> Path:
         """Return the run directory, which rank 0 publishes, and start to monitor other ranks."""
         from torch.distributed import DistError
 
@@ -160,7 +163,7 @@ class Rendezvous:
                 refusal = self._store.get(REFUSAL_KEY).decode()
                 self._store.add(f"{REFUSAL_KEY}/heard", 1)
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
-            port = whole_number(os.environ, "MASTER_PORT")
+            port = read_whole_number(os.environ, "MASTER_PORT")
             master = (os.environ["MASTER_ADDR"], port)
             self._monitor = PeerMonitor(
                 self._store,
@@ -175,7 +178,7 @@ class Rendezvous:
             ) from error
         return Path(told)
 
-    def refuse(self, reason: str) -> None:
+    def publish_refusal(self, reason: str) -> None:
         """Publish, on rank 0, the reason for aborting instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
@@ -185,7 +188,7 @@ class Rendezvous:
                 return
             time.sleep(0.1)
 
-    def start(self, config: RunConfig) -> None:
+    def start_process_group(self, config: RunConfig) -> None:
         """Start the process group of all ranks."""
         from rlhf.engine.devices import start_process_group, use_device
 
@@ -203,22 +206,22 @@ class Rendezvous:
             world_size=self._size,
             timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
-        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(Process.here()))
+        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(Process.this_process()))
         self.others = {
             rank: Process(*json.loads(self._store.get(f"{PROCESS_KEY}/{rank}")))
             for rank in range(self._size)
             if rank != self._rank
         }
 
-    def fail(self, reason: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """Send the other ranks the reason for which this rank ends."""
-        self._monitor.fail(reason)
+        self._monitor.announce_failure(reason)
 
-    def done(self) -> None:
+    def announce_success(self) -> None:
         """Notify the other ranks that this rank has finished, and leave the process group."""
         import torch
 
-        self._monitor.done()
+        self._monitor.announce_success()
         torch.distributed.destroy_process_group()
 
 
@@ -226,6 +229,6 @@ def _store_address() -> str:
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
-def cores_of_rank(hardware: HardwareConfig) -> int:
+def num_cores_per_rank(hardware: HardwareConfig) -> int:
     """Return the number of CPU cores that one rank may use."""
-    return max(1, cores() // hardware.ranks_per_node)
+    return max(1, num_usable_cores() // hardware.ranks_per_node)

@@ -11,10 +11,10 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.stored_files import PHASES, read_json
-from rlhf.checkpoint.results import phase_result, phase_result_path, reused_phases
+from rlhf.checkpoint.results import phase_result_path, read_phase_result, reused_phases
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.runtime.plan_comparison import whole_beside_the_plan
+from rlhf.runtime.plan_comparison import compare_run_with_plan
 
 # The objective is a measure of the last phase: the first of these that the phase has.
 MEASURES: Mapping[Phase, tuple[str, ...]] = {
@@ -37,25 +37,25 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
     return [phase for phase, result in results.items() if result is None]
 
 
-def whole_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
+def build_run_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
     """Return the content of result.json; ``ran`` are the phases that this process ran."""
     result = collect_results(config.phase.order, run_dir)
-    return result | whole_beside_the_plan(run_dir, result["phases"], ran)
+    return result | compare_run_with_plan(run_dir, result["phases"], ran)
 
 
 def collect_results(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
     """Return the objective, the results of the phases and the versions of libraries."""
-    phases = {p.value: phase_result(run_dir, p) or {} for p in order}
+    phases = {p.value: read_phase_result(run_dir, p) or {} for p in order}
     packages = ("rlhf", "torch", "deepspeed", "transformers")
     versions = {name: importlib.metadata.version(name) for name in packages}
     return {
-        "objective": objective_measure(phases, run_dir)[1],
+        "objective": find_objective(phases, run_dir)[1],
         "phases": phases,
         "versions": {"python": platform.python_version(), **versions},
     }
 
 
-def objective_measure(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tuple[str, float]:
+def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tuple[str, float]:
     """Return the name PHASE.MEASURE of the objective, and its value; a perplexity is negated.
 
     Raises:
@@ -77,7 +77,7 @@ def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: P
     Raises:
         RlhfError: if it is not; the message names the measures that are not finite, and a fix.
     """
-    name, value = objective_measure(phases, run_dir)
+    name, value = find_objective(phases, run_dir)
     if math.isfinite(value):
         return
     bad = [

@@ -32,12 +32,12 @@ class Process(NamedTuple):
     pid: int
 
     @classmethod
-    def here(cls) -> Process:
+    def this_process(cls) -> Process:
         """Return this process."""
         return cls(socket.gethostname(), os.getpid())
 
     @property
-    def is_stopped(self) -> bool:
+    def is_suspended(self) -> bool:
         """Return True if SIGSTOP or a debugger has stopped the process; False on another host."""
         if self.host != socket.gethostname():
             return False
@@ -48,7 +48,7 @@ class Process(NamedTuple):
         return False
 
 
-def watch(
+def start_watchdog(
     heartbeat: Heartbeat,
     seconds: float,
     *,
@@ -63,7 +63,7 @@ def watch(
     # A stopped rank prints its stacks as soon as it resumes, whatever it is doing.
     faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
 
-    def wait() -> None:
+    def wait_for_stall() -> None:
         look, woken = min(1.0, seconds / 10), -math.inf
         while min(heartbeat.seconds_since_beat, time.monotonic() - woken) < seconds:
             slept_at = time.monotonic()
@@ -72,7 +72,7 @@ def watch(
                 woken = time.monotonic()  # this process itself was stopped: others report it
         sys.stderr.write(f"rank {rank} waits; its stacks:\n")
         faulthandler.dump_traceback(file=2, all_threads=True)
-        stopped = {each: process for each, process in others.items() if process.is_stopped}
+        stopped = {each: process for each, process in others.items() if process.is_suspended}
         for each, process in stopped.items():
             sys.stderr.write(f"rank {each} was stopped; its stacks:\n")
             sys.stderr.flush()
@@ -84,4 +84,4 @@ def watch(
         found = f"{', '.join(names)} was stopped (SIGSTOP)" if names else "see the stacks above"
         on_stuck(f"no step has ended for {seconds:g} seconds (launcher.watchdog_minutes): {found}")
 
-    threading.Thread(target=wait, name="watchdog", daemon=True).start()
+    threading.Thread(target=wait_for_stall, name="watchdog", daemon=True).start()

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
-from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.types import Ranks
 from rlhf.checkpoint.finished_phase import STATE
-from rlhf.checkpoint.model_folder import whole_folder
+from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import (
     Checkpoint,
     checkpoint_folder,
-    latest_valid,
-    read_checkpoint,
+    find_latest_intact_checkpoint,
+    load_checkpoint_unverified,
 )
 from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
-from rlhf.config.freeze import command_words, load_run
+from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import reward_columns, reward_model_base
-from rlhf.config.run_dir import only_process, refuse_links
+from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import are_turns, plain_template
+from rlhf.data.chat import all_ask_for_assistant, plain_template
 from rlhf.data.reading import describe_data, load_datasets
-from rlhf.data.splits import PhaseData, blend, check_usable, divide
+from rlhf.data.splits import PhaseData, blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import Encoder
 from rlhf.engine.devices import current_ranks, resolve_dtype
@@ -50,12 +50,12 @@ from rlhf.phases.shared.preflight import require_data, require_support
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explain_out_of_memory
-from rlhf.runtime.phase_reuse import look_over, run_phase
-from rlhf.runtime.rendezvous import Rendezvous, cores_of_rank, ignores_job_signals
-from rlhf.runtime.run_result import require_finite_objective, unfinished_phases, whole_result
-from rlhf.runtime.watchdog import Process, watch
+from rlhf.runtime.phase_reuse import run_phase, verify_finished_phases
+from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
+from rlhf.runtime.run_result import build_run_result, require_finite_objective, unfinished_phases
+from rlhf.runtime.watchdog import Process, start_watchdog
 from rlhf.tracking.console import Console, build_console
-from rlhf.tracking.jsonl import LOGS, drop_phases, truncate_file
+from rlhf.tracking.jsonl import LOGS, drop_lines_of_phases, truncate_file
 from rlhf.tracking.trackers import build_tracker
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
 }
 
 
-def end_stuck(reason: str) -> None:
+def end_stuck_process(reason: str) -> None:
     """Print why the only rank of a run is stuck, and end the process."""
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
@@ -79,7 +79,7 @@ def end_stuck(reason: str) -> None:
 def run_worker(
     run_dir: Path,
     meeting: Rendezvous | None = None,
-    on_stuck: Callable[[str], None] = end_stuck,
+    on_stuck: Callable[[str], None] = end_stuck_process,
 ) -> float:
     """Run the phases of ``run_dir`` that have no result yet; return the run's objective.
 
@@ -88,10 +88,10 @@ def run_worker(
     """
     config = load_run(run_dir)
     quieten_libraries()
-    torch.set_num_threads(cores_of_rank(config.hardware))
+    torch.set_num_threads(num_cores_per_rank(config.hardware))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
     if meeting is not None:
-        meeting.start(config)
+        meeting.start_process_group(config)
     ranks = current_ranks(config.hardware.device)
     console = build_console(is_main=ranks.is_main, log_every=config.tracking.log_every)
     if config.hardware.keep_freed_memory and not keeps_memory:
@@ -100,12 +100,12 @@ def run_worker(
         )
 
     def watch_steps(context: RunContext) -> None:
-        be_ready(context, {} if meeting is None else meeting.others, on_stuck)
+        install_signals_and_watchdog(context, {} if meeting is None else meeting.others, on_stuck)
 
     command = f"python launch.py resume={run_dir}"
     with (
-        explaining_drive(f"make room, or the folder writable; {command} continues the run"),
-        only_process(run_dir, console.say) if ranks.is_main else nullcontext(),
+        convert_drive_errors(f"make room, or the folder writable; {command} continues the run"),
+        lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
         result = run_phases(config, run_dir, ranks, console, watch_steps)
     ranks.barrier()
@@ -124,7 +124,7 @@ def run_phases(
     unfinished = unfinished_phases(config, run_dir)
     finished = [phase for phase in config.phase.order if phase not in unfinished]
     if ranks.is_main:
-        look_over(run_dir, finished, config, console.say)
+        verify_finished_phases(run_dir, finished, config, console.say)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
         watch_steps(context)
@@ -133,16 +133,16 @@ def run_phases(
             for phase in unfinished:
                 with explain_out_of_memory(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
-            context.tracker.conclude(whole_result(config, run_dir, unfinished))
+            context.tracker.conclude(build_run_result(config, run_dir, unfinished))
         finally:
             context.tracker.finish()
-    result = whole_result(config, run_dir, unfinished)
+    result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
     return result
 
 
-def be_ready(
+def install_signals_and_watchdog(
     context: RunContext, others: Mapping[int, Process], on_stuck: Callable[[str], None]
 ) -> None:
     """Install handlers of signals that request a checkpoint, and start the watchdog."""
@@ -152,7 +152,7 @@ def be_ready(
     if config.launcher.watchdog_minutes is None:
         return
     way_on = f"python launch.py resume={context.run_dir} continues the run"
-    watch(
+    start_watchdog(
         context.heartbeat,
         60 * config.launcher.watchdog_minutes,
         rank=context.ranks.rank,
@@ -172,7 +172,7 @@ def build_context(
     require_support(config)
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
         check_reward_parts(config)
-    command_words(run_dir)  # model cards show it: a damaged file is refused before training
+    read_command(run_dir)  # raises now if the file is damaged: model cards need it after training
     if ranks.is_main:
         read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
@@ -183,7 +183,7 @@ def build_context(
     if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
         console.say(describe_kernels(half=dtype is Dtype.bf16))
     parts = load_phase_data(config, console)
-    tokenizer = run_tokenizer(config, run_dir, parts)
+    tokenizer = create_or_load_tokenizer(config, run_dir, parts)
     written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
     refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
     resumes = find_checkpoints(run_dir, unfinished, ranks, console)
@@ -191,7 +191,7 @@ def build_context(
         for name in LOGS:
             for checkpoint in resumes.values():
                 truncate_file(run_dir / name, checkpoint.state["logs"].get(name, 0))
-            drop_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
+            drop_lines_of_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -212,11 +212,15 @@ def find_checkpoints(
     """Return the last intact checkpoint of each phase that has one; rank 0 verifies them."""
     found: dict[Phase, Checkpoint] = {}
     for phase in unfinished:
-        checkpoint = latest_valid(run_dir / phase, console.say) if ranks.is_main else None
+        checkpoint = (
+            find_latest_intact_checkpoint(run_dir / phase, console.say) if ranks.is_main else None
+        )
         step = torch.tensor(-1 if checkpoint is None else checkpoint.step, device=ranks.device)
         last = int(ranks.max(step))
         if last >= 0:
-            found[phase] = checkpoint or read_checkpoint(checkpoint_folder(run_dir / phase, last))
+            found[phase] = checkpoint or load_checkpoint_unverified(
+                checkpoint_folder(run_dir / phase, last)
+            )
     return found
 
 
@@ -226,19 +230,21 @@ def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseDat
     datasets = load_datasets(data, seed=config.seed, keep=reward_columns(config))
     for dataset in datasets:
         console.say(describe_data(dataset))
-    divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
-    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    divided = divide_over_phases(
+        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
+    )
+    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     for phase, part in parts.items():
         if part.removed:
             console.say(
                 f"{phase}: {part.removed} examples removed because their prompt is held out, or "
                 "assigned to a phase that does not use their data set"
             )
-    check_usable(parts, config.phase.order)
+    check_usable_examples(parts, config.phase.order)
     return parts
 
 
-def run_tokenizer(
+def create_or_load_tokenizer(
     config: RunConfig, run_dir: Path, parts: dict[Phase, PhaseData]
 ) -> PreTrainedTokenizerBase:
     """Return the run's tokenizer, which is created once and stored in the run directory.
@@ -263,9 +269,11 @@ def run_tokenizer(
                 tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
             if config.data.template is Template.plain and config.from_run is None:
                 prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
-                opening = tokenizer.decode(Encoder(tokenizer).opening())
-                tokenizer.chat_template = plain_template(opening) if are_turns(prompts) else None
-            with whole_folder(folder) as building:
+                opening = tokenizer.decode(Encoder(tokenizer).opening_ids())
+                tokenizer.chat_template = (
+                    plain_template(opening) if all_ask_for_assistant(prompts) else None
+                )
+            with replace_folder_atomically(folder) as building:
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
     if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:

@@ -85,7 +85,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print one plain line without wrapping it, so that it can be copied."""
-        self._rich.print(_plain(text), soft_wrap=True)
+        self._rich.print(_literal_text(text), soft_wrap=True)
 
     def show(self, *renderables: RenderableType) -> None:
         """Print tables or other objects that rich can render."""
@@ -106,14 +106,14 @@ class Console:
             is_numeric = all(isinstance(row[column], int | float | None) for row in rows)
             table.add_column(column, justify="right" if is_numeric else "left")
         for row in rows:
-            table.add_row(*(_plain(_cell(row[column])) for column in columns))
+            table.add_row(*(_literal_text(_format_cell(row[column])) for column in columns))
         self._rich.print(table)
 
     @contextmanager
     def progress(self, phase: str, total: int) -> Generator[Progress]:
         """Show the progress of a phase of ``total`` steps within the context."""
         if self._rich.is_terminal and not self._rich.quiet:
-            with _rich_progress(self._rich) as bars:
+            with _build_rich_progress(self._rich) as bars:
                 yield _BarProgress(bars, phase, total)
         else:
             lines = _LineProgress(self, phase, total, log_every=self._log_every)
@@ -134,7 +134,7 @@ def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     for key, value in values.items():
         if key not in groups:
-            tree.add(_plain(f"{key}: {format_value(value)}"))
+            tree.add(_literal_text(f"{key}: {format_value(value)}"))
     for key, value in groups.items():
         tree.add(config_tree(key, value))
     return tree
@@ -208,7 +208,7 @@ class _Board:
         )
 
 
-def _rich_progress(console: RichConsole) -> progress.Progress:
+def _build_rich_progress(console: RichConsole) -> progress.Progress:
     from rich import progress
 
     return progress.Progress(
@@ -227,7 +227,7 @@ def _rich_progress(console: RichConsole) -> progress.Progress:
     )
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     match value:
         case None:
             return ""
@@ -237,7 +237,7 @@ def _cell(value: object) -> str:
             return str(value)
 
 
-def _plain(text: str) -> Text:
+def _literal_text(text: str) -> Text:
     """Return ``text`` to be shown literally: no rich markup, control characters or secrets."""
     from rich.text import Text
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from rlhf.base.atomic import is_transient, replacing, retrying
+from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError
-from rlhf.base.finite_numbers import finite
-from rlhf.base.stored_files import raw_lines
+from rlhf.base.finite_numbers import replace_non_finite
+from rlhf.base.stored_files import read_raw_lines
 
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run; rank 0 appends to them
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
@@ -28,7 +28,7 @@ class JsonlWriter:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = retrying(self._open)
+        self._file = retry_transient_errors(self._open)
         self._size = self._file.tell()  # bytes that were written completely
         self._held = b""
         self.is_late = False
@@ -39,10 +39,10 @@ class JsonlWriter:
         Raises:
             CheckpointError: if the drive is full, or cannot be written.
         """
-        text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(replace_non_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
         self._held += text.encode("utf-8", errors=ENCODING_ERRORS)
         try:
-            self._append() if self.is_late else retrying(self._append)
+            self._append_held() if self.is_late else retry_transient_errors(self._append_held)
             self.is_late = False
         except OSError as error:
             self.is_late = is_transient(error)
@@ -55,7 +55,7 @@ class JsonlWriter:
     def _open(self) -> FileIO:
         return self._path.open("ab", buffering=0)
 
-    def _append(self) -> None:
+    def _append_held(self) -> None:
         """Write the held bytes; if the last attempt failed, first remove what it wrote."""
         if self._file.closed:
             self._file = self._open()
@@ -75,7 +75,7 @@ class JsonlWriter:
         """Write the held records, if that is possible now, and close the file."""
         with suppress(OSError):
             if self._held:
-                self._append()
+                self._append_held()
         self._file.close()
 
 
@@ -85,7 +85,7 @@ def truncate_file(path: Path, size: int) -> None:
         os.truncate(path, size)
 
 
-def drop_phases(path: Path, unfinished: Set[str]) -> None:
+def drop_lines_of_phases(path: Path, unfinished: Set[str]) -> None:
     """Rewrite ``path`` without the lines of these phases, and without a torn last line.
 
     A resumed run calls this, so that a phase that runs again does not appear twice. The file is
@@ -96,7 +96,7 @@ def drop_phases(path: Path, unfinished: Set[str]) -> None:
     """
     if not path.exists():
         return
-    lines = raw_lines(path, {"phase": str})
+    lines = read_raw_lines(path, {"phase": str})
     kept = [line for line, value in lines if value["phase"] not in unfinished]
-    with replacing(path) as building:
+    with replace_atomically(path) as building:
         building.write_bytes(b"".join(line + b"\n" for line in kept))

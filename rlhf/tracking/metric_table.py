@@ -25,12 +25,12 @@ def _read_groups() -> dict[str, dict[str, MetricInfo]]:
     text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
     groups = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {
-        title: {name: _info(**entry) for name, entry in group.items()}
+        title: {name: _metric_info(**entry) for name, entry in group.items()}
         for title, group in groups.items()
     }
 
 
-def _info(*, healthy_range: tuple[float, float] | None = None, **texts: str) -> MetricInfo:
+def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: str) -> MetricInfo:
     if healthy_range is not None:
         low, high = healthy_range
         healthy_range = (low, high)
@@ -41,7 +41,7 @@ GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _read_groups()
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 
 
-def entry_of(name: str) -> str:
+def documented_name(name: str) -> str:
     """Return the key of a metric in ``METRICS``, where NAME replaces a name that users choose."""
     group, _, last = name.rpartition("/")
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
@@ -53,7 +53,7 @@ def check_metric_name(name: str) -> None:
     Raises:
         KeyError: if the table does not contain ``name``; the message gives the nearest name.
     """
-    if entry_of(name) in METRICS:
+    if documented_name(name) in METRICS:
         return
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
     raise KeyError(

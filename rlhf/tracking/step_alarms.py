@@ -73,19 +73,19 @@ class Rule(NamedTuple):
     advice: str
 
 
-def _start(values: Sequence[float]) -> float:
+def _mean_at_start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _above(limit: float) -> Callable[[Sequence[float], ValuesByMetric], bool]:
+def _rule_above(limit: float) -> Callable[[Sequence[float], ValuesByMetric], bool]:
     return lambda values, _: values[-1] > limit
 
 
-def _after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[..., bool]:
+def _rule_after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[..., bool]:
     return lambda values, _: len(values) > steps and wrong(values)
 
 
-def _gold_falls(gold: Sequence[float], series: ValuesByMetric) -> bool:
+def _is_gold_falling(gold: Sequence[float], series: ValuesByMetric) -> bool:
     """Return True if gold fell since its best evaluation, although the score rose since then.
 
     Means of a few evaluations in a row are compared: a single evaluation is too noisy.
@@ -111,73 +111,77 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
     AlarmName.rollout_mismatch: Rule(
         "ppo/logprob_mismatch",
-        _above(MOST_MISMATCH),
+        _rule_above(MOST_MISMATCH),
         3,
         "The rollout samples from other probabilities than training computes: use rollout=hf, or "
         "hardware.dtype=fp32.",
     ),
     AlarmName.no_change: Rule(
         "ppo/kl_to_reference_k3",
-        _after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
+        _rule_after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
         1,
         "The policy equals its reference: raise ppo.actor_lr, or shorten ppo.warmup_steps and "
         "ppo.actor_freeze_steps.",
     ),
     AlarmName.kl_runaway: Rule(
         "ppo/kl_per_token",
-        _above(MOST_KL_PER_TOKEN),
+        _rule_above(MOST_KL_PER_TOKEN),
         3,
         "The policy leaves its reference: raise ppo.kl_ctl or lower ppo.actor_lr.",
     ),
     AlarmName.clipping: Rule(
         "ppo/clipfrac",
-        _above(MOST_CLIPPED),
+        _rule_above(MOST_CLIPPED),
         3,
         "Updates are too large: lower ppo.actor_lr or ppo.ppo_epochs.",
     ),
     AlarmName.entropy_collapse: Rule(
         "ppo/entropy",
-        _after(BASE_STEPS, lambda entropy: entropy[-1] < LEAST_ENTROPY * _start(entropy)),
+        _rule_after(
+            BASE_STEPS, lambda entropy: entropy[-1] < LEAST_ENTROPY * _mean_at_start(entropy)
+        ),
         3,
         "The policy always gives nearly the same answer: raise ppo.kl_ctl or ppo.entropy_coef.",
     ),
     AlarmName.length: Rule(
         "ppo/response_tokens",
-        _after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_start(t), 1.0) < 2),  # noqa: PLR2004
+        _rule_after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_mean_at_start(t), 1.0) < 2),  # noqa: PLR2004
         3,
         "Responses became much longer or shorter: read samples.jsonl; the reward model may score "
         "length instead of quality.",
     ),
     AlarmName.few_end: Rule(
         "ppo/ended_share",
-        _after(BASE_STEPS, lambda ended: ended[-1] < _start(ended) / 2),
+        _rule_after(BASE_STEPS, lambda ended: ended[-1] < _mean_at_start(ended) / 2),
         3,
         "Responses no longer end by themselves: raise ppo.missing_end_penalty or "
         "rollout.max_response_tokens.",
     ),
     AlarmName.duplicates: Rule(
         "ppo/duplicate_share",
-        _after(BASE_STEPS, lambda share: share[-1] > _start(share) + MORE_DUPLICATES),
+        _rule_after(BASE_STEPS, lambda share: share[-1] > _mean_at_start(share) + MORE_DUPLICATES),
         3,
         "Different prompts get the same response: raise ppo.kl_ctl or ppo.entropy_coef, and read "
         "samples.jsonl.",
     ),
     AlarmName.critic_useless: Rule(
         "ppo/explained_variance",
-        _after(2 * BASE_STEPS, lambda explained: explained[-1] < LEAST_EXPLAINED),
+        _rule_after(2 * BASE_STEPS, lambda explained: explained[-1] < LEAST_EXPLAINED),
         5,
         "The critic hardly predicts returns: change ppo.critic_lr, or freeze the actor first "
         "(ppo.actor_freeze_steps).",
     ),
     AlarmName.critic_explodes: Rule(
         "ppo/critic_loss",
-        _after(BASE_STEPS, lambda loss: loss[-1] > LOSS_GROWTH * max(_start(loss), LEAST_LOSS)),
+        _rule_after(
+            BASE_STEPS, lambda loss: loss[-1] > LOSS_GROWTH * max(_mean_at_start(loss), LEAST_LOSS)
+        ),
         3,
         "The critic's loss grows: lower ppo.critic_lr, or set ppo.cliprange_value.",
     ),
     AlarmName.score_against_gold: Rule(
         "ppo/eval_gold",
-        _gold_falls,
+        _is_gold_falling,
         1,
         "The score rises while the gold score falls: the policy exploits what scores it. Raise "
         "ppo.kl_ctl, take fewer ppo.steps, or improve the reward model or rewards.",

@@ -29,7 +29,7 @@ class TensorBoardTracker(Tracker):
                 "tracking.tensorboard=true: the package tensorboard is not installed; "
                 "pip install 'rlhf[tensorboard]', or use tracking=local"
             ) from error
-        self._written = _last_steps(folder)
+        self._written = _last_step_by_tag(folder)
         self._writer = SummaryWriter(str(folder))
         self._config = run_config
 
@@ -54,7 +54,7 @@ class TensorBoardTracker(Tracker):
         """Write the hyper-parameters with the objective."""
         parameters = {
             key: value if isinstance(value, bool | int | float) else str(value)
-            for key, value in _flat(self._config, "").items()
+            for key, value in _flatten_config(self._config, "").items()
         }
         self._writer.add_hparams(parameters, {"objective": result["objective"]}, run_name=".")
 
@@ -63,7 +63,7 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
 
-def _last_steps(folder: Path) -> dict[str, int]:
+def _last_step_by_tag(folder: Path) -> dict[str, int]:
     """Return the last step of every tag in the event files of a folder."""
     if not folder.is_dir():
         return {}
@@ -83,8 +83,10 @@ def _verbatim(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _flat(node: object, key: str) -> dict[str, object]:
+def _flatten_config(node: object, key: str) -> dict[str, object]:
     if not isinstance(node, Mapping):
         return {key: node}
     prefix = f"{key}." if key else ""
-    return {k: v for name in node for k, v in _flat(node[name], f"{prefix}{name}").items()}
+    return {
+        k: v for name in node for k, v in _flatten_config(node[name], f"{prefix}{name}").items()
+    }

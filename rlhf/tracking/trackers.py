@@ -76,7 +76,7 @@ class Trackers(Forwarder):
                     f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
                 )
 
-    def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
+    def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Give the alarm rules the metrics that an earlier attempt of the run has recorded."""
         for line in lines:
             values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
@@ -205,7 +205,7 @@ def build_tracker(
     guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
     # Files come last: metrics.jsonl has no step that another tracker lacks.
     trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir, say)], config.alarms)
-    trackers.remember(read_lines(run_dir / "metrics.jsonl", METRICS))
+    trackers.restore_alarm_series(read_lines(run_dir / "metrics.jsonl", METRICS))
     return trackers
 
 

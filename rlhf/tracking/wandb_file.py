@@ -16,7 +16,7 @@ BLOCK, FILE_HEADER, HEADER = 32768, 7, 7
 FULL, LAST = 1, 4  # kinds of chunks that complete a record
 
 
-def records(path: Path) -> Iterator[Any]:
+def read_records(path: Path) -> Iterator[Any]:
     """Yield the records of a .wandb file, up to a torn last one."""
     from wandb.proto import wandb_internal_pb2
 
@@ -39,11 +39,11 @@ def records(path: Path) -> Iterator[Any]:
             yield record
 
 
-def history(run_dir: Path) -> list[dict[str, Any]]:
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
     found = []
     for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
-        for record in records(path):
+        for record in read_records(path):
             if record.HasField("history"):
                 items = record.history.item
                 named = {item.key or "/".join(item.nested_key): item.value_json for item in items}

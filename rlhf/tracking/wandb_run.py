@@ -15,7 +15,7 @@ from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.tracking.step_alarms import Alarm
 from rlhf.tracking.tracker import Sample, Tracker
-from rlhf.tracking.wandb_file import history
+from rlhf.tracking.wandb_file import read_history
 
 if TYPE_CHECKING:
     import wandb
@@ -94,12 +94,12 @@ class WandbTracker(Tracker):
             for prefix in prefixes:
                 self._run.define_metric(f"{prefix}/*", step_metric=f"{phase}/step")
         for metric, summary in SUMMARIES.items():
-            step = f"{phase_of(metric)}/step"
+            step = f"{phase_of_metric(metric)}/step"
             self._run.define_metric(metric, step_metric=step, summary=summary)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics of one step, unless W&B has them already."""
-        if step > self._sent.get(_kind(phase, values), -1):
+        if step > self._sent.get(_kind_of_values(phase, values), -1):
             self._run.log({**values, f"{phase}/step": step})
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
@@ -107,10 +107,12 @@ class WandbTracker(Tracker):
         if step == 0:
             self._first = {sample.prompt: sample.response for sample in samples}
         key, increment = f"{phase}/samples", MOST_INCREMENTS * step // max(steps, 1)
-        if increment == self._increment or step <= self._sent.get(_kind(phase, [key]), -1):
+        if increment == self._increment or step <= self._sent.get(
+            _kind_of_values(phase, [key]), -1
+        ):
             return
         self._increment = increment
-        rows = [self._row(step, sample) for sample in samples]
+        rows = [self._table_row(step, sample) for sample in samples]
         if phase not in self._tables:
             import wandb
 
@@ -140,7 +142,7 @@ class WandbTracker(Tracker):
         """Upload the remaining data and end the run."""
         self._run.finish()
 
-    def _row(self, step: int, sample: Sample) -> dict[str, Any]:
+    def _table_row(self, step: int, sample: Sample) -> dict[str, Any]:
         """Return a row of the table; all cells of a column have the same type."""
         return {
             "step": step,
@@ -162,27 +164,29 @@ class WandbTracker(Tracker):
         """
         sent: dict[str, int] = {}
         if is_offline:
-            for line in history(run_dir):
+            for line in read_history(run_dir):
                 for phase in PREFIXES:
                     step = line.pop(f"{phase}/step", None)
                     if step is not None:
-                        sent[_kind(phase, [n for n in line if not n.startswith("_")])] = step
+                        sent[_kind_of_values(phase, [n for n in line if not n.startswith("_")])] = (
+                            step
+                        )
             return sent
         for phase in PREFIXES:
             step = self._run.summary.get(f"{phase}/step")
             if step is not None:
                 kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
-                sent |= {_kind(phase, [kind]): step for kind in kinds}
+                sent |= {_kind_of_values(phase, [kind]): step for kind in kinds}
         return sent
 
 
-def phase_of(metric: str) -> Phase:
+def phase_of_metric(metric: str) -> Phase:
     """Return the phase that logs a metric, and whose steps are the metric's x axis."""
     prefix = metric.partition("/")[0]
     return next(phase for phase, prefixes in PREFIXES.items() if prefix in prefixes)
 
 
-def _kind(phase: str, names: Iterable[str]) -> str:
+def _kind_of_values(phase: str, names: Iterable[str]) -> str:
     """Return the kind of values that a phase logs at once: metrics, evaluation or samples."""
     for part in ("samples", "eval_"):
         if all(name.startswith(f"{phase}/{part}") for name in names):
@@ -233,7 +237,7 @@ def _start_run(
                 config=run_config,
                 mode=config.wandb.value,
                 dir=run_dir,
-                id=_run_id(run_dir / "wandb_id"),
+                id=_read_or_create_run_id(run_dir / "wandb_id"),
                 resume="allow",
                 settings=settings,
             )
@@ -244,7 +248,7 @@ def _start_run(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _run_id(path: Path) -> str:
+def _read_or_create_run_id(path: Path) -> str:
     """Return the id that a W&B sweep agent sets, or the id in ``path``, created on first use."""
     prescribed = os.environ.get("WANDB_RUN_ID")
     if prescribed is None and (stored := read_stored_text(path)) is not None:

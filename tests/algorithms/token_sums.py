@@ -12,7 +12,7 @@ from rlhf.models.output_layer import token_logprobs
 
 def kept_logprobs(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N,) of the kept tokens that are predicted, and their rows."""
-    picks = TokenPositions.of(SequenceBatch(ids_BS, keep_BS, keep_BS))
+    picks = TokenPositions.from_batch(SequenceBatch(ids_BS, keep_BS, keep_BS))
     logits_NV = logits_BSV[picks.rows_N, picks.columns_N]
     return token_logprobs(logits_NV, picks.ids_N).logprobs_N, picks.rows_N
 

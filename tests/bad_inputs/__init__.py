@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import to_run_config
-from rlhf.config.hydra_errors import explain, parse_override
-from rlhf.config.rules.unread_keys import refuse_unread
+from rlhf.config.hydra_errors import explain_hydra_error, to_hydra_override
+from rlhf.config.rules.unread_keys import refuse_unread_keys
 from tests.bad_inputs.doors import (
     Input,
     data_inputs,
@@ -63,15 +63,15 @@ def _lines() -> list[str]:
 
 def _command(compose: Compose, line: str) -> Callable[[], str]:
     """Return a call that composes and checks the command's overrides."""
-    words = [parse_override(word) for word in re.split(r" (?=[\w.@+]+=)", line)]
+    words = [to_hydra_override(word) for word in re.split(r" (?=[\w.@+]+=)", line)]
 
     def check() -> str:
         try:
-            refuse_unread(to_run_config(compose(words)), words)
+            refuse_unread_keys(to_run_config(compose(words)), words)
         except RlhfError:
             raise
         except Exception as error:
-            if (found := explain(error, words)) is None:
+            if (found := explain_hydra_error(error, words)) is None:
                 raise
             raise found from error
         return ""

@@ -20,7 +20,7 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import load_run
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_data, load_datasets
-from rlhf.data.splits import blend, check_usable, divide
+from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.jobs.sweep_command import expand_sweep
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
@@ -112,9 +112,9 @@ def data_inputs(config: RunConfig, folder: Path) -> Iterator[Input]:
         held_out = None if eval_path is None else str(eval_path)
         data = replace(config.data, source=Source.local, path=str(path), eval_path=held_out)
         datasets = load_datasets(data, seed=1)
-        divided = divide(datasets, split=data.split, eval_share=data.eval_share, seed=1)
-        parts = {phase: blend(found, seed=1) for phase, found in divided.items()}
-        check_usable(parts, [Phase.sft, Phase.reward, Phase.ppo])
+        divided = divide_over_phases(datasets, split=data.split, eval_share=data.eval_share, seed=1)
+        parts = {phase: blend_datasets(found, seed=1) for phase, found in divided.items()}
+        check_usable_examples(parts, [Phase.sft, Phase.reward, Phase.ppo])
         told = "; ".join(map(describe_data, datasets))
         return told if "0 skipped" not in told else ""
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf.base import atomic
-from rlhf.base.atomic import replacing
+from rlhf.base.atomic import replace_atomically
 
 
 def a_file(path: Path, text: str) -> None:
@@ -35,7 +35,7 @@ def content(path: Path) -> str:
 
 
 def replace(path: Path, make: Callable[[Path, str], None], text: str, *, fails: bool) -> None:
-    with replacing(path) as building:
+    with replace_atomically(path) as building:
         make(building, text)
         if fails:
             raise RuntimeError("stopped half way")
@@ -66,7 +66,7 @@ def test_what_a_killed_process_left_is_removed(
 
 def test_writers_at_the_same_time_have_files_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "thing"
-    with replacing(path, shared=True) as building:
+    with replace_atomically(path, shared=True) as building:
         assert building.parent == tmp_path
         assert not building.name.endswith(".building")
         building.write_text("mine")
@@ -85,11 +85,11 @@ def test_what_a_network_drive_refuses_is_tried_again(
 
     monkeypatch.setattr(atomic.time, "sleep", waits.append)
     monkeypatch.setattr(os, "fsync", flaky)
-    with replacing(tmp_path / "x") as building:
+    with replace_atomically(tmp_path / "x") as building:
         building.write_text("new")
     assert ((tmp_path / "x").read_text(), waits) == ("new", [0.5, 2.0])
     errors += [errno.ENOSPC]
-    with pytest.raises(OSError, match="hiccup"), replacing(tmp_path / "x") as building:
+    with pytest.raises(OSError, match="hiccup"), replace_atomically(tmp_path / "x") as building:
         building.write_text("newer")
     assert ((tmp_path / "x").read_text(), waits) == ("new", [0.5, 2.0]), "a full drive stays full"
 
@@ -158,10 +158,16 @@ def test_folders_are_exchanged_here(tmp_path: Path) -> None:
 )
 def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path, error: Exception) -> None:
     a_folder(tmp_path / "model", "old")
-    with pytest.raises(OSError, match="No space left") as caught, replacing(tmp_path / "model"):
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        replace_atomically(tmp_path / "model"),
+    ):
         raise error
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "model"))
-    with pytest.raises(OSError, match="No") as caught, replacing(tmp_path / "model") as building:
+    with (
+        pytest.raises(OSError, match="No") as caught,
+        replace_atomically(tmp_path / "model") as building,
+    ):
         (building / "inside").write_text("not made")
     assert caught.value.filename == str(tmp_path / "model/inside")
 
@@ -172,6 +178,9 @@ def test_a_read_only_drive_is_the_reason(tmp_path: Path, monkeypatch: pytest.Mon
 
     a_file(tmp_path / ".thing.building", "left by a killed process")
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(OSError, match="Read-only") as caught, replacing(tmp_path / "thing"):
+    with (
+        pytest.raises(OSError, match="Read-only") as caught,
+        replace_atomically(tmp_path / "thing"),
+    ):
         pytest.fail("nothing can be written here")
     assert caught.value.filename == str(tmp_path / "thing")

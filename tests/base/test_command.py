@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rlhf.base.command import exit_code
-from rlhf.base.drive_errors import explaining_drive
+from rlhf.base.command import run_to_exit_code
+from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import CheckpointError
 from rlhf.report import __main__ as report
 from rlhf.report import dashboards
@@ -20,15 +20,15 @@ def refuse() -> None:
 
 
 def test_an_error_is_one_safe_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(refuse) == 2
+    assert run_to_exit_code(refuse) == 2
     assert capsys.readouterr().err == "error: \ufffd[31mno run; WANDB_API_KEY=[redacted]\n"
-    assert exit_code(lambda: None) == 0
+    assert run_to_exit_code(lambda: None) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_a_mistake_of_the_program_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        exit_code(lambda: 1 / 0 and None)
+        run_to_exit_code(lambda: 1 / 0 and None)
 
 
 @pytest.mark.parametrize("main", [report.main, dashboards.main])
@@ -50,13 +50,13 @@ def test_an_error_of_the_drive_is_one_message(
     def work() -> None:
         raise OSError(number, os.strerror(number), "/drive/file")
 
-    assert exit_code(work) == 2
+    assert run_to_exit_code(work) == 2
     expected = f"error: /drive/file cannot be written ({os.strerror(number)})"
     assert capsys.readouterr().err.startswith(expected)
 
 
 def test_a_bug_keeps_its_traceback() -> None:
-    with pytest.raises(FileNotFoundError), explaining_drive():
+    with pytest.raises(FileNotFoundError), convert_drive_errors():
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
-    with pytest.raises(PermissionError), explaining_drive():  # as of a port, which has no file
+    with pytest.raises(PermissionError), convert_drive_errors():  # as of a port, which has no file
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -12,7 +12,7 @@ from rlhf.base.cpu import (
     ONEDNN_MAX_ISA,
     Cpu,
     Isa,
-    cap_libraries,
+    cap_onednn_isa,
     multiplies_bf16,
     multiplies_fp16,
     read_cpu,
@@ -124,7 +124,7 @@ def test_onednn_is_held_to_our_cap(cap: str, onednn: str, monkeypatch: pytest.Mo
     monkeypatch.setenv(MAX_ISA, cap)
     monkeypatch.setattr("rlhf.base.cpu.read_cpu", lambda: XEON)
     monkeypatch.setattr("os.environ", {MAX_ISA: cap})
-    cap_libraries()
+    cap_onednn_isa()
     assert os.environ[ONEDNN_MAX_ISA] == onednn
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.base.intervals import estimate, mean_gain, t_quantile, wilson_interval
+from rlhf.base.intervals import mean_gain, mean_with_interval, t_quantile, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -46,22 +46,22 @@ def test_less_than_one_degree_of_freedom_is_refused() -> None:
 
 
 def test_interval_of_three_values_by_hand() -> None:
-    found = estimate([1.0, 2.0, 3.0])
+    found = mean_with_interval([1.0, 2.0, 3.0])
     assert (found.mean, found.size) == (2.0, 3)
     assert found.half == pytest.approx(4.30265 / math.sqrt(3))
     assert (found.low, found.high) == pytest.approx((2 - found.half, 2 + found.half))
     assert not found.excludes_zero
-    assert estimate([11.0, 12.0, 13.0]).excludes_zero
-    assert estimate([-11.0, -12.0, -13.0]).excludes_zero
+    assert mean_with_interval([11.0, 12.0, 13.0]).excludes_zero
+    assert mean_with_interval([-11.0, -12.0, -13.0]).excludes_zero
 
 
 def test_one_value_has_no_interval_and_none_is_refused() -> None:
-    found = estimate([5.0])
+    found = mean_with_interval([5.0])
     assert found.mean == 5.0
     assert math.isnan(found.half)
     assert not found.excludes_zero
     with pytest.raises(ValueError, match="at least one value"):
-        estimate([])
+        mean_with_interval([])
 
 
 def test_pairs_remove_what_they_share() -> None:
@@ -76,7 +76,9 @@ def test_pairs_remove_what_they_share() -> None:
 def test_interval_covers_the_mean_in_95_of_100_samples(size: int) -> None:
     draws = random.Random(size)
     samples = [[draws.gauss(7, 2) for _ in range(size)] for _ in range(2000)]
-    covered = sum(found.low <= 7 <= found.high for found in map(estimate, samples)) / len(samples)
+    covered = sum(found.low <= 7 <= found.high for found in map(mean_with_interval, samples)) / len(
+        samples
+    )
     assert covered == pytest.approx(0.95, abs=0.02)
 
 
@@ -120,7 +122,7 @@ def test_wilson_interval_lies_around_the_share_and_shrinks(total: int, data: st.
     [[math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf, 0.0], [1e308, 1e308, 1e308]],
 )
 def test_values_without_a_finite_mean_have_no_interval(values: list[float]) -> None:
-    found = estimate(values)
+    found = mean_with_interval(values)
     assert not math.isfinite(found.mean)
     assert math.isnan(found.half)
     assert not found.excludes_zero

@@ -9,8 +9,8 @@ from pathlib import Path
 
 SCRIPT = """
 import os, sys
-from rlhf.base.lasting_output import outlast_output
-outlast_output()
+from rlhf.base.lasting_output import survive_output_errors
+survive_output_errors()
 for number in range(2000):
     print(number, flush=number % 100 == 0)
 os.system("echo from a child")

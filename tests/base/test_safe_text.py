@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rlhf.base.safe_text import print_traceback, printable, redact
+from rlhf.base.safe_text import print_traceback, redact, strip_control_characters
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -86,7 +86,10 @@ def test_secrets_of_the_environment_are_known_by_value() -> None:
 
 
 def test_terminals_get_no_commands() -> None:
-    assert printable("a\x1b]0;title\x07\x1b[2Jb\r\u202ec\n\t語") == "a�]0;title��[2Jb��c\n\t語"
+    assert (
+        strip_control_characters("a\x1b]0;title\x07\x1b[2Jb\r\u202ec\n\t語")
+        == "a�]0;title��[2Jb��c\n\t語"
+    )
 
 
 def test_a_traceback_shows_no_secret(

@@ -19,16 +19,16 @@ import rlhf.export
 import rlhf.report.__main__
 from rlhf.base.cpu import cache_folder
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import read_user_text, user_path
+from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.job import config_of
+from rlhf.jobs.job import config_of_job
 from rlhf.jobs.launch_command import Job
-from rlhf.jobs.sweep_command import read_definition
+from rlhf.jobs.sweep_command import read_sweep_definition
 from rlhf.models.build import ModelSource
 from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import load_or_train_tokenizer
@@ -41,9 +41,11 @@ LONG = "x" * 300
 
 def test_the_home_folder_is_put_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_path("~/a", key="data.path") == tmp_path / "a"
-    assert user_path("org/name", key="model.path") == Path("org/name")
-    assert user_path(tmp_path / "file" / "below", key="run_dir") == tmp_path / "file" / "below"
+    assert expand_user_path("~/a", key="data.path") == tmp_path / "a"
+    assert expand_user_path("org/name", key="model.path") == Path("org/name")
+    assert (
+        expand_user_path(tmp_path / "file" / "below", key="run_dir") == tmp_path / "file" / "below"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_what_cannot_be_a_path_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
     with pytest.raises(ConfigError, match="^" + re.escape(f"run_dir={name}: {reason}")):
-        user_path(name, key="run_dir")
+        expand_user_path(name, key="run_dir")
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
@@ -94,8 +96,8 @@ def test_every_key_refuses_it(
         "run_dir": lambda: make_run_dir(
             replace(config, run_dir=path), job_dir=None, now=datetime(2026, 1, 1)
         ),
-        "resume": lambda: config_of(Job(by_name, [], resume=path)),
-        "from_run": lambda: config_of(Job(by_name, [])),
+        "resume": lambda: config_of_job(Job(by_name, [], resume=path)),
+        "from_run": lambda: config_of_job(Job(by_name, [])),
         "RLHF_CACHE": cache_folder,
         "data.path": lambda: total_examples(replace(config.data, size=0, path=path)),
         "launcher.hostfile": lambda: check_hostfile(hosts),
@@ -136,13 +138,13 @@ def test_every_command_refuses_it(path: str, capsys: pytest.CaptureFixture[str])
 
 def test_names_of_sweeps_and_models_are_no_paths(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^sweep=x+: cannot be read \(File name too long"):
-        read_definition(LONG, tmp_path)
+        read_sweep_definition(LONG, tmp_path)
     (tmp_path / "deep.yaml").write_text("[" * 5000)
     with pytest.raises(ConfigError, match=r"^sweep=deep: cannot be read"):
-        read_definition("deep", tmp_path)
+        read_sweep_definition("deep", tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
     with pytest.raises(ConfigError, match=r"^sweep=latin: cannot be read"):
-        read_definition("latin", tmp_path)
+        read_sweep_definition("latin", tmp_path)
 
 
 def test_files_of_keys_are_regular_files(config: RunConfig, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.freeze import freeze, to_run_config
+from rlhf.config.freeze import to_run_config, write_frozen_config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -71,7 +71,7 @@ def test_comparison_tells_settings_apart_only_if_they_differ(
         for seed in range(1, seeds + 1):
             run_dir = tmp_path / name / str(seed)
             run_dir.mkdir(parents=True)
-            freeze(to_run_config(compose([f"seed={seed}"])), run_dir)
+            write_frozen_config(to_run_config(compose([f"seed={seed}"])), run_dir)
             ppo = {"kl_to_reference": kl * (1 + 0.01 * (seed % 3)), "score_after": 0.1 * (seed % 3)}
             measured = {"hours": 0.1}
             ppo |= {"exact_after": 0.5, "gold_after": 0.5, "score_before": 0.0}

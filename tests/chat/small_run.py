@@ -7,7 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from rlhf.config.freeze import freeze, to_run_config
+from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.data.chat import plain_template
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
@@ -23,7 +23,7 @@ def save_run(
     """Save a run of SFT, reward model and PPO; every model is drawn from a seed of its own."""
     config = to_run_config(compose(["hardware=cpu", "rollout.max_response_tokens=12"]))
     run_dir.mkdir()
-    freeze(config, run_dir)
+    write_frozen_config(config, run_dir)
     tokenizer = train_tokenizer([WORDS] * 9, vocab_size=330)
     tokenizer.chat_template = plain_template("") if has_turns else None
     source = source_of("llama", fields={"max_position_embeddings": POSITIONS})

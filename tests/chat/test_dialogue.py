@@ -49,7 +49,7 @@ class Screen:
 
     def type(self, *lines: str) -> Screen:
         for line in lines:
-            assert self.dialogue.take(line)
+            assert self.dialogue.handle_line(line)
         return self
 
 
@@ -133,7 +133,7 @@ def test_help_lists_each_command_and_each_is_known(run_dir: Path) -> None:
     for name in COMMANDS:
         command = name.split()[0]
         screen.said.clear()
-        assert screen.dialogue.take(command) is (command != "/quit")
+        assert screen.dialogue.handle_line(command) is (command != "/quit")
         assert not any("no such command" in text for text in screen.said)
 
 

@@ -130,10 +130,10 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
     monkeypatch.setattr(models.talker, "prompt_ids", noted)
     dialogue = Dialogue(models, SAMPLING, write=written.append, say=said.append)
     scripted(models.talker, text, ctrl_c=True)
-    assert dialogue.take("hello")
+    assert dialogue.handle_line("hello")
     assert ("".join(written), said) == (f"{text}\n", ["(stopped)"])
     scripted(models.talker, "Yes.")
-    assert dialogue.take("more")
+    assert dialogue.handle_line("more")
     assert asked[1] == kept
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint.finished_phase import finish_phase, verify_model, verify_phase
-from rlhf.checkpoint.results import finished_phases, phase_result
+from rlhf.checkpoint.results import finished_phases, read_phase_result
 from rlhf.config.choices import Phase
 
 
@@ -89,11 +89,11 @@ def test_a_phase_of_an_older_version_is_accepted_with_a_word(run: Path) -> None:
 def test_the_result_is_json_and_comes_back_with_its_nan(run: Path) -> None:
     text = (run / "sft" / "result.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"perplexity_after": None, "steps": 2}
-    assert str(phase_result(run, Phase.sft)) == "{'perplexity_after': nan, 'steps': 2}"
+    assert str(read_phase_result(run, Phase.sft)) == "{'perplexity_after': nan, 'steps': 2}"
 
 
 @pytest.mark.parametrize("content", ["", "null", "[]", "5", "{}", "{", "[" * 100_000])
 def test_a_damaged_result_is_not_an_unfinished_phase(content: str, run: Path) -> None:
     (run / "sft" / "result.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"sft/result\.json is damaged"):
-        phase_result(run, Phase.sft)
+        read_phase_result(run, Phase.sft)

@@ -9,26 +9,26 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlhf.checkpoint.model_folder import save_model, whole_folder
-from rlhf.checkpoint.results import phase_result, phase_result_path, write_json
+from rlhf.checkpoint.model_folder import replace_folder_atomically, save_model
+from rlhf.checkpoint.results import phase_result_path, read_phase_result, write_json
 from tests.models_on_disk import small_tokenizer
 
 
 def stop_half_way(folder: Path) -> None:
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         (building / "weights").write_text("half of the n")
         raise RuntimeError("stopped")
 
 
 def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         (building / "weights").write_text("old")
         assert not folder.exists()
     with pytest.raises(RuntimeError, match="stopped"):
         stop_half_way(folder)
     assert (folder / "weights").read_text() == "old"
-    with whole_folder(folder) as building:
+    with replace_folder_atomically(folder) as building:
         assert not list(building.iterdir()), "nothing is left of the attempt before"
         (building / "weights").write_text("new")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
@@ -41,7 +41,7 @@ def test_weights_can_be_read_by_those_whom_the_umask_allows(
 ) -> None:
     before = os.umask(umask)
     try:
-        with whole_folder(tmp_path / "model") as building:
+        with replace_folder_atomically(tmp_path / "model") as building:
             save_file({"a": torch.zeros(2)}, building / "model.safetensors")
             (building / "config.json").write_text("{}")
     finally:
@@ -50,9 +50,9 @@ def test_weights_can_be_read_by_those_whom_the_umask_allows(
 
 
 def test_a_phase_is_finished_when_its_result_is_there(tmp_path: Path) -> None:
-    assert phase_result(tmp_path, "sft") is None
+    assert read_phase_result(tmp_path, "sft") is None
     write_json(phase_result_path(tmp_path, "sft"), {"perplexity_after": 2.5})
-    assert phase_result(tmp_path, "sft") == {"perplexity_after": 2.5}
+    assert read_phase_result(tmp_path, "sft") == {"perplexity_after": 2.5}
     assert [p.name for p in (tmp_path / "sft").iterdir()] == ["result.json"]
 
 

@@ -21,8 +21,8 @@ from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import (
     SkippedError,
     checkpoint_folder,
-    checkpoints,
-    latest_valid,
+    checkpoint_folders,
+    find_latest_intact_checkpoint,
     load_checkpoint,
     write_checkpoint,
 )
@@ -40,7 +40,7 @@ def write(phase_dir: Path, step: int, *, wanted_bytes: int = 1) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = load_checkpoint(write(tmp_path, 7))
     assert (found.step, found.state["results"]) == (7, {"before": 0.5})
-    read = found.reader("model")
+    read = found.tensor_reader("model")
     assert read("weights/a", slice(2, 4)).tolist() == [2.0, 3.0]
     assert len(read("weights/b", slice(3, 3))) == 0
     with pytest.raises(CheckpointError, match="model has no weights/c: it is the checkpoint of an"):
@@ -50,7 +50,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_latest_comes_first(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         write(tmp_path, step)
-    assert [path.name for path in checkpoints(tmp_path)] == [
+    assert [path.name for path in checkpoint_folders(tmp_path)] == [
         "step-00000100",
         "step-00000010",
         "step-00000009",
@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_found_and_the_earlier_checkpoint_used(
     content[int(share * len(content))] ^= 1
     path.write_bytes(content)
     said: list[str] = []
-    found = latest_valid(tmp_path, said.append)
+    found = find_latest_intact_checkpoint(tmp_path, said.append)
     assert found is not None
     assert found.step == 1
     (line,) = said
@@ -85,9 +85,9 @@ def test_a_missing_or_torn_file_is_found(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, 2) / name
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    assert latest_valid(tmp_path, lambda _: None) is None
+    assert find_latest_intact_checkpoint(tmp_path, lambda _: None) is None
     path.unlink()
-    assert latest_valid(tmp_path, lambda _: None) is None
+    assert find_latest_intact_checkpoint(tmp_path, lambda _: None) is None
 
 
 def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_unfinished_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(tmp_path, 4, {"model": torn()}, {}, wanted_bytes=1)
-    assert checkpoints(tmp_path) == []
+    assert checkpoint_folders(tmp_path) == []
 
 
 def test_no_room_is_noticed_before_anything_is_written(
@@ -114,7 +114,7 @@ def test_no_room_is_noticed_before_anything_is_written(
     monkeypatch.setattr(phase_state.shutil, "disk_usage", lambda _: free)
     with pytest.raises(CheckpointError, match=r"needs 2 GiB, and 0\.5 GiB are free"):
         write(tmp_path, 2, wanted_bytes=2 << 30)
-    assert checkpoints(tmp_path) == [earlier]
+    assert checkpoint_folders(tmp_path) == [earlier]
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_full_drive_leaves_the_earlier_checkpoint(small_drive: Path) -> None:
     streams = {"model": {"weights/a": torch.zeros(1 << 15)}.items()}
     with pytest.raises(CheckpointError, match="Earlier checkpoints are intact"):
         write_checkpoint(small_drive, 2, streams, {}, wanted_bytes=1)
-    assert checkpoints(small_drive) == [earlier]
+    assert checkpoint_folders(small_drive) == [earlier]
     assert load_checkpoint(earlier).step == 1
     assert [path.name for path in earlier.parent.iterdir()] == [earlier.name], "nothing is left"
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rlhf.checkpoint import phase_store
 from rlhf.checkpoint.finished_phase import finish_phase, iterate_metrics
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase, phase_key
-from rlhf.checkpoint.results import phase_result, write_json
+from rlhf.checkpoint.results import read_phase_result, write_json
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 
@@ -99,7 +99,7 @@ def test_phase_comes_back_with_its_metrics_and_where_it_is_from(tmp_path: Path) 
     assert weights.read_text() == "w"
     assert weights.samefile(run_dir / "sft" / "model" / "weights"), "one copy on the disk"
     assert not (other / "sft" / "state").exists()
-    assert phase_result(other, Phase.sft) == {"reused_from": str(run_dir), "steps": 2}
+    assert read_phase_result(other, Phase.sft) == {"reused_from": str(run_dir), "steps": 2}
     (first, second) = iterate_metrics(entry, Phase.sft)
     assert first == (1, {"sft/loss": 2.5})
     assert second[0] == 2

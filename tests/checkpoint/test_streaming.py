@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf.checkpoint.streaming import save_streamed, saved_tensors
+from rlhf.checkpoint.streaming import save_streamed, tensors_to_save
 from rlhf.models.build import build_actor
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
@@ -24,7 +24,7 @@ def test_a_folder_is_that_of_transformers(family: str, shard_bytes: int, tmp_pat
     model = build_actor(source_of(family), small_tokenizer(), seed=1).bfloat16()
     model.save_pretrained(tmp_path / "expected")
     (tmp_path / "streamed").mkdir()
-    stream = iter(saved_tensors(model).items())
+    stream = iter(tensors_to_save(model).items())
     save_streamed(tmp_path / "streamed", model, stream, shard_bytes=shard_bytes)
     expected = load_file(tmp_path / "expected" / "model.safetensors")
     files = sorted((tmp_path / "streamed").glob("*.safetensors"))

@@ -16,10 +16,10 @@ from rlhf.compare.answer_pairs import (
     AnsweringModel,
     AnswerPair,
     make_pairs,
-    models_of_file,
-    models_of_runs,
+    read_models_of_file,
+    read_models_of_runs,
 )
-from rlhf.compare.comparison_page import Comparison, page_of
+from rlhf.compare.comparison_page import Comparison, render_comparison
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.data.tables import read_table_rows
 from tests.compare.compared import prompt, run_with
@@ -41,11 +41,11 @@ def pair(number: int) -> AnswerPair:
 def test_ppo_is_compared_with_sft_or_with_another_run(tmp_path: Path) -> None:
     run = run_with(tmp_path / "smoke" / "a", before=["old"], after=["new"])
     other = run_with(tmp_path / "smoke" / "b", before=["old"], after=["other"])
-    assert models_of_runs(run, None) == (
+    assert read_models_of_runs(run, None) == (
         AnsweringModel("smoke/a, PPO step 8", {prompt(0): "new"}),
         AnsweringModel("smoke/a, SFT", {prompt(0): "old"}),
     )
-    assert models_of_runs(run, other)[1] == ("smoke/b, PPO step 8", {prompt(0): "other"})
+    assert read_models_of_runs(run, other)[1] == ("smoke/b, PPO step 8", {prompt(0): "other"})
 
 
 def test_the_seed_decides_who_is_on_the_left() -> None:
@@ -68,11 +68,11 @@ def test_two_models_of_a_file_of_answers(tmp_path: Path) -> None:
     keys = ("prompt", "response", "model")
     path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows))
     sft, ppo = ("sft", {"p": "x"}), ("ppo", {"p": "y", "q": ""})
-    assert models_of_file(path, ()) == (sft, ppo)
-    assert models_of_file(path, ("ppo", "sft")) == (ppo, sft)
+    assert read_models_of_file(path, ()) == (sft, ppo)
+    assert read_models_of_file(path, ("ppo", "sft")) == (ppo, sft)
     for names in (("ppo",), ("ppo", "dpo"), ("ppo", "ppo")):
         with pytest.raises(ConfigError, match="has answers of sft, ppo: name two of these"):
-            models_of_file(path, names)
+            read_models_of_file(path, names)
 
 
 def test_preferences_are_rows_of_data_local_and_the_others_are_not(
@@ -126,12 +126,12 @@ def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -
 
 
 def test_win_rate_by_hand(file: PreferenceFile) -> None:
-    assert str(WinRate.of(MODELS, [])) == "No choice yet between one and two."
+    assert str(WinRate.from_choices(MODELS, [])) == "No choice yet between one and two."
     for number, verdict in enumerate([Verdict.a] * 7 + [Verdict.b, Verdict.tie, Verdict.both_bad]):
         file.add(pair(number), verdict)
     file.add(AnswerPair("p", Answer("one", "x"), Answer("three", "y")), Verdict.a)
     # 8 of 10, see test_wilson_interval_by_hand
-    assert str(WinRate.of(MODELS, list(file.read_choices()))) == (
+    assert str(WinRate.from_choices(MODELS, list(file.read_choices()))) == (
         "one was preferred to two in 80% of 10 comparisons (95 % interval 49% to 94%): "
         "7 better, 1 worse, 2 undecided, which count half."
     )
@@ -140,7 +140,7 @@ def test_win_rate_by_hand(file: PreferenceFile) -> None:
 def test_text_that_utf8_cannot_encode_is_shown(file: PreferenceFile) -> None:
     strange = AnswerPair("\ud800", Answer("one", "<b>\ud800"), Answer("two", "y"))
     comparison = Comparison([strange], MODELS, file)
-    assert "&lt;b&gt;?" in page_of(comparison).encode(errors="replace").decode()
+    assert "&lt;b&gt;?" in render_comparison(comparison).encode(errors="replace").decode()
 
 
 @pytest.mark.parametrize(

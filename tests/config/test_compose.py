@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.config.freeze import freeze, load_frozen, to_run_config
+from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
 from rlhf.config.schema.run import RunConfig
 from tools.docs.pages import read_header
@@ -56,8 +56,8 @@ def test_every_option_composes_with_the_defaults(
     overrides: list[str], compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose(overrides))
-    freeze(config, tmp_path)
-    assert load_frozen(tmp_path) == config
+    write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path) == config
     if overrides[0].startswith("experiment="):
         check_experiment(overrides[0].removeprefix("experiment="), config)
 

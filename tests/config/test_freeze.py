@@ -14,12 +14,12 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import Dtype, KlEstimator, Phase
 from rlhf.config.freeze import (
     FROZEN,
-    freeze,
+    apply_resume_overrides,
     frozen_keys,
-    load_frozen,
+    load_frozen_config,
     load_run,
     to_run_config,
-    with_free_keys,
+    write_frozen_config,
 )
 from rlhf.config.schema.model import ModelConfig
 
@@ -99,13 +99,13 @@ def test_frozen_config_reads_back_equal(
     overrides: list[str], compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose(overrides))
-    freeze(config, tmp_path)
-    assert load_frozen(tmp_path) == config
+    write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path) == config
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
 
 
 def test_frozen_file_is_plain_yaml(compose: Compose, tmp_path: Path) -> None:
-    freeze(to_run_config(compose(["ppo.micro_batch_size=4"])), tmp_path)
+    write_frozen_config(to_run_config(compose(["ppo.micro_batch_size=4"])), tmp_path)
     text = (tmp_path / FROZEN).read_text()
     assert "  kl_estimator: k1\n" in text
     assert "  micro_batch_size: 4\n" in text
@@ -116,7 +116,7 @@ def test_failed_write_leaves_the_old_file(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = to_run_config(compose([]))
-    freeze(config, tmp_path)
+    write_frozen_config(config, tmp_path)
 
     def half_a_file(_: DictConfig, path: Path) -> None:
         path.write_text("name: de")
@@ -124,13 +124,13 @@ def test_failed_write_leaves_the_old_file(
 
     monkeypatch.setattr(OmegaConf, "save", half_a_file)
     with pytest.raises(OSError, match="No space left"):
-        freeze(config, tmp_path)
-    assert load_frozen(tmp_path) == config
+        write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path) == config
 
 
 def test_folder_without_config_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not the directory of a run: it has no config"):
-        load_frozen(tmp_path)
+        load_frozen_config(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -138,7 +138,7 @@ def test_run_is_loaded_from_text_or_a_path(
     kind: type[str] | type[Path], compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose([]))
-    freeze(config, tmp_path)
+    write_frozen_config(config, tmp_path)
     assert load_run(kind(tmp_path)) == replace(config, run_dir=str(tmp_path))
 
 
@@ -146,7 +146,7 @@ def test_run_is_loaded_from_text_or_a_path(
 def test_config_of_another_version_is_no_run(text: str, tmp_path: Path) -> None:
     (tmp_path / FROZEN).write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read: .* another version"):
-        load_frozen(tmp_path)
+        load_frozen_config(tmp_path)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_config_of_another_version_is_no_run(text: str, tmp_path: Path) -> None:
 )
 def test_resume_accepts_what_the_run_has(overrides: list[str], compose: Compose) -> None:
     frozen = to_run_config(compose(["experiment=smoke", "zero=stage2"]))
-    with_free_keys(frozen, compose(overrides), overrides)
+    apply_resume_overrides(frozen, compose(overrides), overrides)
 
 
 @pytest.mark.slow
@@ -171,12 +171,12 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
         compose(["launcher.timeout_minutes=5", "launcher.master_port=7", "ppo.steps=3"])
     )
     overrides = ["resume=runs/latest", "launcher.master_port=8", "launcher.hostfile=h", "plan=off"]
-    config = with_free_keys(frozen, compose(overrides), overrides)
+    config = apply_resume_overrides(frozen, compose(overrides), overrides)
     assert (config.launcher.master_port, config.launcher.hostfile) == (8, "h")
     assert config.plan == to_run_config(compose(["plan=off"])).plan != frozen.plan
     assert config.launcher.timeout_minutes == 5, "what is not named stays"
     assert config.ppo == frozen.ppo
-    assert with_free_keys(frozen, compose([]), []) == frozen
+    assert apply_resume_overrides(frozen, compose([]), []) == frozen
 
 
 @pytest.mark.slow
@@ -198,13 +198,13 @@ def test_resume_refuses_a_change_by_name(change: str, kept: str, compose: Compos
     overrides = ["resume=runs/latest", change]
     message = re.escape(f"{change}: the run was started with {kept}, which resume cannot change")
     with pytest.raises(ConfigError, match=message):
-        with_free_keys(frozen, compose(overrides), overrides)
+        apply_resume_overrides(frozen, compose(overrides), overrides)
 
 
 def test_a_config_of_others_cannot_read_the_environment(compose: Compose, tmp_path: Path) -> None:
-    freeze(to_run_config(compose([])), tmp_path)
+    write_frozen_config(to_run_config(compose([])), tmp_path)
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("name: default", "name: ${oc.env:HOME}"))
-    for read in (load_frozen, frozen_keys):
+    for read in (load_frozen_config, frozen_keys):
         with pytest.raises(CheckpointError, match=r"config\.yaml .* it has an interpolation"):
             read(tmp_path)

@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
-from rlhf.config.freeze import freeze, frozen_keys, to_run_config
-from rlhf.config.hydra_errors import explain
-from rlhf.config.rules.unread_keys import refuse_unread
+from rlhf.config.freeze import frozen_keys, to_run_config, write_frozen_config
+from rlhf.config.hydra_errors import explain_hydra_error
+from rlhf.config.rules.unread_keys import refuse_unread_keys
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
 VALUES += ["99999999999999999999", "true", "🙂", "../../etc", "${oops}", "???"]
@@ -27,7 +27,7 @@ Compose = Callable[[list[str]], DictConfig]
 
 @pytest.mark.slow
 def test_no_value_of_any_key_ends_with_a_traceback(compose: Compose, tmp_path: Path) -> None:
-    freeze(to_run_config(compose([])), tmp_path)
+    write_frozen_config(to_run_config(compose([])), tmp_path)
     # One value for each key, chosen by its name, so that all values meet all kinds of keys.
     drawn = [f"{k}={VALUES[zlib.crc32(k.encode()) % len(VALUES)]}" for k in frozen_keys(tmp_path)]
     assert len(drawn) > 250
@@ -39,11 +39,11 @@ def test_no_value_of_any_key_ends_with_a_traceback(compose: Compose, tmp_path: P
 def is_refused(word: str, compose: Compose) -> bool:
     """Compose a configuration with this override; return whether it was refused with a message."""
     try:
-        refuse_unread(to_run_config(compose([word])), [word])
+        refuse_unread_keys(to_run_config(compose([word])), [word])
     except RlhfError:
         return True
     except Exception as error:
-        if explain(error, [word]) is None:
+        if explain_hydra_error(error, [word]) is None:
             raise
         return True
     return False

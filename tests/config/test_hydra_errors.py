@@ -9,11 +9,11 @@ from hydra.errors import HydraException
 from rlhf.config.choices import KlEstimator
 from rlhf.config.hydra_errors import (
     describe_type,
-    explain,
-    nearest,
-    parse_override,
+    explain_hydra_error,
+    nearest_name,
     schema_types,
-    unknown_key,
+    to_hydra_override,
+    unknown_key_error,
 )
 from rlhf.config.schema.ppo import PpoConfig
 
@@ -30,7 +30,7 @@ from rlhf.config.schema.ppo import PpoConfig
     ],
 )
 def test_nearest(name: str, expected: str | None) -> None:
-    assert nearest(name, ["stage1", "stage1_offload", "FP16"]) == expected
+    assert nearest_name(name, ["stage1", "stage1_offload", "FP16"]) == expected
 
 
 def test_schema_types_hold_groups_and_inherited_keys() -> None:
@@ -94,7 +94,7 @@ def test_every_type_of_the_schema_has_words() -> None:
     ],
 )
 def test_unknown_key(key: str, message: str) -> None:
-    assert str(unknown_key(key)) == message
+    assert str(unknown_key_error(key)) == message
 
 
 def failure(overrides: list[str]) -> Exception:
@@ -138,7 +138,7 @@ def failure(overrides: list[str]) -> Exception:
 )
 @pytest.mark.usefixtures("compose")
 def test_hydra_error_becomes_one_line(override: str, message: str) -> None:
-    explained = str(explain(failure([override]), [override]))
+    explained = str(explain_hydra_error(failure([override]), [override]))
     assert explained.startswith(message)
     assert "\n" not in explained
 
@@ -158,7 +158,7 @@ def test_hydra_error_becomes_one_line(override: str, message: str) -> None:
 )
 @pytest.mark.usefixtures("compose")
 def test_unknown_option(override: str, wrong: str, suggestion: str) -> None:
-    explained = str(explain(failure([override]), ["seed=1", override]))
+    explained = str(explain_hydra_error(failure([override]), ["seed=1", override]))
     assert explained.startswith(f"unknown option {wrong}")
     assert explained.endswith(f"; did you mean {suggestion}?")
 
@@ -179,20 +179,20 @@ def test_unknown_option(override: str, wrong: str, suggestion: str) -> None:
 )
 @pytest.mark.usefixtures("compose")
 def test_a_model_or_data_named_by_its_path_is_no_option(override: str, way_out: str) -> None:
-    explained = str(explain(failure([override]), [override]))
+    explained = str(explain_hydra_error(failure([override]), [override]))
     what = "a model of the hub or a folder" if "model" in override else "data of your own"
     assert explained == f"unknown option {override}; to use {what}, write {way_out}"
 
 
 @pytest.mark.usefixtures("compose")
 def test_all_phases_are_the_pipeline() -> None:
-    explained = str(explain(failure(["phase=rlhf"]), ["phase=rlhf"]))
+    explained = str(explain_hydra_error(failure(["phase=rlhf"]), ["phase=rlhf"]))
     assert explained.endswith("; pipeline is all three: sft, reward and ppo")
 
 
 @pytest.mark.usefixtures("compose")
 def test_an_unknown_machine_can_be_described() -> None:
-    explained = str(explain(failure(["hardware=rtx9999"]), ["hardware=rtx9999"]))
+    explained = str(explain_hydra_error(failure(["hardware=rtx9999"]), ["hardware=rtx9999"]))
     assert explained.endswith(
         "v100_32g; for another machine, copy conf/hardware/template.yaml to "
         "conf/hardware/rtx9999.yaml and fill in the machine's figures"
@@ -214,32 +214,38 @@ def test_an_unknown_machine_can_be_described() -> None:
 )
 @pytest.mark.usefixtures("compose")
 def test_a_card_is_known_by_its_common_name(typed: str, meant: str) -> None:
-    word = parse_override(f"hardware={typed}")
-    assert f"v100_32g; did you mean {meant}?; for" in str(explain(failure([word]), [word]))
+    word = to_hydra_override(f"hardware={typed}")
+    assert f"v100_32g; did you mean {meant}?; for" in str(
+        explain_hydra_error(failure([word]), [word])
+    )
 
 
 @pytest.mark.usefixtures("compose")
 def test_only_the_group_with_a_number_is_named() -> None:
     error = failure(["model@reward_model=3"])
     arguments = ["-m", "model=tiny", "model@reward_model=3", "seed=1,2", "--config-dir=a"]
-    assert str(explain(error, arguments)).startswith("cannot choose model@reward_model=3: a group")
+    assert str(explain_hydra_error(error, arguments)).startswith(
+        "cannot choose model@reward_model=3: a group"
+    )
 
 
 @pytest.mark.usefixtures("compose")
 def test_unknown_option_is_found_among_the_values_of_a_sweep() -> None:
-    explained = str(explain(failure(["model=opt_1b"]), ["-m", "model@reward_model=tiny,opt_1b"]))
+    explained = str(
+        explain_hydra_error(failure(["model=opt_1b"]), ["-m", "model@reward_model=tiny,opt_1b"])
+    )
     assert explained.startswith("unknown option model@reward_model=opt_1b; options: ")
 
 
 def test_unknown_primary_config() -> None:
     with initialize_config_dir("/", version_base="1.3"), pytest.raises(HydraException) as caught:
         compose("nothing", [])
-    assert "'nothing'" in str(explain(caught.value, []))
+    assert "'nothing'" in str(explain_hydra_error(caught.value, []))
 
 
 @pytest.mark.parametrize("error", [ValueError("shapes differ"), KeyError("loss"), OSError("disk")])
 def test_other_errors_are_not_explained(error: Exception) -> None:
-    assert explain(error, ["zero=1"]) is None
+    assert explain_hydra_error(error, ["zero=1"]) is None
 
 
 @pytest.mark.parametrize(
@@ -254,4 +260,4 @@ def test_other_errors_are_not_explained(error: Exception) -> None:
     ],
 )
 def test_values_that_hydra_reads_otherwise_are_quoted(word: str, read: str) -> None:
-    assert parse_override(word) == read
+    assert to_hydra_override(word) == read

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, cores, usable_isa
+from rlhf.base.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, num_usable_cores, usable_isa
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Dtype
 from rlhf.config.cpu_rates import (
     ESTIMATES,
     CpuRates,
     cpu_rates,
-    keep_rates,
     lacks_rates,
     rates_file,
+    store_rates,
 )
 from rlhf.config.machine_rates import machine_of
 from rlhf.config.schema.hardware import HardwareConfig
@@ -78,9 +78,9 @@ def test_rates_that_no_profile_names_are_those_of_this_cpu(
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
     auto = profile(compose, "cpu", dtype=Dtype.fp32)
     assert lacks_rates(auto)
-    assert machine_of(auto).operations == ESTIMATES[usable_isa()][1] * cores() * 1e12
+    assert machine_of(auto).operations == ESTIMATES[usable_isa()][1] * num_usable_cores() * 1e12
     rates = CpuRates(bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2)
-    keep_rates(rates)
+    store_rates(rates)
     assert cpu_rates() == rates
     assert not lacks_rates(auto)
     found = machine_of(auto)
@@ -94,7 +94,7 @@ def test_rates_of_a_busy_machine_are_measured_again(
     compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-    keep_rates(
+    store_rates(
         CpuRates(
             bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2, was_busy=True
         )
@@ -115,7 +115,7 @@ def test_measured_rates_predict_times_and_choose_nothing(
     plans = []
     for bandwidth in (10.0, 40.0):
         rates = {"bf16_tflops": 0.4, "fp32_tflops": 0.1, "bandwidth_gb": bandwidth}
-        keep_rates(CpuRates(**rates, call_microseconds=3))
+        store_rates(CpuRates(**rates, call_microseconds=3))
         plans.append(plan_run(config, loads))
     assert resolve_auto(plans[0]) == resolve_auto(plans[1])
     assert plans[0].seconds != plans[1].seconds
@@ -126,7 +126,7 @@ def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch, tmp_pat
     rates_file().write_text('{"bf16_tflops": ')
     assert not cpu_rates().is_measured
     monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
-    keep_rates(cpu_rates())
+    store_rates(cpu_rates())
     assert not cpu_rates().is_measured
 
 

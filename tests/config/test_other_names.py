@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.hydra_errors import refuse_flags, schema_types, type_of, unknown_key
+from rlhf.config.hydra_errors import (
+    refuse_unknown_flags,
+    schema_types,
+    type_of_key,
+    unknown_key_error,
+)
 from rlhf.config.other_names import NAMES, OTHER_NAMES, suggested_keys
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -91,7 +96,7 @@ MEANT = {
 
 @pytest.mark.parametrize(("name", "meant"), MEANT.items())
 def test_name_leads_to_our_key(name: str, meant: str) -> None:
-    assert str(unknown_key(name)) == f"unknown key {name}; did you mean {meant}?"
+    assert str(unknown_key_error(name)) == f"unknown key {name}; did you mean {meant}?"
 
 
 def exists(words: str) -> bool:
@@ -106,7 +111,7 @@ def is_word(word: str) -> bool:
     if group.is_dir():
         return value in {"NAME", "stageN"} or (group / f"{value}.yaml").is_file()
     try:
-        return type_of(key) is not None
+        return type_of_key(key) is not None
     except KeyError:
         return False
 
@@ -146,11 +151,11 @@ def test_common_names_are_answered_with_keys(form: str) -> None:
 )
 def test_flag_is_answered_with_an_override(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^unknown option {message}"):
-        refuse_flags(words.split())
+        refuse_unknown_flags(words.split())
 
 
 @pytest.mark.parametrize(
     "words", ["-m seed=1,2", "--cfg job", "--help", "-sc install=bash", "data.x=--a", "~seed"]
 )
 def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
-    refuse_flags(words.split())
+    refuse_unknown_flags(words.split())

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
-from rlhf.config.freeze import freeze, to_run_config
-from rlhf.config.run_dir import make_run_dir, only_process
+from rlhf.config.freeze import to_run_config, write_frozen_config
+from rlhf.config.run_dir import lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
 
 pytestmark = pytest.mark.slow
@@ -85,14 +85,14 @@ def test_existing_folder_without_a_run_is_taken(config: MakeConfig) -> None:
 
 
 def test_directory_of_a_run_is_refused(config: MakeConfig) -> None:
-    freeze(config(), make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW))
+    write_frozen_config(config(), make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW))
     with pytest.raises(ConfigError, match=r"run_dir=mine already holds a run: .* resume=mine"):
         make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW)
 
 
 def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path) -> None:
     job_dir = make_run_dir(config(), job_dir=tmp_path / "0", now=NOW)
-    freeze(config(), job_dir)
+    write_frozen_config(config(), job_dir)
     assert make_run_dir(config(), job_dir=job_dir, now=NOW) == job_dir
     with pytest.raises(ConfigError, match="already holds a run"):
         make_run_dir(config("seed=2"), job_dir=job_dir, now=NOW)
@@ -142,19 +142,19 @@ def test_a_second_process_is_refused_and_the_next_is_not(
     said: list[str] = []
     holder = os.fork()
     if holder == 0:
-        with only_process(tmp_path, said.append):
+        with lock_run_dir(tmp_path, said.append):
             (tmp_path / "holds").touch()
             time.sleep(60)
     try:
         while not (tmp_path / "holds").exists():
             time.sleep(0.01)
         running = rf"{tmp_path}: process {holder} on .* is running this run"
-        with pytest.raises(CheckpointError, match=running), only_process(tmp_path, said.append):
+        with pytest.raises(CheckpointError, match=running), lock_run_dir(tmp_path, said.append):
             pytest.fail("two processes in one run")
     finally:
         os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
-    with only_process(tmp_path, said.append):
+    with lock_run_dir(tmp_path, said.append):
         assert (tmp_path / "run.lock").read_text().startswith(f"process {os.getpid()} on ")
     assert said == []
 
@@ -163,11 +163,11 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     said: list[str] = []
 
     def hold() -> None:
-        with only_process(tmp_path, said.append):
+        with lock_run_dir(tmp_path, said.append):
             pass
 
     with ThreadPoolExecutor() as pool:
-        with only_process(tmp_path, said.append):
+        with lock_run_dir(tmp_path, said.append):
             waiting = pool.submit(hold)
             while not said:
                 time.sleep(0.01)
@@ -184,13 +184,13 @@ def test_a_file_system_without_locks_is_named(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     said: list[str] = []
-    with only_process(tmp_path, said.append):
+    with lock_run_dir(tmp_path, said.append):
         assert "without locks (Function not implemented)" in said[0]
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("content")
     (tmp_path / "run.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(CheckpointError, match=r"run\.lock is a link"), only_process(tmp_path):
+    with pytest.raises(CheckpointError, match=r"run\.lock is a link"), lock_run_dir(tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "content"

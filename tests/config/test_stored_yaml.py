@@ -14,11 +14,11 @@ from rlhf.base.stored_files import DamagedFileError
 from rlhf.config.freeze import (
     COMMAND,
     FROZEN,
-    command_words,
-    freeze,
     frozen_keys,
-    load_frozen,
+    load_frozen_config,
+    read_command,
     to_run_config,
+    write_frozen_config,
 )
 
 BOMB = "seed: 1\na0: &a0 [x, x]\n" + "".join(
@@ -59,7 +59,7 @@ def test_anything_but_plain_values_is_refused_at_once(
     assert str(caught.value).startswith(f"{tmp_path / FROZEN} ")
     assert "zzsecretzz" not in str(caught.value)
     with pytest.raises(CheckpointError):
-        load_frozen(tmp_path)
+        load_frozen_config(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_what_a_run_writes_is_read(
     data: list[str], tmp_path: Path, compose: Callable[[list[str]], DictConfig]
 ) -> None:
     config = to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3", *data]))
-    freeze(config, tmp_path)
-    assert load_frozen(tmp_path) == config
+    write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path) == config
     assert frozen_keys(tmp_path)["ppo.kl_ctl"] == 0.3
 
 
@@ -89,10 +89,10 @@ def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_command_is_refused_by_name(tmp_path: Path) -> None:
-    assert command_words(tmp_path) == []
+    assert read_command(tmp_path) == []
     (tmp_path / COMMAND).write_text("python launch.py 'name=my run' seed=1\n")
-    assert command_words(tmp_path) == ["name=my run", "seed=1"]
+    assert read_command(tmp_path) == ["name=my run", "seed=1"]
     for content in (b"python launch.py 'name=my run", b"\xff\xfe"):
         (tmp_path / COMMAND).write_bytes(content)
         with pytest.raises(DamagedFileError, match=r"command\.txt is damaged"):
-            command_words(tmp_path)
+            read_command(tmp_path)

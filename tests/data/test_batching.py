@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.base.random_streams import Shuffle
 from rlhf.base.types import Ranks
-from rlhf.data.batching import deal, eval_batches, padded_width, pair_steps
+from rlhf.data.batching import assign_rows_to_ranks, eval_batches, padded_width, pair_steps
 
 sizes = st.integers(1, 4)
 
@@ -34,8 +34,8 @@ def test_rows_are_dealt_by_length() -> None:
     lengths = [3, 9, 1, 7, 8, 2, 6, 4]
     # longest first in twos: (9, 8) and (7, 6) run at the same time, then (4, 3) and (2, 1); the
     # rank with the longer rows of the first turn has the shorter ones of the second
-    assert deal(lengths, ranks=2, micro=2) == [[1, 4, 5, 2], [3, 6, 7, 0]]
-    assert deal([5, 5, 5, 5], ranks=2, micro=1) == [[0, 3], [1, 2]]
+    assert assign_rows_to_ranks(lengths, ranks=2, micro=2) == [[1, 4, 5, 2], [3, 6, 7, 0]]
+    assert assign_rows_to_ranks([5, 5, 5, 5], ranks=2, micro=1) == [[0, 3], [1, 2]]
 
 
 @given(sizes, sizes, sizes, st.data())
@@ -44,7 +44,7 @@ def test_a_deal_is_a_permutation_that_pads_least(
 ) -> None:
     total = ranks * micro * turns
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=total, max_size=total))
-    parts = deal(lengths, ranks=ranks, micro=micro)
+    parts = assign_rows_to_ranks(lengths, ranks=ranks, micro=micro)
     assert sorted(chain(*parts)) == list(range(total))
     assert {len(part) for part in parts} == {micro * turns}
     batches = micro_batches(parts, lengths, micro)
@@ -129,15 +129,15 @@ def test_a_prompt_with_more_pairs_than_a_step_is_refused() -> None:
     [(1, 1), (63, 63), (64, 64), (65, 72), (127, 128), (128, 128), (129, 144), (500, 512)],
 )
 def test_widths_are_few(tokens: int, width: int) -> None:
-    assert padded_width(tokens, most=4096) == width
+    assert padded_width(tokens, max_width=4096) == width
 
 
 def test_width_keeps_within_its_bounds() -> None:
-    assert padded_width(290, most=300) == 300
-    assert padded_width(290, most=0) == 290
-    widths = {padded_width(n, most=2048) for n in range(64, 2049)}
+    assert padded_width(290, max_width=300) == 300
+    assert padded_width(290, max_width=0) == 290
+    widths = {padded_width(n, max_width=2048) for n in range(64, 2049)}
     assert len(widths) == 5 * 8 + 1
-    assert all(n <= padded_width(n, most=2048) <= 1.125 * n for n in range(1, 2049))
+    assert all(n <= padded_width(n, max_width=2048) <= 1.125 * n for n in range(1, 2049))
 
 
 @pytest.mark.parametrize("lengths", [None, [3, 9, 1, 7, 5]])

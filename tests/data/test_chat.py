@@ -7,7 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
-from rlhf.data.chat import ChatTemplate, are_turns, conversation, plain_template
+from rlhf.data.chat import ChatTemplate, all_ask_for_assistant, plain_template, split_turns
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
@@ -76,7 +76,7 @@ def decoded(tokenizer, prompt: str, response: str) -> tuple[str, str]:
     ],
 )
 def test_turns_are_read_back(prompt: str, roles: str, contents: list[str], begun: str) -> None:
-    messages, rest = conversation(prompt)
+    messages, rest = split_turns(prompt)
     assert "".join(message["role"][0] for message in messages) == roles
     assert [message["content"] for message in messages] == contents
     assert rest == begun
@@ -156,7 +156,7 @@ def test_the_template_alone_opens_a_sequence() -> None:
     tokenizer = Opening(with_template(INST, end="</s>"))
     encoder = Encoder(tokenizer, Template.chat)
     bos = tokenizer.bos_token_id
-    assert encoder.opening() == [bos]
+    assert encoder.opening_ids() == [bos]
     assert encoder.prompts([ONE])[0].count(bos) == 1
     assert encoder.responses([ONE], [" kiwi"])[0].count(bos) == 0
 
@@ -205,9 +205,9 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     answer = "{% if m.role == 'assistant' %}" + before + "{% endif %}"
     cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
     chat = ChatTemplate(with_template(cut))
-    assert chat.response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
+    assert chat.render_response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
     with pytest.raises(DataError, match="drops the response"):
-        chat.response(ONE, "<think>hm</think>")
+        chat.render_response(ONE, "<think>hm</think>")
 
 
 def test_all_phases_see_the_template(tmp_path) -> None:
@@ -237,15 +237,15 @@ def test_the_plain_template_renders_what_plain_training_sees(prompt: str, openin
             single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
         )
     plain, chat = Encoder(tokenizer), Encoder(tokenizer, Template.chat)
-    assert plain.opening() == [tokenizer.bos_token_id] * bool(opening)
+    assert plain.opening_ids() == [tokenizer.bos_token_id] * bool(opening)
     assert chat.prompts([prompt]) == plain.prompts([prompt])
     assert chat.responses([prompt], [" kiwi"]) == plain.responses([prompt], [" kiwi"])
 
 
 def test_prompts_without_turns_have_no_template() -> None:
-    assert are_turns([ONE, MANY])
-    assert not are_turns([ONE, "The film was"])
-    assert not are_turns([])
+    assert all_ask_for_assistant([ONE, MANY])
+    assert not all_ask_for_assistant([ONE, "The film was"])
+    assert not all_ask_for_assistant([])
 
 
 def test_the_template_is_part_of_the_cache_key() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf.config.choices import Source, Template
 from rlhf.config.schema.data import DataConfig
-from rlhf.data.cleaning import clean, clean_text, fingerprint, leave_out_repeated
+from rlhf.data.cleaning import clean_dataset, clean_text, drop_repeated_examples, fingerprint
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.synthetic_pairs import generate_records
@@ -60,7 +60,7 @@ def test_clean_text_is_stable_and_can_be_written(text: str) -> None:
 
 def test_what_is_empty_after_cleaning_is_left_out_and_counted() -> None:
     kept = pair("\x07Q", "a\r\n", "b")
-    cleaned = clean(
+    cleaned = clean_dataset(
         dataset(
             kept,
             pair("\x07"),
@@ -86,8 +86,8 @@ def test_what_is_empty_after_cleaning_is_left_out_and_counted() -> None:
 def test_generated_records_are_clean_and_different() -> None:
     records = generate_records(2000, seed=1)
     data = dataset(*records)
-    assert clean(data).train == records
-    assert leave_out_repeated([data])[0].train == records
+    assert clean_dataset(data).train == records
+    assert drop_repeated_examples([data])[0].train == records
 
 
 # ---------------------------------------------------------------------------------------- repeating
@@ -114,7 +114,7 @@ def test_fingerprint_ignores_white_space_and_case_alone(
 def test_repeated_examples_are_left_out_across_sets_and_counted_for_each() -> None:
     one = dataset(pair("q"), pair("Q "), pair("q", "other"), held_out=[pair("e"), pair("E")])
     two = dataset(pair("r"), pair(" q"), pair("R"), Record(prompt="q"))
-    first, second = leave_out_repeated([one, two])
+    first, second = drop_repeated_examples([one, two])
     assert first.train == [pair("q"), pair("q", "other")]
     assert first.eval == [pair("e")]
     assert second.train == [pair("r"), Record(prompt="q")]
@@ -124,7 +124,7 @@ def test_repeated_examples_are_left_out_across_sets_and_counted_for_each() -> No
 
 
 def test_held_out_examples_stay_where_training_has_the_same() -> None:
-    (kept,) = leave_out_repeated([dataset(pair("q"), held_out=[pair("q")])])
+    (kept,) = drop_repeated_examples([dataset(pair("q"), held_out=[pair("q")])])
     assert (kept.train, kept.eval) == ([pair("q")], [pair("q")])
     assert "repeats an earlier example" not in kept.left_out
 

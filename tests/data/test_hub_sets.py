@@ -17,11 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import freeze, load_frozen, to_run_config
+from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.splits import blend, check_usable, divide
+from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
 
 pytestmark = pytest.mark.slow
 
@@ -324,8 +324,8 @@ def test_columns_survive_the_frozen_configuration(
     case: Case, compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose([f"data={case.option}"]))
-    freeze(config, tmp_path)
-    assert load_frozen(tmp_path).data == config.data
+    write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path).data == config.data
 
 
 # ------------------------------------------------------------------------------------------ blends
@@ -392,9 +392,9 @@ def test_blend_serves_the_whole_pipeline(name: str, compose: Compose, tmp_path: 
     config: RunConfig = to_run_config(compose(overrides))
     data = config.data
     raw = load_datasets(data, seed=1)
-    divided = divide(raw, split=data.split, eval_share=data.eval_share, seed=1)
-    parts = {phase: blend(of_sets, seed=1) for phase, of_sets in divided.items()}
-    check_usable(parts, list(Phase))
+    divided = divide_over_phases(raw, split=data.split, eval_share=data.eval_share, seed=1)
+    parts = {phase: blend_datasets(of_sets, seed=1) for phase, of_sets in divided.items()}
+    check_usable_examples(parts, list(Phase))
     keys = [{r.prompt for r in side} for part in parts.values() for side in (part.train, part.eval)]
     assert sum(map(len, keys)) == len(set().union(*keys))
     if name == "deepspeed_chat":  # rm_static and full_hh_rlhf hold the same rows here
@@ -408,8 +408,8 @@ def test_reward_model_of_a_set_without_pairs_is_refused(compose: Compose, tmp_pa
     case = next(case for case in CASES if case.option == "zhihu_kol")
     write_splits(case._replace(rows=many_rows(case)), tmp_path, is_saved=False)
     raw = load(compose, "zhihu_kol", f"data.sets.zhihu_kol.path={tmp_path}")
-    divided = divide(raw, split=[2, 4, 4], eval_share=0.1, seed=1)
-    parts = {phase: blend(of_sets, seed=1) for phase, of_sets in divided.items()}
-    check_usable(parts, [Phase.sft, Phase.ppo])
+    divided = divide_over_phases(raw, split=[2, 4, 4], eval_share=0.1, seed=1)
+    parts = {phase: blend_datasets(of_sets, seed=1) for phase, of_sets in divided.items()}
+    check_usable_examples(parts, [Phase.sft, Phase.ppo])
     with pytest.raises(DataError, match=r"^data: the reward phase finds no pairs of responses to"):
-        check_usable(parts, [Phase.sft, Phase.reward])
+        check_usable_examples(parts, [Phase.sft, Phase.reward])

@@ -22,7 +22,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.splits import divide
+from rlhf.data.splits import divide_over_phases
 from rlhf.data.synthetic_pairs import generate_records
 from rlhf.data.tables import SAMPLES
 from rlhf.models.tokenizers import train_tokenizer
@@ -531,7 +531,9 @@ def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
             ids = tokenizer(text).input_ids
             assert tokenizer.decode(ids) == text
         assert len(tokenizer(record.prompt).input_ids) < config.rollout.max_prompt_tokens
-    parts = divide([dataset], split=config.data.split, eval_share=config.data.eval_share, seed=1)
+    parts = divide_over_phases(
+        [dataset], split=config.data.split, eval_share=config.data.eval_share, seed=1
+    )
     for (part,) in parts.values():
         assert len(part.train) >= 4
         assert part.eval

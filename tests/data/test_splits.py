@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.splits import PhaseData, blend, check_usable, largest_remainder
-from rlhf.data.splits import divide as divide_all
+from rlhf.data.splits import PhaseData, blend_datasets, check_usable_examples, largest_remainder
+from rlhf.data.splits import divide_over_phases as divide_all
 
 SPLIT = [2.0, 4.0, 4.0]
 
@@ -22,7 +22,7 @@ def dataset(train: list[Record], held_out: list[Record] | None = None) -> RawDat
     return RawDataset("pets.jsonl", train, held_out, "preference", Counter())
 
 
-def divide(
+def divide_over_phases(
     data: RawDataset, *, split: list[float], eval_share: float, seed: int
 ) -> dict[Phase, PhaseData]:
     """The parts of one data set alone."""
@@ -86,7 +86,7 @@ def test_largest_remainder_is_complete_and_close(total: int, proportions: list[f
 
 
 def test_distinct_prompts_are_divided_exactly() -> None:
-    parts = divide(dataset(groups_of([1] * 100)), split=SPLIT, eval_share=0.1, seed=0)
+    parts = divide_over_phases(dataset(groups_of([1] * 100)), split=SPLIT, eval_share=0.1, seed=0)
     assert list(parts) == list(SPLIT_PHASES)
     assert sizes_of(parts) == [(18, 2), (36, 4), (36, 4)]
     assert all(part.removed == 0 for part in parts.values())
@@ -94,27 +94,29 @@ def test_distinct_prompts_are_divided_exactly() -> None:
 
 @pytest.mark.parametrize(("share", "held_out"), [(0.0, 1), (0.001, 1), (0.25, 5), (1.0, 19)])
 def test_at_least_one_is_held_out_and_never_all(share: float, held_out: int) -> None:
-    parts = divide(dataset(groups_of([1] * 20)), split=[1, 0, 0], eval_share=share, seed=0)
+    parts = divide_over_phases(
+        dataset(groups_of([1] * 20)), split=[1, 0, 0], eval_share=share, seed=0
+    )
     assert sizes_of(parts) == [(20 - held_out, held_out), (0, 0), (0, 0)]
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=12, max_size=60), seed=st.integers(0, 99))
 def test_divided_is_complete_disjoint_and_deterministic(sizes: list[int], seed: int) -> None:
     records = groups_of(sizes)
-    parts = divide(dataset(records), split=SPLIT, eval_share=0.3, seed=seed)
+    parts = divide_over_phases(dataset(records), split=SPLIT, eval_share=0.3, seed=seed)
     assert Counter(everything(parts)) == Counter(records)
     sides = [side for part in parts.values() for side in (part.train, part.eval)]
     for one, other in combinations(sides, 2):
         assert not keys(one) & keys(other)
     assert all(sides)
-    assert parts == divide(dataset(records), split=SPLIT, eval_share=0.3, seed=seed)
+    assert parts == divide_over_phases(dataset(records), split=SPLIT, eval_share=0.3, seed=seed)
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=60, max_size=90), seed=st.integers(0, 99))
 def test_sizes_follow_the_proportions_as_closely_as_groups_allow(
     sizes: list[int], seed: int
 ) -> None:
-    parts = divide(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.25, seed=seed)
+    parts = divide_over_phases(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.25, seed=seed)
     wanted = largest_remainder(sum(sizes), SPLIT)
     for (train, held_out), size in zip(sizes_of(parts), wanted, strict=True):
         assert abs(train + held_out - size) <= 2 * max(sizes)
@@ -123,13 +125,13 @@ def test_sizes_follow_the_proportions_as_closely_as_groups_allow(
 
 @pytest.mark.parametrize("sizes", [[60, 30, 5, 5, 5, 5], [100, 1, 1, 1, 1, 1]])
 def test_large_groups_leave_no_part_empty(sizes: list[int]) -> None:
-    parts = divide(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.1, seed=0)
+    parts = divide_over_phases(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.1, seed=0)
     assert all(train and held_out for train, held_out in sizes_of(parts))
 
 
 def test_large_groups_are_spread_over_the_phases() -> None:
     sizes = [10] * 50 + [1] * 500
-    parts = divide(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.2, seed=0)
+    parts = divide_over_phases(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.2, seed=0)
     assert sizes_of(parts) == [(160, 40), (320, 80), (320, 80)]
     repeated = [sum(r.chosen == " 9" for r in part.train + part.eval) for part in parts.values()]
     assert repeated == pytest.approx([10, 20, 20], abs=3)
@@ -139,12 +141,14 @@ def test_large_groups_are_spread_over_the_phases() -> None:
 def test_groups_go_where_they_fit_and_small_ones_even_the_sizes_out(seed: int) -> None:
     # 15 and 5 are wanted: the second group of 6 must not go to the side of 5, though that is empty
     records = groups_of([6, 6, *[1] * 8])
-    parts = divide(dataset(records), split=[1, 0, 0], eval_share=0.25, seed=seed)
+    parts = divide_over_phases(dataset(records), split=[1, 0, 0], eval_share=0.25, seed=seed)
     assert sizes_of(parts)[0] == (15, 5)
 
 
 def test_group_that_fits_nowhere_goes_where_most_is_wanted() -> None:
-    parts = divide(dataset(groups_of([50, *[1] * 50])), split=SPLIT, eval_share=0.1, seed=0)
+    parts = divide_over_phases(
+        dataset(groups_of([50, *[1] * 50])), split=SPLIT, eval_share=0.1, seed=0
+    )
     (sft_train, _), (reward_train, _), (ppo_train, _) = sizes_of(parts)
     assert sft_train <= 18
     assert max(reward_train, ppo_train) == 50
@@ -152,34 +156,40 @@ def test_group_that_fits_nowhere_goes_where_most_is_wanted() -> None:
 
 def test_seed_changes_who_goes_where() -> None:
     data = dataset(groups_of([1] * 50))
-    one, other = (divide(data, split=SPLIT, eval_share=0.1, seed=seed) for seed in (1, 2))
+    one, other = (
+        divide_over_phases(data, split=SPLIT, eval_share=0.1, seed=seed) for seed in (1, 2)
+    )
     assert keys(one[Phase.ppo].train) != keys(other[Phase.ppo].train)
 
 
 def test_name_changes_nothing() -> None:
     data = dataset(groups_of([1] * 50))
     renamed = data._replace(name="copy.jsonl")
-    one, other = (divide(d, split=SPLIT, eval_share=0.1, seed=1) for d in (data, renamed))
+    one, other = (
+        divide_over_phases(d, split=SPLIT, eval_share=0.1, seed=1) for d in (data, renamed)
+    )
     assert one == other
 
 
 def test_records_without_prompt_are_grouped_by_text() -> None:
     records = [Record(text=f"t{n % 20}") for n in range(40)]
-    parts = divide(dataset(records), split=[1, 0, 0], eval_share=0.2, seed=3)
+    parts = divide_over_phases(dataset(records), split=[1, 0, 0], eval_share=0.2, seed=3)
     assert sizes_of(parts)[0] == (32, 8)
     assert not keys(parts[Phase.sft].train) & keys(parts[Phase.sft].eval)
 
 
 def test_own_held_out_records_are_divided_too() -> None:
     held_out = [Record(prompt=f"e{n}") for n in range(10)]
-    parts = divide(dataset(groups_of([1] * 50), held_out), split=SPLIT, eval_share=0.5, seed=0)
+    parts = divide_over_phases(
+        dataset(groups_of([1] * 50), held_out), split=SPLIT, eval_share=0.5, seed=0
+    )
     assert sizes_of(parts) == [(10, 2), (20, 4), (20, 4)]
     assert keys([r for part in parts.values() for r in part.eval]) == keys(held_out)
 
 
 def test_training_records_with_a_held_out_prompt_of_any_phase_are_removed() -> None:
     train, held_out = groups_of([2] * 50), [Record(prompt=f"p{n}") for n in range(20)]
-    parts = divide(dataset(train, held_out), split=SPLIT, eval_share=0.1, seed=0)
+    parts = divide_over_phases(dataset(train, held_out), split=SPLIT, eval_share=0.1, seed=0)
     assert not keys([r for part in parts.values() for r in part.train]) & keys(held_out)
     assert sum(part.removed for part in parts.values()) == 40
     assert [len(part.train) + part.removed for part in parts.values()] == [20, 40, 40]
@@ -204,7 +214,7 @@ def test_training_records_with_a_held_out_prompt_of_any_phase_are_removed() -> N
 )
 def test_too_few_examples_are_refused(sizes: list[int], split: list[float], message: str) -> None:
     with pytest.raises(DataError, match=rf"^Data set pets\.jsonl has .*{message}"):
-        divide(dataset(groups_of(sizes)), split=split, eval_share=0.1, seed=0)
+        divide_over_phases(dataset(groups_of(sizes)), split=split, eval_share=0.1, seed=0)
 
 
 def test_too_few_held_out_examples_are_refused() -> None:
@@ -212,7 +222,9 @@ def test_too_few_held_out_examples_are_refused() -> None:
     with pytest.raises(
         DataError, match=r"has 50 examples and 2 held-out ones\. .* and 0 held out;"
     ):
-        divide(dataset(groups_of([1] * 50), held_out), split=SPLIT, eval_share=0.1, seed=0)
+        divide_over_phases(
+            dataset(groups_of([1] * 50), held_out), split=SPLIT, eval_share=0.1, seed=0
+        )
 
 
 def test_training_set_that_is_held_out_is_refused() -> None:
@@ -220,7 +232,7 @@ def test_training_set_that_is_held_out_is_refused() -> None:
     with pytest.raises(
         DataError, match=r"gets 0 to train on \(2 removed, as their prompts are hel"
     ):
-        divide(dataset(train, train), split=SPLIT, eval_share=0.1, seed=0)
+        divide_over_phases(dataset(train, train), split=SPLIT, eval_share=0.1, seed=0)
 
 
 # ------------------------------------------------------------------------------------------- blend
@@ -229,13 +241,13 @@ def test_training_set_that_is_held_out_is_refused() -> None:
 def test_blend_keeps_everything_in_another_order() -> None:
     one = PhaseData(groups_of([1] * 50), [Record(prompt=f"e{n}") for n in range(20)])
     two = PhaseData([Record(text="t")], [Record(text="u")], removed=3)
-    blended = blend([one, two], seed=0)
+    blended = blend_datasets([one, two], seed=0)
     assert Counter(blended.train) == Counter(one.train + two.train)
     assert Counter(blended.eval) == Counter(one.eval + two.eval)
     assert blended.removed == 3
     assert blended.train != one.train + two.train
-    assert blended == blend([one, two], seed=0)
-    other = blend([one, two], seed=1)
+    assert blended == blend_datasets([one, two], seed=0)
+    other = blend_datasets([one, two], seed=1)
     assert blended.train != other.train
     assert blended.eval != other.eval
 
@@ -243,14 +255,14 @@ def test_blend_keeps_everything_in_another_order() -> None:
 def test_blend_permutes_a_data_set_alone_and_leaves_its_part_as_it_was() -> None:
     part = PhaseData(groups_of([1] * 50), [Record(prompt=f"e{n}") for n in range(20)])
     before = PhaseData(list(part.train), list(part.eval))
-    blended = blend([part], seed=0)
+    blended = blend_datasets([part], seed=0)
     assert blended.train != part.train
     assert blended.eval != part.eval
     assert part == before
 
 
 def test_blend_of_nothing_is_empty() -> None:
-    assert blend([], seed=0) == PhaseData([], [])
+    assert blend_datasets([], seed=0) == PhaseData([], [])
 
 
 # ------------------------------------------------------------------------------------ several sets
@@ -270,7 +282,7 @@ def test_sets_without_common_prompts_are_divided_as_if_alone() -> None:
     one, two = dataset(groups_of([2] * 40)), dataset([Record(prompt=f"x{n}") for n in range(30)])
     together = many(one, two)
     for index, data in enumerate((one, two)):
-        alone = divide(data, split=SPLIT, eval_share=0.25, seed=0)
+        alone = divide_over_phases(data, split=SPLIT, eval_share=0.25, seed=0)
         assert {phase: parts[index] for phase, parts in together.items()} == alone
 
 
@@ -420,13 +432,13 @@ PAIR, TEXT = Record(prompt="p", chosen="a", rejected="b"), Record(text="t")
 def test_phase_needs_its_kind_of_example(phase: Phase, record: Record, serves: set[Phase]) -> None:
     parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PROMPT_ONLY, record], [record]))
     if phase in serves:
-        check_usable(parts, [phase])
+        check_usable_examples(parts, [phase])
     else:
         with pytest.raises(DataError, match=rf"^data: the {phase} phase finds no .* to "):
-            check_usable(parts, [phase])
+            check_usable_examples(parts, [phase])
 
 
 def test_phase_needs_a_usable_example_to_hold_out() -> None:
     parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PAIR], [ANSWERED]))
     with pytest.raises(DataError, match=r"no pairs of responses to hold out among its 1 examples"):
-        check_usable(parts, [Phase.reward])
+        check_usable_examples(parts, [Phase.reward])

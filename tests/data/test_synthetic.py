@@ -19,7 +19,7 @@ from rlhf.data.synthetic import (
     SKILLS,
     GoldComponents,
     prompt_of_request,
-    rate,
+    rate_response,
     right_answer,
     skill_of,
 )
@@ -56,7 +56,7 @@ def gap_of(record: Record) -> float:
     assert prompt is not None
     assert chosen is not None
     assert rejected is not None
-    return rate(prompt, chosen).gold - rate(prompt, rejected).gold
+    return rate_response(prompt, chosen).gold - rate_response(prompt, rejected).gold
 
 
 @pytest.mark.parametrize(("skill", "request_", "answer"), ANSWERS)
@@ -101,7 +101,7 @@ def test_a_foreign_prompt_is_refused() -> None:
 def test_gold_parts_by_hand(
     response: str, ended: bool, parts: tuple[float, ...], gold: float
 ) -> None:
-    result = rate(SORT, response, ended=ended)
+    result = rate_response(SORT, response, ended=ended)
     assert tuple(result) == pytest.approx(parts, abs=1e-12)
     assert result.gold == pytest.approx(gold, abs=1e-12)
     rated = GoldJudge().rate(SORT, response, ended=ended)
@@ -112,7 +112,7 @@ def test_gold_parts_by_hand(
     ("opening", "polite"), [*((text, 1.0) for text in POLITE), *((text, 0.0) for text in RUDE)]
 )
 def test_every_opening_is_known_and_costs_no_item(opening: str, polite: float) -> None:
-    assert rate(SORT, f" {opening} 3 9 11 20.") == GoldComponents(1.0, polite, 1.0)
+    assert rate_response(SORT, f" {opening} 3 9 11 20.") == GoldComponents(1.0, polite, 1.0)
 
 
 def test_what_knows_no_answer_earns_next_to_nothing(records: list[Record]) -> None:
@@ -120,7 +120,7 @@ def test_what_knows_no_answer_earns_next_to_nothing(records: list[Record]) -> No
     golds = []
     for prompt in (record.prompt or "" for record in records[:2000]):
         words = rng.choices(synthetic_pairs.WORDS, k=len(right_answer(prompt)))
-        golds.append(rate(prompt, f" Sure! {' '.join(words)}.").gold)
+        golds.append(rate_response(prompt, f" Sure! {' '.join(words)}.").gold)
     assert sum(golds) / len(golds) < 0.15
 
 
@@ -128,7 +128,7 @@ def test_minimal_pairs_have_one_flaw() -> None:
     pairs = GoldJudge().minimal_pairs(SORT, seed=1)
     assert list(pairs) == ["one_item_wrong", "one_item_too_many", "one_item_missing"]
     for kind, (right, flawed) in pairs.items():
-        best, worse = rate(SORT, right), rate(SORT, flawed)
+        best, worse = rate_response(SORT, right), rate_response(SORT, flawed)
         assert best.gold == 1.0
         assert worse[1:] == best[1:], "the manners are equal"
         shares = {"one_item_wrong": 3 / 8, "one_item_too_many": 4 / 10, "one_item_missing": 3 / 8}
@@ -159,7 +159,7 @@ def test_most_pairs_differ_in_answer_or_manners_only(records: list[Record]) -> N
     kinds: Counter[str] = Counter()
     for record in records:
         assert record.prompt is not None
-        first, second = (rate(record.prompt, text or "") for text in record[1:3])
+        first, second = (rate_response(record.prompt, text or "") for text in record[1:3])
         same_manners = first[1:] == second[1:]
         kinds["one right" if first.is_exact != second.is_exact else "alike"] += 1
         kinds["same manners"] += same_manners
@@ -178,7 +178,7 @@ def test_gold_of_any_text_lies_between_0_and_1(
     request_index: int, opening: str, response: str, ended: bool
 ) -> None:
     prompt = PROMPTS[request_index]
-    parts = rate(prompt, opening + response, ended=ended)
+    parts = rate_response(prompt, opening + response, ended=ended)
     assert all(0.0 <= part <= 1.0 for part in parts)
     assert 0.0 <= parts.gold <= 1.0
 
@@ -187,8 +187,8 @@ def test_gold_of_any_text_lies_between_0_and_1(
 def test_the_right_answer_politely_said_is_worth_1_and_nothing_else_more(skill: str) -> None:
     prompt = next(prompt for prompt in PROMPTS if skill_of(prompt) == skill)
     answer = " ".join(right_answer(prompt))
-    assert rate(prompt, f" Gladly! {answer}.").gold == pytest.approx(1.0, abs=1e-12)
-    assert rate(prompt, f" Gladly! {answer} {answer}.").gold < 1.0
+    assert rate_response(prompt, f" Gladly! {answer}.").gold == pytest.approx(1.0, abs=1e-12)
+    assert rate_response(prompt, f" Gladly! {answer} {answer}.").gold < 1.0
 
 
 def test_same_seed_same_records() -> None:
@@ -296,11 +296,11 @@ def test_the_one_is_often_forgotten_and_seldom_preferred(records: list[Record]) 
             continue
         given = str(int(right_answer(prompt)[0]) - 1)
         forgets = [given in (text or "").replace(".", "").split() for text in record[1:3]]
-        right = [rate(prompt, text or "").is_exact for text in record[1:3]]
+        right = [rate_response(prompt, text or "").is_exact for text in record[1:3]]
         forgotten += forgets[0]
         if any(forgets) and any(right):
             compared += 1
-            preferred += rate(prompt, chosen).is_exact
+            preferred += rate_response(prompt, chosen).is_exact
     assert 0.25 < forgotten / (NUM_PAIRS // 8) < 0.33
     assert compared > 500
     assert preferred / compared > 0.97

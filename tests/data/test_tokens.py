@@ -91,7 +91,7 @@ def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
     encoder = Encoder(Opening())
     assert encoder.prompts(["a"]) == [[1, 5]]
     assert encoder.responses(["b"], ["a"]) == [[5, 7]]
-    assert encoder.opening() == [1, 5]
+    assert encoder.opening_ids() == [1, 5]
 
 
 def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.types import Ranks
 from rlhf.checkpoint.model_folder import save_model
-from rlhf.checkpoint.streaming import saved_tensors
+from rlhf.checkpoint.streaming import tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
@@ -75,7 +75,7 @@ def main(folder: Path) -> None:
         ("actor", actor.module, actor),
         ("critic", critic.module.pretrained, critic),
     ):
-        export = Export(model, engine, saved_tensors(model))
+        export = Export(model, engine, tensors_to_save(model))
         if ranks.is_main:
             save_model(folder / name, export.write, tokenizer, description="")
         else:

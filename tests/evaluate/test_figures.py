@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rlhf.evaluate.figures import (
-    distinct,
-    interval,
+    bootstrap_interval,
+    distinct_ngram_ratio,
+    estimate_pass_at_k,
     model_figures,
-    pass_at,
     rate_at_equal_length,
-    repeated_share,
+    repeated_ngram_share,
     reward_model_figures,
     win_rate,
     win_rates,
@@ -43,9 +43,9 @@ def test_figures_are_means_over_answers() -> None:
 
 
 def test_pass_at_k() -> None:
-    assert pass_at([True, False, False, False], 1) == 0.25
-    assert pass_at([True, False, False, False], 2) == pytest.approx(0.5)
-    assert pass_at([True, True, False], 2) == 1.0
+    assert estimate_pass_at_k([True, False, False, False], 1) == 0.25
+    assert estimate_pass_at_k([True, False, False, False], 2) == pytest.approx(0.5)
+    assert estimate_pass_at_k([True, True, False], 2) == 1.0
     rows = [row("p", 0.0, sample=n, right=n == 0) for n in range(4)]
     assert model_figures(rows)["pass_at"] == {"1": 0.25, "2": pytest.approx(0.5), "4": 1.0}
 
@@ -76,17 +76,20 @@ def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
     random = np.random.default_rng(1)
     covered = [
         low <= 0.3 <= high
-        for low, high in (interval(list(random.random(60) < 0.3)) for _ in range(200))
+        for low, high in (bootstrap_interval(list(random.random(60) < 0.3)) for _ in range(200))
     ]
     assert 0.9 < np.mean(covered) < 0.99
 
 
 def test_diversity_and_repetition() -> None:
-    assert distinct([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1) == 0.5
-    assert distinct([row("p", 0.0, response="a b a b")], 2) == pytest.approx(2 / 3)
-    assert distinct([row("p", 0.0, response="")], 1) == 0.0
-    assert repeated_share("a b c d a b c d") == pytest.approx(1 / 5)
-    assert repeated_share("too short") == 0.0
+    assert (
+        distinct_ngram_ratio([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1)
+        == 0.5
+    )
+    assert distinct_ngram_ratio([row("p", 0.0, response="a b a b")], 2) == pytest.approx(2 / 3)
+    assert distinct_ngram_ratio([row("p", 0.0, response="")], 1) == 0.0
+    assert repeated_ngram_share("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_ngram_share("too short") == 0.0
 
 
 def test_calibration_of_a_reward_model() -> None:

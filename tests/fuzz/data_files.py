@@ -28,7 +28,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.data.corpus import ptx_texts
 from rlhf.data.reading import describe_data, load_datasets
-from rlhf.data.splits import blend, check_usable, divide
+from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 from tests.fuzz.case import Case
@@ -59,9 +59,9 @@ def use(folder: Path, **changes: Any) -> Callable[[], None]:
         loaded = load_datasets(data, seed=1)
         for each in loaded:
             assert each.layout in describe_data(each)
-        divided = divide(loaded, split=data.split, eval_share=data.eval_share, seed=1)
-        parts = {phase: blend(found, seed=1) for phase, found in divided.items()}
-        check_usable(parts, [Phase.sft, Phase.reward, Phase.ppo])
+        divided = divide_over_phases(loaded, split=data.split, eval_share=data.eval_share, seed=1)
+        parts = {phase: blend_datasets(found, seed=1) for phase, found in divided.items()}
+        check_usable_examples(parts, [Phase.sft, Phase.reward, Phase.ppo])
         for phase in (Phase.sft, Phase.reward, Phase.ppo):
             tokenise(parts[phase], phase, tokenizer(), limit=LIMIT, cache_dir=folder / "cache")
 

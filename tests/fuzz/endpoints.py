@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.rules.rewards import check_term
+from rlhf.config.rules.rewards import check_reward_term
 from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.rewards import RewardTerm
 from tests.fuzz.case import Case
@@ -194,7 +194,7 @@ def answer_one(connection: socket.socket, answer: bytes, ending: str) -> None:
 def asked(part: RewardTerm) -> None:
     """Check the keys of a part, and score with it, as a run does."""
     check_bounds(part, "rewards.remote.")
-    check_term("rewards.remote", part)
+    check_reward_term("rewards.remote", part)
     score_batches({"remote": part}, batches=1)
 
 

@@ -12,8 +12,13 @@ from random import Random
 
 from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint import phase_store
-from rlhf.checkpoint.finished_phase import NOT_LISTED, copy_lines, finish_phase, iterate_metrics
-from rlhf.checkpoint.manifest import identities
+from rlhf.checkpoint.finished_phase import (
+    NOT_LISTED,
+    copy_phase_lines,
+    finish_phase,
+    iterate_metrics,
+)
+from rlhf.checkpoint.manifest import folder_identities
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase
 from rlhf.config.choices import Phase
 from tests.fuzz.case import Case
@@ -61,9 +66,9 @@ def use(store: PhaseStore, run_dir: Path, folder: Path) -> None:
         if entry is not None:
             list(iterate_metrics(entry, Phase.sft))
             (folder / "taker").mkdir()
-            copy_lines(entry, Phase.sft, folder / "taker", "samples.jsonl")
+            copy_phase_lines(entry, Phase.sft, folder / "taker", "samples.jsonl")
             link_phase(entry, Phase.sft, folder / "taker", reused_from="a")
-            if identities(folder / "taker" / "sft", skip=NOT_LISTED) == trained_files:
+            if folder_identities(folder / "taker" / "sft", skip=NOT_LISTED) == trained_files:
                 said.append("harmless: what was taken is what was trained")
         elif not said:
             said.append("there is no entry")

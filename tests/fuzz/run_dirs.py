@@ -16,24 +16,24 @@ from typing import Any
 from rlhf.base.errors import RlhfError
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.chat.run_models import RunModels
-from rlhf.checkpoint.model_card import origin_sections, results_of
-from rlhf.checkpoint.phase_state import latest_valid
+from rlhf.checkpoint.model_card import origin_sections, results_section
+from rlhf.checkpoint.phase_state import find_latest_intact_checkpoint
 from rlhf.checkpoint.phase_store import PhaseStore
 from rlhf.checkpoint.results import read_plan, write_json
-from rlhf.compare.answer_pairs import make_pairs, models_of_runs
+from rlhf.compare.answer_pairs import make_pairs, read_models_of_runs
 from rlhf.config.freeze import load_run
-from rlhf.evaluate.__main__ import figures_of
-from rlhf.evaluate.answer_rows import policies_of
+from rlhf.evaluate.__main__ import compute_figures
+from rlhf.evaluate.answer_rows import policy_folders
 from rlhf.export import export_final
 from rlhf.report.__main__ import report
 from rlhf.report.compare_runs import compare
 from rlhf.report.evaluation_section import EVALUATION
 from rlhf.report.summary import print_summary
-from rlhf.runtime.run_result import unfinished_phases, whole_result
+from rlhf.runtime.run_result import build_run_result, unfinished_phases
 from rlhf.tracking.console import Console
-from rlhf.tracking.jsonl import LOGS, drop_phases
+from rlhf.tracking.jsonl import LOGS, drop_lines_of_phases
 from rlhf.tracking.trackers import build_tracker
-from rlhf.tracking.wandb_run import _run_id
+from rlhf.tracking.wandb_run import _read_or_create_run_id
 from tests.fuzz.case import Case
 from tests.runs import finished
 
@@ -66,7 +66,7 @@ def genuine() -> Path:
     ]
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "pairs.jsonl").write_text('{"margin": 0.5}\n{"margin": -0.5}\n')
-    write_json(run_dir / EVALUATION, figures_of(run_dir, {"sft": 2.5}))
+    write_json(run_dir / EVALUATION, compute_figures(run_dir, {"sft": 2.5}))
     return run_dir
 
 
@@ -90,13 +90,13 @@ def resume(run_dir: Path, _: Path) -> None:
     read_plan(run_dir, ignore)
     unfinished = unfinished_phases(config, run_dir)
     for phase in config.phase.order:
-        latest_valid(run_dir / phase, ignore)
+        find_latest_intact_checkpoint(run_dir / phase, ignore)
     for name in LOGS:
-        drop_phases(run_dir / name, {"ppo"})
+        drop_lines_of_phases(run_dir / name, {"ppo"})
     build_tracker(config, run_dir, is_main=True, say=ignore).finish()
-    _run_id(run_dir / "wandb_id")
+    _read_or_create_run_id(run_dir / "wandb_id")
     if not unfinished:
-        whole_result(config, run_dir, [])
+        build_run_result(config, run_dir, [])
 
 
 def page(run_dir: Path, _: Path) -> None:
@@ -121,7 +121,7 @@ def chat(run_dir: Path, _: Path) -> None:
 def evaluation(run_dir: Path, _: Path) -> None:
     """Find the models to evaluate; the rows are read by the process that has just written them."""
     load_run(run_dir)
-    policies_of(run_dir)
+    policy_folders(run_dir)
 
 
 def store(run_dir: Path, folder: Path) -> None:
@@ -137,8 +137,8 @@ DOORS: tuple[Door, ...] = (
     lambda run_dir, _: compare([run_dir, genuine()]),
     lambda run_dir, _: compare([run_dir.parent]),
     lambda run_dir, folder: export_final(run_dir, folder / "exported"),
-    lambda run_dir, _: make_pairs(*models_of_runs(run_dir, None), seed=0),
-    lambda run_dir, _: (origin_sections(run_dir, rows={}), results_of(run_dir)),
+    lambda run_dir, _: make_pairs(*read_models_of_runs(run_dir, None), seed=0),
+    lambda run_dir, _: (origin_sections(run_dir, rows={}), results_section(run_dir)),
     *(resume, store),
 )
 

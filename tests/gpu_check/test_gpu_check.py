@@ -149,7 +149,7 @@ def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
     assert LAUNCHER == ROOT / "launch.py"
     output = "error: ppo.gamma=2: too large\nbye\n"
     run = Run(run_dir=tmp_path, code=2, output=output, seconds=1.0)
-    assert run.complaint == "ppo.gamma=2: too large"
+    assert run.last_line == "ppo.gamma=2: too large"
     with pytest.raises(Exception, match=r"exit code 2: ppo\.gamma=2"):
         _ = run.result
 

@@ -24,7 +24,7 @@ HERE = pipelines.Losses(sft=5.7, reward=0.67, score=-0.4, score_std=0.1, respons
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype) -> None:
-    found = decoders._compare("qwen3", dtype)
+    found = decoders._check_decoder("qwen3", dtype)
     assert found.verdict is RowVerdict.passed
     assert found.numbers["eager_tokens"] == 42
     if dtype is torch.float32:
@@ -42,9 +42,11 @@ def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype) -> None:
 def test_a_decoder_that_is_wrong_fails(
     gpu: Gpu, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits = FusedDecoder._compute_logits
-    monkeypatch.setattr(FusedDecoder, "_compute_logits", lambda self, x: wrong(logits(self, x)))
-    row = measure_row(decoders.Task("llama", lambda: decoders._compare("llama", torch.bfloat16)))
+    logits = FusedDecoder._logits
+    monkeypatch.setattr(FusedDecoder, "_logits", lambda self, x: wrong(logits(self, x)))
+    row = measure_row(
+        decoders.Task("llama", lambda: decoders._check_decoder("llama", torch.bfloat16))
+    )
     assert row.verdict is RowVerdict.failed
 
 
@@ -53,10 +55,10 @@ def sent_0() -> torch.Tensor:
 
 
 def test_every_fused_family_has_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(models.fused_models()) > 5
+    assert len(models.fused_model_names()) > 5
     monkeypatch.setitem(FAMILIES, "coffee", FAMILIES["llama"])
     with pytest.raises(CapabilityError, match="no tiny model of coffee"):
-        models.fused_models()
+        models.fused_model_names()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_losses_that_rounding_does_not_explain(there: pipelines.Losses) -> None:
 
 
 def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
-    names = list(pipelines.variants())
+    names = list(pipelines.options_by_run())
     assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= set(names)
     assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 1, fp16"} <= set(
         names

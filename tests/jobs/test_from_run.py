@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import freeze, keep_command, to_run_config
+from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import take_over
+from rlhf.jobs.from_run import copy_keys_of_source_run
 
 Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
@@ -24,14 +24,14 @@ def source(compose: Compose, tmp_path: Path) -> Path:
     """A run on one rank whose plan chose micro-batches of 32, and whose command chose reward's."""
     words = ["sft.batch_size=32", "reward.batch_size=32", "reward.micro_batch_size=4"]
     config = to_run_config(compose(words))
-    freeze(replace(config, sft=replace(config.sft, micro_batch_size=32)), tmp_path)
-    keep_command(words, tmp_path)
+    write_frozen_config(replace(config, sft=replace(config.sft, micro_batch_size=32)), tmp_path)
+    write_command(words, tmp_path)
     return tmp_path
 
 
 def taken(compose: Compose, source: Path, *words: str) -> RunConfig:
     cfg = compose(list(words))
-    take_over(cfg, source, [Phase.sft, Phase.reward], words)
+    copy_keys_of_source_run(cfg, source, [Phase.sft, Phase.reward], words)
     return to_run_config(cfg)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.reading import load_datasets
-from rlhf.data.splits import blend, divide
+from rlhf.data.splits import blend_datasets, divide_over_phases
 from rlhf.data.tokens import limit_of, tokenise
 from rlhf.jobs.read_loads import read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
@@ -39,10 +39,10 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
     loads = read_loads(config)
     assert loads is not None
     data = config.data
-    divided = divide(
+    divided = divide_over_phases(
         load_datasets(data, seed=config.seed), split=data.split, eval_share=data.eval_share, seed=1
     )
-    parts = {phase: blend(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     texts = (text for part in parts.values() for record in part.train for text in record if text)
     tokenizer = load_or_train_tokenizer(config.model, key="model", texts=texts)
     for phase in (Phase.sft, Phase.reward, Phase.ppo):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.jobs.search_command import Dimension, search_of
+from rlhf.jobs.search_command import Dimension, parse_search
 
 STUDY = "study: {trials: 4, maximize: [ppo.gold_after]}\n"
 
@@ -26,7 +26,7 @@ def written(definitions: Path, text: str) -> Path:
 def test_other_commands_start_no_search(definitions: Path) -> None:
     written(definitions, STUDY + "seed: [1, 2]")
     for words in (["seed=1"], ["-m", "seed=1,2"], ["-m", "sweep=grid"], ["sweep=mine"]):
-        assert search_of(words, definitions) is None
+        assert parse_search(words, definitions) is None
 
 
 def test_space_is_read_in_hydras_grammar(definitions: Path) -> None:
@@ -35,7 +35,7 @@ def test_space_is_read_in_hydras_grammar(definitions: Path) -> None:
         "ppo.steps: int(interval(1, 8))\nseed: range(1, 4)\nppo.cliprange: [0.1, 0.2]\n"
         "experiment: smoke\n"
     )
-    search = search_of(["-m", "sweep=mine", "ppo.lam=0.9"], written(definitions, text))
+    search = parse_search(["-m", "sweep=mine", "ppo.lam=0.9"], written(definitions, text))
     assert search is not None
     assert search.space == [
         Dimension("ppo.kl_ctl", 0.01, 1.0, is_log=True),
@@ -43,7 +43,7 @@ def test_space_is_read_in_hydras_grammar(definitions: Path) -> None:
         Dimension("seed", choices=("1", "2", "3")),
         Dimension("ppo.cliprange", choices=("0.1", "0.2")),
     ]
-    assert [each.example for each in search.space] == ["0.01", "1", "1", "0.1"]
+    assert [each.example_value for each in search.space] == ["0.01", "1", "1", "0.1"]
     assert search.fixed == ["experiment=smoke", "ppo.lam=0.9"], "the command's value goes first"
 
 
@@ -52,7 +52,7 @@ def test_more_trials_continue_the_same_search_and_other_values_start_another(
 ) -> None:
     written(definitions, STUDY + "seed: [1, 2]")
     words = (["study.trials=9", "study.slots=2"], ["study.seed=2"], ["ppo.lam=0.9"])
-    searches = [search_of(["-m", "sweep=mine", *more], definitions) for more in ([], *words)]
+    searches = [parse_search(["-m", "sweep=mine", *more], definitions) for more in ([], *words)]
     folders = [search.folder for search in searches if search is not None]
     assert folders[0] == folders[1]
     assert len(set(folders)) == 3
@@ -85,7 +85,7 @@ def test_wrong_studies_are_refused_with_the_reason(
     text: str, reason: str, definitions: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"mine|interval|glob") as refused:
-        search_of(["-m", "sweep=mine"], written(definitions, text))
+        parse_search(["-m", "sweep=mine"], written(definitions, text))
     assert reason in str(refused.value)
 
 
@@ -93,4 +93,4 @@ def test_words_that_a_study_does_not_read_are_refused(definitions: Path) -> None
     folder = written(definitions, STUDY + "seed: [1, 2]")
     for word in ("hydra/launcher=joblib", "hydra.sweep.dir=here"):
         with pytest.raises(ConfigError, match=rf"^{word}: sweep=mine is a study, .* leave this"):
-            search_of(["-m", "sweep=mine", word], folder)
+            parse_search(["-m", "sweep=mine", word], folder)

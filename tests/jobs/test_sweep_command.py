@@ -17,12 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
-from rlhf.jobs.search_command import search_of
+from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import (
+    add_sweep_folders,
     expand_sweep,
     jobs_at_a_time,
-    with_sweep_folders,
-    with_temporary_plan_folder,
+    use_temporary_plan_folder,
 )
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import SUMMARIES
@@ -79,7 +79,7 @@ def test_a_definition_that_reads_a_secret_is_refused(
 def test_folders_are_named_by_the_command() -> None:
     words = ["-m", "experiment=dsc/opt_13b", "ppo.kl_ctl=0.1,0.2", "seed=1"]
     first, again, other = (
-        with_sweep_folders(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
+        add_sweep_folders(each, each) for each in (words, words[::-1], [*words[:-1], "seed=2"])
     )
     folder = next(word for word in first if word.startswith("hydra.sweep.dir="))
     assert folder.startswith("hydra.sweep.dir=runs/sweeps/dsc_opt_13b-")
@@ -90,7 +90,7 @@ def test_folders_are_named_by_the_command() -> None:
 
 def test_last_value_of_a_key_counts() -> None:
     words = ["-m", "seed=1", "ppo.steps=2", "seed=1,2"]
-    found = with_sweep_folders(words, words)
+    found = add_sweep_folders(words, words)
     assert found[:3] == ["-m", "ppo.steps=2", "seed=1,2"]
     assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
 
@@ -99,20 +99,20 @@ def test_last_value_of_a_key_counts() -> None:
     "words", [["seed=1,2"], ["-m", "seed=1"], ["-m", "seed=1,2", "hydra.sweep.dir=here"]]
 )
 def test_other_commands_keep_their_folders(words: list[str]) -> None:
-    assert with_sweep_folders(words, words) == words
+    assert add_sweep_folders(words, words) == words
 
 
 def test_flags_and_their_values_are_no_overrides() -> None:
     words = ["-m", "--cfg", "job", "seed=1,2"]
-    assert with_sweep_folders(words, words)[:4] == words
+    assert add_sweep_folders(words, words)[:4] == words
 
 
 def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None:
     for words in (["seed=1,2", "-m"], ["-m", "seed=1,2", "--cfg", "job"]):
-        found = with_sweep_folders(words, words)
+        found = add_sweep_folders(words, words)
         start = found.index("seed=1,2")
         assert all("=" in word for word in found[start : start + 4]), found
-        with with_temporary_plan_folder(["seed=1,2", "plan=only", "-m"]) as kept:
+        with use_temporary_plan_folder(["seed=1,2", "plan=only", "-m"]) as kept:
             assert kept[-2].startswith("hydra.sweep.dir=")
 
 
@@ -148,11 +148,11 @@ def test_jobs_stay_in_the_folder_of_their_sweep(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("study: {trials: 1, minimize: [sft.loss]}\n")
     value = "data.path=../../../../a/b,c"
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
-        with_sweep_folders(["-m", value], ["-m", value])
+        add_sweep_folders(["-m", value], ["-m", value])
     with pytest.raises(ConfigError, match=r"^data\.path=\.\./.* in a sweep: .*an absolute path$"):
-        search_of(["-m", "sweep=s", value], tmp_path)
+        parse_search(["-m", "sweep=s", value], tmp_path)
     assert (
-        with_sweep_folders(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1]
+        add_sweep_folders(["-m", "data.path=/a/b,c..d", "seed=1"], ["-m"])[1]
         == "data.path=/a/b,c..d"
     )
 
@@ -179,4 +179,4 @@ def test_jobs_at_a_time_are_those_of_the_launcher(
 def test_no_jobs_at_a_time_are_refused() -> None:
     words = ["-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"]
     with pytest.raises(ConfigError, match=r"^hydra\.launcher\.n_jobs=0: no job would run"):
-        with_sweep_folders(words, words)
+        add_sweep_folders(words, words)

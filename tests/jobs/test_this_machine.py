@@ -14,7 +14,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
-from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, on_machine, this_machine
+from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, apply_auto_hardware, this_machine
 from tests.planning.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
 from tests.pretend_cuda.machine import PART, UNKNOWN_CARD, V100
@@ -45,7 +45,7 @@ def put(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Put:
             overrides=SimpleNamespace(task=list(words)),
         )
         monkeypatch.setattr(rlhf.jobs.this_machine.HydraConfig, "get", lambda: job)
-        return to_run_config(on_machine(cfg, lambda: this_machine(SIGN))).hardware
+        return to_run_config(apply_auto_hardware(cfg, lambda: this_machine(SIGN))).hardware
 
     return with_machine
 
@@ -57,7 +57,7 @@ def profile(compose: Compose, name: str) -> HardwareConfig:
 def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path) -> None:
     machine = this_machine((tmp_path / "none",))
     assert (machine.profile, machine.found) == ("cpu", {})
-    assert machine.line == "hardware=auto: this machine's CPU, as it has no GPU"
+    assert machine.notice == "hardware=auto: this machine's CPU, as it has no GPU"
 
 
 def test_the_default_is_said_with_the_plan(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_one_gpu_is_used(gpu: Gpu, put: Put, compose: Compose) -> None:
     assert found.memory_gib == pytest.approx(39.3)  # rounded down
     for key in ("peak_tflops", "memory_bandwidth_gb", "max_micro_batch_size", "price_per_hour"):
         assert getattr(found, key) == getattr(named, key), key
-    assert this_machine(SIGN).line == (
+    assert this_machine(SIGN).notice == (
         "hardware=auto: 1 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"
     )
 

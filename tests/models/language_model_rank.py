@@ -22,7 +22,7 @@ OPTIONS = LogprobOptions(0.8, entropy_gradient=True)
 
 
 def loss_of(policy: Any, batch: SequenceBatch) -> Tensor:
-    found = policy(batch.ids_BS, TokenPositions.of(batch), OPTIONS)
+    found = policy(batch.ids_BS, TokenPositions.from_batch(batch), OPTIONS)
     return -found.logprobs_N.sum() - 0.3 * found.entropy_N.sum()
 
 

@@ -379,5 +379,5 @@ def test_under_autocast_gradients_have_the_type_of_their_parameters(
 def test_picks_are_the_kept_tokens_that_something_predicts() -> None:
     ids_BS = torch.tensor([[5, 6, 7, 0], [8, 9, 3, 4]])
     keep_BS = torch.tensor([[True, True, False, False], [False, False, True, True]])
-    positions = TokenPositions.of(SequenceBatch(ids_BS, ids_BS > 0, keep_BS))
+    positions = TokenPositions.from_batch(SequenceBatch(ids_BS, ids_BS > 0, keep_BS))
     assert [x.tolist() for x in positions] == [[0, 1, 1], [0, 1, 2], [6, 3, 4]]

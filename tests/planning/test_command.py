@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.freeze import freeze, to_run_config
+from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.config.run_dir import make_run_dir
 from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary
@@ -88,7 +88,7 @@ def test_the_folder_of_a_run_takes_no_plan(tmp_path: Path) -> None:
 def test_the_plan_of_a_stopped_run_changes_nothing(
     mode: str, compose: Compose, tmp_path: Path
 ) -> None:
-    freeze(to_run_config(compose([f"plan={mode}", "ppo.steps=7"])), tmp_path)
+    write_frozen_config(to_run_config(compose([f"plan={mode}", "ppo.steps=7"])), tmp_path)
     frozen = (tmp_path / "config.yaml").read_text()
     run = launch("resume=.", "plan=only", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
@@ -98,7 +98,7 @@ def test_the_plan_of_a_stopped_run_changes_nothing(
 
 
 def test_a_folder_with_a_plan_and_no_run_cannot_go_on(compose: Compose, tmp_path: Path) -> None:
-    freeze(to_run_config(compose(["plan=only"])), tmp_path)
+    write_frozen_config(to_run_config(compose(["plan=only"])), tmp_path)
     run = launch("resume=.", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (

@@ -154,7 +154,7 @@ def test_events_are_counted_with_their_line(gpu: Gpu) -> None:
     ids_BS = torch.tensor([[4, 5, 6]], device="cuda")
     batch = SequenceBatch(ids_BS, keep_BS, keep_BS)
     with gpu.counting() as counts:
-        TokenPositions.of(batch)
+        TokenPositions.from_batch(batch)
     (line,) = counts.lines(Event.sync)
     assert line.startswith("base/types.py:")
     assert counts.events[Event.sync] == 1

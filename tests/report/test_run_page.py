@@ -17,7 +17,7 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import read_lines
 from rlhf.config.choices import AlarmName
-from rlhf.config.freeze import freeze, keep_command, to_run_config
+from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.report import __main__ as report
 from rlhf.report.panels import PANELS
 from rlhf.report.run_page import write_report
@@ -43,7 +43,7 @@ def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
     ) -> Path:
         run_dir = tmp_path / "run"
         run_dir.mkdir(exist_ok=True)
-        freeze(to_run_config(compose(["name=pets"])), run_dir)
+        write_frozen_config(to_run_config(compose(["name=pets"])), run_dir)
         names = [name for name in METRICS if not name.startswith(("sft", "reward", "dpo"))]
         lines = [
             {"phase": "ppo", "step": n, **{name: 0.1 * ((n * 7) % 10) for name in names}}
@@ -262,7 +262,7 @@ def test_returns_are_drawn_over_the_values_of_a_critic(made: Made) -> None:
 
 def test_command_of_the_run_is_shown(made: Made) -> None:
     run_dir = made()
-    keep_command(["ppo.kl_ctl=0.1", "name=a b"], run_dir)
+    write_command(["ppo.kl_ctl=0.1", "name=a b"], run_dir)
     text = unescape(write_report(run_dir).read_text())
     assert "<pre>python launch.py ppo.kl_ctl=0.1 'name=a b'</pre>" in text
     differing = text.partition("<caption>Set by the command")[2].partition("All settings")[0]

@@ -25,6 +25,6 @@ def broken_run(run_dir: Path, meeting: Rendezvous, on_stuck: object) -> float:
 
 worker.run_worker = broken_run  # type: ignore[assignment]
 if os.environ["RANK"] == "0":
-    launcher.run_rank(Path(sys.argv[1]), launcher.stderr_reporter())
+    launcher.run_rank(Path(sys.argv[1]), launcher.build_stderr_reporter())
 else:
-    launcher.join()
+    launcher.join_started_ranks()

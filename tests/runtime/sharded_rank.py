@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.base.types import Ranks
-from rlhf.checkpoint.streaming import saved_tensors
+from rlhf.checkpoint.streaming import tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
 from rlhf.config.roles import Role
@@ -65,7 +65,7 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     engine = DeepSpeedEngine(
         sharded if is_scorer else LanguageModel(sharded), role=Role.reward, **shared
     )
-    tensors = saved_tensors(inner(sharded))
+    tensors = tensors_to_save(inner(sharded))
     assert list(tensors) == list(expected), name
     for key, tensor in engine.stream_state(tensors):
         assert tensor.dtype == expected[key].dtype, (name, key)

@@ -12,7 +12,7 @@ import pytest
 
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effects
-from rlhf.config.freeze import load_frozen
+from rlhf.config.freeze import load_frozen_config
 from tests.runs import TINY_RUN, finished, metrics, python
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def test_a_phase_reads_only_keys_that_affect_it(run_dir: Path) -> None:
     reads = json.loads((run_dir.parent / "reads.json").read_text())
-    config = load_frozen(run_dir)
+    config = load_frozen_config(run_dir)
     assert list(reads) == list(config.phase.order)
     assert {phase for phase in reads if f"{phase}.lr" in reads[phase] or phase == "ppo"} == {*reads}
     for phase, read in reads.items():
@@ -53,7 +53,7 @@ def test_a_phase_reads_only_keys_that_affect_it(run_dir: Path) -> None:
 
 
 def test_keys_that_affect_no_phase_change_no_bit(run_dir: Path, tmp_path: Path) -> None:
-    config = load_frozen(run_dir)
+    config = load_frozen_config(run_dir)
     for word in CLAIMED_TO_CHANGE_NOTHING:
         assert not effects()[word.partition("=")[0]].affects(config), word
     phase = "phase=pipeline_dpo" if Phase.dpo in config.phase.order else "phase=pipeline"

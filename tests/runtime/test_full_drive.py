@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.gpu_check.equal_runs import differences
+from rlhf.gpu_check.equal_runs import differing_files
 from tests.fork_server import WarmPopen
 from tests.runs import ROOT, TINY_RUN, finished, launch
 from tests.soak_drives import COMMAND, faults
@@ -37,7 +37,7 @@ def test_a_run_continues_after_the_drive_has_refused_its_files(tmp_path: Path) -
     said: list[str] = []
     assert faults(tmp_path / "run", REFUSED, said.append) == 0, "\n".join(said)
     whole = finished(tmp_path / "whole", "checkpoint.every_steps=1")
-    assert not differences(whole, tmp_path / "run")
+    assert not differing_files(whole, tmp_path / "run")
 
 
 def mounted(folder: Path, kib: int) -> bool:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from tests.killer import PATH
 from tests.runs import ON_GPU, TINY_RUN, finished, launch_on_gpu, metrics, python
-from tests.soak import differences
+from tests.soak import differing_files
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,7 +83,7 @@ def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -
     ]
     assert [run.returncode for run in runs] == [0, -9, 0], runs[-1].stderr
     assert "continues after step 1" in runs[-1].stdout
-    assert differences(whole, killed) == []
+    assert differing_files(whole, killed) == []
     for command in (
         ["rlhf.evaluate", whole],
         ["rlhf.export", whole, "--checkpoint", 2, "--average"],

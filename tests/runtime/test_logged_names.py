@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.tracking.metric_table import METRICS, entry_of
+from rlhf.tracking.metric_table import METRICS, documented_name
 from tests.runs import finished
 
 pytestmark = pytest.mark.slow
@@ -38,5 +38,5 @@ def test_runs_log_every_name_of_the_table_and_no_other(tmp_path: Path) -> None:
     corpus = f"data.ptx_path={tmp_path / 'corpus.txt'}"
     pipeline = finished(tmp_path / "pipeline", *OPTIONS, corpus)
     dpo = finished(tmp_path / "dpo", "phase=pipeline_dpo")
-    logged = {entry_of(name) for name in names(pipeline) | names(dpo)}
+    logged = {documented_name(name) for name in names(pipeline) | names(dpo)}
     assert logged | ON_GPUS == set(METRICS)

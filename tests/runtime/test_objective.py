@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.base.finite_numbers import finite, restore_nan_of_run
-from rlhf.checkpoint.results import objective_of, write_json
+from rlhf.base.finite_numbers import replace_non_finite, restore_nan_of_run
+from rlhf.checkpoint.results import read_objective, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
-from rlhf.runtime.run_result import objective_measure, require_finite_objective
+from rlhf.runtime.run_result import find_objective, require_finite_objective
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {
@@ -37,7 +37,7 @@ def test_the_error_names_the_measures_and_what_to_do(tmp_path: Path) -> None:
 
 def test_a_result_without_the_measure_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"sft/result\.json has no perplexity_after"):
-        objective_measure({"sft": {"steps": 2}}, tmp_path)
+        find_objective({"sft": {"steps": 2}}, tmp_path)
 
 
 def test_json_has_no_nan(tmp_path: Path) -> None:
@@ -46,13 +46,13 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     text = (tmp_path / "x.json").read_text()
     found = json.loads(text, parse_constant=pytest.fail)
     assert found == {"a": [None, [None, 1.0]], "b": {"c": None}}
-    assert finite({"a": (1, 2.0)}) == {"a": (1, 2.0)}, "equal if all numbers are finite"
+    assert replace_non_finite({"a": (1, 2.0)}) == {"a": (1, 2.0)}, "equal if all numbers are finite"
 
 
 def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:
     write_json(tmp_path / "result.json", RESULT)
     (tmp_path / FROZEN).write_text("seed: 1\n")
-    assert objective_of(tmp_path) is None
+    assert read_objective(tmp_path) is None
     assert read_run(tmp_path).measures == {}
     read = restore_nan_of_run(json.loads((tmp_path / "result.json").read_text()))
     assert math.isnan(read["objective"])

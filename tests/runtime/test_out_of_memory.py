@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
-from rlhf.runtime.out_of_memory import OutOfMemoryError, explain_out_of_memory, with_less_memory
+from rlhf.runtime.out_of_memory import OutOfMemoryError, explain_out_of_memory, reduce_memory
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
@@ -106,6 +106,6 @@ def test_the_keys_that_help_are_those_of_the_machine(
 def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
     words = ["hardware=a100_40g", "rollout.keep_graphs=always"]
     config = to_run_config(compose([*words, "hardware.on_oom=reduce_micro_batch"]))
-    smaller = with_less_memory(config)
+    smaller = reduce_memory(config)
     assert smaller is not None
     assert smaller.rollout.keep_graphs is When.never

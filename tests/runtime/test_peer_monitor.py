@@ -58,7 +58,7 @@ class Ranks:
     def close(self) -> None:
         """End all connections, and wait for the threads that close them."""
         for monitor in self.monitors:
-            monitor._end(done=True)
+            monitor._send_and_disconnect(done=True)
         until(lambda: not any(monitor._peers for monitor in self.monitors))
 
 
@@ -91,14 +91,14 @@ def ranks(no_launcher: None) -> Iterator[Ranks]:
 
 
 def test_the_words_of_one_rank_reach_all_others(ranks: Ranks) -> None:
-    ranks.monitors[1].fail("ValueError: broken")
+    ranks.monitors[1].announce_failure("ValueError: broken")
     until(lambda: all(ranks.losses[rank] for rank in (0, 2)))
     news = [f"rank 1 on {HOST} failed: ValueError: broken"]
     assert ranks.losses == [news, [], news]
 
 
 def test_the_words_of_rank_0_reach_all_others(ranks: Ranks) -> None:
-    ranks.monitors[0].fail("out of memory")
+    ranks.monitors[0].announce_failure("out of memory")
     until(lambda: all(ranks.losses[rank] for rank in (1, 2)))
     news = [f"rank 0 on {HOST} failed: out of memory"]
     assert ranks.losses == [[], news, news]
@@ -106,7 +106,7 @@ def test_the_words_of_rank_0_reach_all_others(ranks: Ranks) -> None:
 
 def test_words_count_before_the_loss_that_comes_with_them(ranks: Ranks) -> None:
     ranks.lose(2)
-    ranks.monitors[1].fail("the cause")
+    ranks.monitors[1].announce_failure("the cause")
     until(lambda: bool(ranks.losses[0]))
     assert ranks.losses[0] == [f"rank 1 on {HOST} failed: the cause"]
 
@@ -124,7 +124,7 @@ def test_a_rank_that_ends_without_a_word_is_named(ranks: Ranks) -> None:
 
 def test_the_end_of_a_run_is_no_loss(ranks: Ranks) -> None:
     for rank in (2, 0, 1):
-        ranks.monitors[rank].done()
+        ranks.monitors[rank].announce_success()
         time.sleep(0.4)  # the connection is closed, and what it means is clear
     assert ranks.losses == [[], [], []]
 

@@ -16,7 +16,7 @@ from rlhf.checkpoint.finished_phase import finish_phase
 from rlhf.checkpoint.phase_store import PhaseStore
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.runtime.phase_reuse import look_over, store_phase
+from rlhf.runtime.phase_reuse import store_phase, verify_finished_phases
 from tests.runs import TINY_RUN, launch, new_cache
 
 Compose = Callable[[list[str]], DictConfig]
@@ -41,7 +41,7 @@ def test_a_finished_phase_keeps_no_checkpoint_of_a_killed_attempt(
 ) -> None:
     config = to_run_config(compose([f"checkpoint.keep_finished={str(keeps).lower()}"]))
     said: list[str] = []
-    look_over(run, [Phase.sft], config, said.append)
+    verify_finished_phases(run, [Phase.sft], config, said.append)
     assert (run / "sft" / "state").exists() is keeps
     assert not (run / "sft" / ".actor.building").exists()
     assert said == []
@@ -51,7 +51,7 @@ def test_a_state_that_is_a_link_is_not_followed(compose: Compose, run: Path) -> 
     (run / "sft").rename(run / "elsewhere")
     (run / "sft").symlink_to(run / "elsewhere")
     with pytest.raises(CheckpointError, match="sft is a link"):
-        look_over(run, [Phase.sft], to_run_config(compose([])), print)
+        verify_finished_phases(run, [Phase.sft], to_run_config(compose([])), print)
     assert (run / "elsewhere" / "state").exists()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf.config.choices import Phase
 from rlhf.report.summary import summary_table
-from rlhf.runtime.plan_comparison import whole_beside_the_plan
+from rlhf.runtime.plan_comparison import compare_run_with_plan
 
 SFT = {"perplexity_before": 3.0, "perplexity_after": 2.0, "reused_from": "a", "seconds": 5.0}
 
@@ -17,7 +17,7 @@ def test_a_run_that_took_all_its_phases_has_no_memory_of_its_own(tmp_path: Path)
     plan = {"hours": 0.1, "memory_gib_limit": 9.0, "phases": {"sft": costs}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     for ran in ([Phase.sft], []):  # by the run itself, and by each resume of it
-        found = whole_beside_the_plan(tmp_path, {"sft": SFT}, ran)
+        found = compare_run_with_plan(tmp_path, {"sft": SFT}, ran)
         assert found["planned"] == {"hours": 0.1, "memory_gib": 2.0}
         assert list(found["measured"]) == ["hours"]
         summary_table({"objective": -2.0, "phases": {"sft": SFT}, "versions": {}, **found})
@@ -25,5 +25,5 @@ def test_a_run_that_took_all_its_phases_has_no_memory_of_its_own(tmp_path: Path)
 
 def test_memory_is_that_of_the_phases_that_the_run_trained(tmp_path: Path) -> None:
     own = {"seconds": 7.0, "measured": {"memory_gib": 1.5}}
-    found = whole_beside_the_plan(tmp_path, {"sft": SFT, "reward": own}, [Phase.reward])
+    found = compare_run_with_plan(tmp_path, {"sft": SFT, "reward": own}, [Phase.reward])
     assert found["measured"]["memory_gib"] == 1.5

@@ -12,8 +12,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.runtime.rendezvous import (
     drop_pod_variables,
-    env_rank,
     is_secondary_node,
+    rank_from_environment,
     with_started_ranks,
 )
 from tests.runs import ROOT, TINY_RUN, launch, metrics, python
@@ -31,7 +31,7 @@ def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, per_node: in
 def test_a_plain_process_is_no_rank(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     config = to_run_config(compose([]))
-    assert env_rank() is None
+    assert rank_from_environment() is None
     assert with_started_ranks(config) is config
 
 
@@ -40,7 +40,7 @@ def test_started_ranks_replace_those_of_the_config(
 ) -> None:
     be_rank(monkeypatch, rank=5, world=8, per_node=4)
     hardware = with_started_ranks(to_run_config(compose([]))).hardware
-    assert env_rank() == 5
+    assert rank_from_environment() == 5
     assert (hardware.nodes, hardware.ranks_per_node) == (2, 4)
 
 
@@ -92,7 +92,7 @@ def test_the_number_of_a_pod_is_no_rank(
     assert with_started_ranks(config) is config
     advice = drop_pod_variables()
     monkeypatch.setenv("LOCAL_RANK", "0")  # as rlhf/engine/devices.py does
-    assert env_rank() is None
+    assert rank_from_environment() is None
     line = (
         "RANK=0 and WORLD_SIZE=2 without LOCAL_RANK: torchrun did not start this process, which "
         "therefore runs by itself. Start torchrun on every pod with --nnodes=$WORLD_SIZE "
@@ -104,7 +104,7 @@ def test_the_number_of_a_pod_is_no_rank(
 def test_started_ranks_keep_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     be_rank(monkeypatch, rank=1, world=2, per_node=2)
     assert drop_pod_variables() is None
-    assert env_rank() == 1
+    assert rank_from_environment() == 1
 
 
 LAUNCHERS = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.checkpoint.phase_state import checkpoints, latest_valid
-from rlhf.gpu_check.equal_runs import differences
+from rlhf.checkpoint.phase_state import checkpoint_folders, find_latest_intact_checkpoint
+from rlhf.gpu_check.equal_runs import differing_files
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
@@ -67,7 +67,7 @@ def test_killed_run_equals_the_run_that_never_was(case: str, tmp_path: Path) -> 
     run = launch(*words, cwd=tmp_path, PYTHONPATH=ROOT)
     assert run.returncode == 0, run.stderr
     assert f"{phases[-1]}: continues after step 2" in run.stdout
-    assert differences(killed, whole) == []
+    assert differing_files(killed, whole) == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -81,7 +81,7 @@ def test_sigterm_ends_a_run_after_its_step(ranks: int, tmp_path: Path) -> None:
     assert process.returncode == 130
     way_on = f"interrupted; python launch.py resume={run_dir} continues the run"
     assert complaint.splitlines()[-1] == way_on
-    found = latest_valid(run_dir / "sft", lambda _: None)
+    found = find_latest_intact_checkpoint(run_dir / "sft", lambda _: None)
     assert found is not None
     assert found.step == metrics(run_dir)[-1]["step"] > 0
     assert (run_dir / "report.html").exists()
@@ -92,7 +92,7 @@ def test_sigusr1_asks_for_a_checkpoint_only(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start_run(run_dir, "phase=sft", "sft.epochs=9999")
     process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: bool(checkpoints(run_dir / "sft")))
+    wait_for(lambda: bool(checkpoint_folders(run_dir / "sft")))
     steps = len(metrics(run_dir))
     wait_for(lambda: len(metrics(run_dir)) > steps)
     process.kill()
@@ -173,7 +173,7 @@ def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     words = [*TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={killed}"]
     soak(killed, words, kills=5, lines=progress(whole), seed=1, say=said.append)
     assert len(said) == 5, said
-    assert differences(killed, whole) == [], said
+    assert differing_files(killed, whole) == [], said
 
 
 def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path
     step = 1 + scores.index(max(scores))
     assert len(scores) == min(step + 2, 9), "two evaluations without a new best"
     state = run_dir / "ppo" / "state" / f"step-{step:08}"
-    assert state in checkpoints(run_dir / "ppo")
+    assert state in checkpoint_folders(run_dir / "ppo")
     size = sum(path.stat().st_size for path in state.rglob("*") if path.is_file())
     planned = json.loads((run_dir / "plan.json").read_text())["checkpoints_gb"]
     assert 3 * size / 1e9 == pytest.approx(planned, rel=0.1), "latest, best, and the next"
@@ -244,7 +244,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     words = [*TINY_RUN, *overrides, f"run_dir={killed}"]
     launch(*words, cwd=tmp_path, PYTHONPATH=ROOT, KILL_AT="sft:5")
     assert steps_of(killed) == [4, 3]
-    weights = checkpoints(killed / "sft")[0] / "model" / "model.safetensors"
+    weights = checkpoint_folders(killed / "sft")[0] / "model" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
@@ -256,8 +256,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     assert steps_of(killed) == [3], "nothing that a later step could be taken for"
     assert [path.name for path in (killed / "sft" / "state").iterdir()] == ["step-00000003"]
     assert launch(f"resume={killed}", cwd=tmp_path, PYTHONPATH=ROOT).returncode == 0
-    assert differences(killed, whole) == []
+    assert differing_files(killed, whole) == []
 
 
 def steps_of(run_dir: Path) -> list[int]:
-    return [int(path.name[5:]) for path in checkpoints(run_dir / "sft")]
+    return [int(path.name[5:]) for path in checkpoint_folders(run_dir / "sft")]

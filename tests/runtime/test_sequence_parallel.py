@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.export import context_of
-from rlhf.phases.shared.supervised import data_parallel_ranks
+from rlhf.export import context_of_run
+from rlhf.phases.shared.supervised import readers
 from tests.runs import finished, metrics
 
 pytestmark = pytest.mark.slow
@@ -34,4 +34,4 @@ def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
     expected = curve(alone)
     assert len(expected) == 2 * 3 + 2, "three steps, and held-out examples before and after"
     assert curve(shared) == pytest.approx(expected, rel=2e-5, abs=1e-5)
-    assert data_parallel_ranks(context_of(shared)).size == 1, "one process reads the finished run"
+    assert readers(context_of_run(shared)).size == 1, "one process reads the finished run"

@@ -36,15 +36,15 @@ def test_nothing_is_expected_outside_the_steps() -> None:
 def test_a_stopped_process_is_known() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     there = Process(socket.gethostname(), process.pid)
-    assert not there.is_stopped
+    assert not there.is_suspended
     process.send_signal(signal.SIGSTOP)
     patience = time.monotonic() + 10
-    while not there.is_stopped:
+    while not there.is_suspended:
         assert time.monotonic() < patience
-    assert not there._replace(host="elsewhere").is_stopped
+    assert not there._replace(host="elsewhere").is_suspended
     process.kill()
     process.wait()
-    assert not there.is_stopped
+    assert not there.is_suspended
 
 
 @pytest.mark.slow

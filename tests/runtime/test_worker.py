@@ -12,7 +12,7 @@ from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.runtime.run_result import collect_results
-from rlhf.runtime.worker import run_tokenizer
+from rlhf.runtime.worker import create_or_load_tokenizer
 from tests.models_on_disk import save_models
 from tests.runs import TINY_RUN, launch
 
@@ -60,9 +60,9 @@ def test_a_reward_model_trained_alone_brings_its_own_tokenizer(
             ]
         )
     )
-    tokenizer = run_tokenizer(config, tmp_path, parts={})
+    tokenizer = create_or_load_tokenizer(config, tmp_path, parts={})
     assert tokenizer.get_vocab() == load_tokenizer(tmp_path / "reward", key="k").get_vocab()
-    again = run_tokenizer(config, tmp_path, parts={})
+    again = create_or_load_tokenizer(config, tmp_path, parts={})
     assert again.get_vocab() == tokenizer.get_vocab()
 
 

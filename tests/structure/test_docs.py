@@ -14,7 +14,7 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from rlhf.jobs.search_command import search_of
+from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import expand_sweep
 from tests.runs import TINY_RUN, launch, python
 
@@ -70,8 +70,10 @@ COMMANDS = sorted({c for page in PAGES for c in commands_of(page.read_text())})
 
 def composing(command: str, data_file: Path) -> list[list[str]]:
     """Arguments that compose what ``python launch.py ...`` would run: its first and last job."""
-    if (search := search_of(words(command), ROOT / "sweeps")) is not None:
-        return [["--cfg", "job", *search.fixed, *(f"{d.key}={d.example}" for d in search.space)]]
+    if (search := parse_search(words(command), ROOT / "sweeps")) is not None:
+        return [
+            ["--cfg", "job", *search.fixed, *(f"{d.key}={d.example_value}" for d in search.space)]
+        ]
     asked = expand_sweep(words(command), ROOT / "sweeps")
     given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in asked]
     if "--help" in given:

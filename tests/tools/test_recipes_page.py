@@ -12,7 +12,7 @@ from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.reading import load_datasets
-from rlhf.data.splits import divide
+from rlhf.data.splits import divide_over_phases
 from tools.docs import recipes_page as recipes
 from tools.docs.recipes_page import TABLE_MARK, renew_page
 
@@ -226,7 +226,9 @@ def test_samples_fill_a_batch_of_each_phase(language: str, compose: Compose) -> 
     config = to_run_config(compose([f"experiment=sample_{language}"]))
     data = config.data
     datasets = load_datasets(data, seed=config.seed)
-    parts = divide(datasets, split=data.split, eval_share=data.eval_share, seed=config.seed)
+    parts = divide_over_phases(
+        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
+    )
     sizes = {phase: sum(len(part.train) for part in parts[phase]) for phase in parts}
     assert sizes[Phase.sft] >= config.sft.batch_size
     assert sizes[Phase.reward] >= config.reward.batch_size

@@ -14,7 +14,7 @@ import pytest
 
 from rlhf.base import atomic
 from rlhf.base.errors import CheckpointError
-from rlhf.tracking.jsonl import JsonlWriter, drop_phases, truncate_file
+from rlhf.tracking.jsonl import JsonlWriter, drop_lines_of_phases, truncate_file
 from rlhf.tracking.trackers import FileTracker
 
 
@@ -57,7 +57,7 @@ def test_any_text_comes_back_as_it_was(tmp_path: Path, text: str) -> None:
     path = tmp_path / "samples.jsonl"
     write(path, {"phase": "ppo", "prompt": text}, {"phase": "sft", "prompt": text})
     assert [record["prompt"] for record in read(path)] == [text, text]
-    drop_phases(path, {"sft"})
+    drop_lines_of_phases(path, {"sft"})
     assert read(path) == [{"phase": "ppo", "prompt": text}]
 
 
@@ -65,7 +65,7 @@ def test_dropping_takes_the_unfinished_phases_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     lines = [{"phase": p, "step": s} for p in ("sft", "reward", "ppo") for s in (1, 2)]
     write(path, *lines)
-    drop_phases(path, {"reward", "ppo"})
+    drop_lines_of_phases(path, {"reward", "ppo"})
     assert read(path) == lines[:2]
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
@@ -76,21 +76,21 @@ def test_dropping_takes_the_unfinished_phases_alone(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"phase": "sft", "step": 1}\n' + torn)
-    drop_phases(path, {"ppo"})
+    drop_lines_of_phases(path, {"ppo"})
     assert path.read_bytes() == b'{"phase": "sft", "step": 1}\n'
 
 
 def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"phase": "sft", "step": 1}')
-    drop_phases(path, {"ppo"})
+    drop_lines_of_phases(path, {"ppo"})
     assert path.read_text() == '{"phase": "sft", "step": 1}\n'
 
 
 def test_an_empty_file_and_no_file_are_left_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").touch()
-    drop_phases(tmp_path / "m.jsonl", {"ppo"})
-    drop_phases(tmp_path / "none.jsonl", {"ppo"})
+    drop_lines_of_phases(tmp_path / "m.jsonl", {"ppo"})
+    drop_lines_of_phases(tmp_path / "none.jsonl", {"ppo"})
     assert (tmp_path / "m.jsonl").read_bytes() == b""
     assert not (tmp_path / "none.jsonl").exists()
 
@@ -100,7 +100,7 @@ def test_a_broken_line_in_the_middle_is_an_error_and_nothing_is_lost(tmp_path: P
     text = '{"phase": "sft"}\n{"pha\n{"phase": "ppo"}\n'
     path.write_text(text)
     with pytest.raises(CheckpointError, match=r"m\.jsonl is damaged.*: line 2: not"):
-        drop_phases(path, {"ppo"})
+        drop_lines_of_phases(path, {"ppo"})
     assert path.read_text() == text
 
 

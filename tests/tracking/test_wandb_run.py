@@ -20,7 +20,7 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.tracking.tracker import Sample, Token
 from rlhf.tracking.trackers import FileTracker
-from rlhf.tracking.wandb_file import history, records
+from rlhf.tracking.wandb_file import read_history, read_records
 from rlhf.tracking.wandb_run import MOST_INCREMENTS, WandbTracker
 from tests.runs import ROOT, TINY_RUN, launch, start
 
@@ -196,10 +196,10 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
     assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
     for path in files:
-        (run,) = [each.run for each in records(path) if each.HasField("run")]
+        (run,) = [each.run for each in read_records(path) if each.HasField("run")]
         assert (run.run_group, run.job_type) == ("smoke", "sft+reward+ppo")
         assert list(run.tags) == ["tiny"]
-    logged = history(run_dir)
+    logged = read_history(run_dir)
     for name in WATCHED:
         steps = [line["ppo/step"] for line in logged if name in line]
         assert steps == list(range(1, STEPS + 1)), name
@@ -207,7 +207,7 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     assert evaluated == [0, STEPS]
     tables = [line for line in logged if "ppo/samples/nrows" in line]
     assert [line["ppo/step"] for line in tables] == [0, 2, 4, 6]
-    summaries = [each.summary for each in records(files[-1]) if each.HasField("summary")]
+    summaries = [each.summary for each in read_records(files[-1]) if each.HasField("summary")]
     written = {"/".join(item.nested_key) or item.key for each in summaries for item in each.update}
     assert {"objective", "result/ppo/gold_after", "ppo/clipfrac"} <= written
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import describe_type
-from rlhf.config.schema.run import RunConfig, phase_of_best
+from rlhf.config.schema.run import RunConfig, phases_that_measure_best
 from tools.docs.conf_comments import explanation
 from tools.docs.pages import write_below
 
@@ -73,7 +73,7 @@ def _keys(schema: Any, defaults: Any, prefix: str = "") -> list[Key]:
 def _effect(key: str) -> tuple[str, str]:
     """Return the phases that a key affects, and if a resumed run may change it, as texts."""
     affects, at_resume, *_ = effect_of(key)
-    if affects is phase_of_best:
+    if affects is phases_that_measure_best:
         return "the phase of checkpoint.best", at_resume.value
     found = affects(None)
     phases = "every phase" if found == set(Phase) else ", ".join(p for p in Phase if p in found)

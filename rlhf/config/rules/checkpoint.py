@@ -7,7 +7,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
 
-def check_readable(config: RunConfig) -> None:
+def check_nvme_checkpoints(config: RunConfig) -> None:
     """Check that ``checkpoint`` requests no checkpoint inside a phase if zero.nvme_path is set.
 
     every_minutes is set by default and is accepted: the run then prints that it writes none.
@@ -26,7 +26,7 @@ def check_readable(config: RunConfig) -> None:
 def check_checkpoint(config: RunConfig) -> None:
     """Check that checkpoints can be written, and that the run measures checkpoint.best in time."""
     checkpoint = config.checkpoint
-    check_readable(config)
+    check_nvme_checkpoints(config)
     if checkpoint.best is None:
         for key in ("load_best", "patience"):
             if value := getattr(checkpoint, key):

@@ -24,7 +24,7 @@ def check_data(config: RunConfig) -> None:
         )
     if data.source is not Source.synthetic and not (data.path is None and data.sets):
         _check_paths("data.path", data.path)
-    _check_sets(data)
+    _check_blended_datasets(data)
     if data.eval_path is not None:
         _check_paths("data.eval_path", data.eval_path)
     if len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split):
@@ -43,7 +43,7 @@ def check_data(config: RunConfig) -> None:
             )
 
 
-def _check_sets(data: DataConfig) -> None:
+def _check_blended_datasets(data: DataConfig) -> None:
     """Check each dataset of a blend on its own."""
     for name, dataset in data.sets.items():
         key = f"data.sets.{name}"

@@ -6,7 +6,7 @@ import re
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import read_user_text, user_path
+from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
 
@@ -37,7 +37,7 @@ def check_hostfile(config: RunConfig) -> None:
         )
 
     with translate_errors(explain):
-        lines = read_user_text(user_path(name, key="launcher.hostfile")).splitlines()
+        lines = read_user_text(expand_user_path(name, key="launcher.hostfile")).splitlines()
     hosts: set[str] = set()
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):

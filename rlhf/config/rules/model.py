@@ -20,7 +20,7 @@ COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "nu
 def check_models(config: RunConfig) -> None:
     """Check that each phase can get its models, and that PPO and DPO start from trained ones."""
     order, model, reward_model = config.phase.order, config.model, config.reward_model
-    if model.init.is_of_sft:
+    if model.init.starts_from_sft:
         raise ConfigError(
             f"model.init={model.init}: only reward_model.init can be {model.init}; "
             "use model.init=pretrained or model.init=random"
@@ -32,7 +32,7 @@ def check_models(config: RunConfig) -> None:
                 "add model.init=pretrained model.path=FOLDER, or run the sft phase too"
             )
     if reward_model.init is ModelInit.gold and not config.rewards:
-        check_gold(config)
+        check_gold_judge(config)
     elif has_reward_model(config) and (
         Phase.ppo in order
         and Phase.reward not in order
@@ -44,7 +44,7 @@ def check_models(config: RunConfig) -> None:
             "use model@reward_model=gold, the judge of data=synthetic, or rewards (docs/rewards.md)"
         )
     for phase in order:
-        for key, used in _models(config, phase):
+        for key, used in _starting_models(config, phase):
             check_model(key, used)
             if used.compile:
                 check_compile(config, key)
@@ -66,7 +66,7 @@ def check_compile(config: RunConfig, key: str) -> None:
         raise ConfigError(f"{key}.compile=true with {reason}: use only one of the two")
 
 
-def check_gold(config: RunConfig) -> None:
+def check_gold_judge(config: RunConfig) -> None:
     """Check that the synthetic task's judge (init=gold) can replace the reward model here."""
     if config.data.source is not Source.synthetic:
         raise ConfigError(
@@ -107,7 +107,7 @@ def check_model(key: str, model: ModelConfig) -> None:
         )
 
 
-def check_lengths(config: RunConfig) -> None:
+def check_sequence_lengths(config: RunConfig) -> None:
     """Check that no sequence is longer than the models that this run builds allow.
 
     The lengths that pretrained models allow are not known here.
@@ -121,7 +121,7 @@ def check_lengths(config: RunConfig) -> None:
     }
     for phase in config.phase.order:
         name, wanted = tokens[phase]
-        for key, model in _models(config, phase):
+        for key, model in _starting_models(config, phase):
             limit = model.architecture.get("max_position_embeddings", math.inf)
             if not isinstance(limit, int | float):
                 raise ConfigError(
@@ -135,7 +135,7 @@ def check_lengths(config: RunConfig) -> None:
                 )
 
 
-def _models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
+def _starting_models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
     """Return the config keys and values of the models whose weights ``phase`` starts from."""
     model = ("model", config.model)
     reward_model = reward_model_base(config)

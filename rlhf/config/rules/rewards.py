@@ -34,7 +34,7 @@ def check_rewards(config: RunConfig) -> None:
     for name, part in config.rewards.items():
         if not name.isidentifier():
             raise ConfigError(f"rewards.{name}: a name has letters, digits and _ only")
-        check_term(f"rewards.{name}", part)
+        check_reward_term(f"rewards.{name}", part)
         others = [column for column in part.columns if column != "answer"]
         if others and config.data.source is Source.synthetic:
             raise ConfigError(
@@ -59,7 +59,7 @@ def check_rewards(config: RunConfig) -> None:
         )
 
 
-def check_term(key: str, part: RewardTerm) -> None:
+def check_reward_term(key: str, part: RewardTerm) -> None:
     """Check the keys and values of the part of the score that ``key`` names."""
     _check_keys(key, part)
     _check_values(key, part)

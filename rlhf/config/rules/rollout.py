@@ -19,7 +19,10 @@ OPTIMIZER_STAGE = 2
 
 
 def check_rollout(config: RunConfig) -> None:
-    """Check that the backend supports the settings, and that no stop text ends every response."""
+    """Check that the backend supports the settings, and that no stop text is empty.
+
+    An empty stop text would end every response at its first token.
+    """
     rollout = config.rollout
     if "" in rollout.stop:
         raise ConfigError(
@@ -68,9 +71,9 @@ def check_hybrid_engine(config: RunConfig) -> None:
     """Check that the other keys allow rollout.backend=hybrid_engine, if it is set."""
     if config.rollout.backend is not Backend.hybrid_engine:
         return
-    _check_machine(config)
+    _check_hybrid_prerequisites(config)
     _check_tensor_parallelism(config)
-    _check_graphs(config)
+    _check_cuda_graphs(config)
     rollout = config.rollout
     wanted = rollout.max_prompt_tokens + rollout.max_response_tokens
     tokens = rollout.hybrid_engine.max_out_tokens
@@ -82,7 +85,7 @@ def check_hybrid_engine(config: RunConfig) -> None:
         )
 
 
-def _check_machine(config: RunConfig) -> None:
+def _check_hybrid_prerequisites(config: RunConfig) -> None:
     zero = config.zero
     if config.hardware.device is not Device.cuda:
         raise ConfigError(
@@ -133,7 +136,7 @@ def _check_tensor_parallelism(config: RunConfig) -> None:
         )
 
 
-def _check_graphs(config: RunConfig) -> None:
+def _check_cuda_graphs(config: RunConfig) -> None:
     engine = config.rollout.hybrid_engine
     if not engine.enable_cuda_graph:
         return

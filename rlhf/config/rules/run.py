@@ -14,12 +14,12 @@ from rlhf.config.rules.checkpoint import check_checkpoint
 from rlhf.config.rules.data import check_data
 from rlhf.config.rules.launcher import check_launcher
 from rlhf.config.rules.lora import check_lora
-from rlhf.config.rules.model import check_lengths, check_models
+from rlhf.config.rules.model import check_models, check_sequence_lengths
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.secrets import check_secrets, texts_of
-from rlhf.config.rules.zero import check_engine, check_sequence_parallel, check_zero
+from rlhf.config.rules.secrets import check_secrets, iterate_texts
+from rlhf.config.rules.zero import check_sequence_parallel, check_training_engine, check_zero
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import check_bounds
 from rlhf.config.schema.run import RunConfig
@@ -27,20 +27,20 @@ from rlhf.config.schema.run import RunConfig
 
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
-    texts = list(texts_of(asdict(config), ""))
+    texts = list(iterate_texts(asdict(config), ""))
     check_secrets(texts)
-    check_texts(texts)
+    check_control_characters(texts)
     check_bounds(config)
     check_run_name(config.name)
-    check_order(config.phase.order)
+    check_phase_order(config.phase.order)
     check_rewards(config)
     check_models(config)
-    check_lengths(config)
+    check_sequence_lengths(config)
     check_data(config)
     check_hardware(config.hardware)
     check_launcher(config.launcher)
     check_zero(config)
-    check_engine(config)
+    check_training_engine(config)
     check_sequence_parallel(config)
     check_lora(config)
     check_checkpoint(config)
@@ -52,7 +52,7 @@ def validate(config: RunConfig) -> None:
         ptx_plan(config)
 
 
-def check_texts(texts: Iterable[tuple[str, str]]) -> None:
+def check_control_characters(texts: Iterable[tuple[str, str]]) -> None:
     """Check that no text has control characters: they could command a terminal or split a line.
 
     Texts to search for in responses (rollout.stop, patterns) may have line breaks and tabs.
@@ -73,7 +73,7 @@ def check_run_name(name: str) -> None:
         )
 
 
-def check_order(order: list[Phase]) -> None:
+def check_phase_order(order: list[Phase]) -> None:
     """Check that phases appear at most once, in InstructGPT's order, and not PPO with DPO."""
     if Phase.ppo in order and Phase.dpo in order:
         raise ConfigError(

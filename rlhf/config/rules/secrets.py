@@ -47,10 +47,12 @@ def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> N
     Raises:
         ConfigError: naming the key without the secret.
     """
-    refuse_secrets((f"{k}={text}" for k, text in texts_of(asdict(config), "")), environment)
+    refuse_secrets_in_command(
+        (f"{k}={text}" for k, text in iterate_texts(asdict(config), "")), environment
+    )
 
 
-def refuse_secrets(words: Iterable[str], environment: Mapping[str, str]) -> None:
+def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, str]) -> None:
     """Check that no word of a command contains or reads a secret, because Hydra stores the words.
 
     Raises:
@@ -67,14 +69,14 @@ def refuse_secrets(words: Iterable[str], environment: Mapping[str, str]) -> None
             )
 
 
-def texts_of(value: Any, key: str) -> Iterator[tuple[str, str]]:
+def iterate_texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the text of every name and value in nested mappings and lists."""
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from texts_of(each, f"{key}.{name}".lstrip("."))
+            yield from iterate_texts(each, f"{key}.{name}".lstrip("."))
             yield key, str(name)
     elif isinstance(value, list):
         for each in value:
-            yield from texts_of(each, key)
+            yield from iterate_texts(each, key)
     elif value is not None:
         yield key, str(value)

@@ -13,7 +13,7 @@ from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.schema.run import RunConfig
 
 
-def refuse_unread(config: RunConfig, overrides: Sequence[str]) -> None:
+def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise an error if an override sets a key that ``config`` does not read.
 
     Only keys on the command line are checked: presets may set keys that other options read.

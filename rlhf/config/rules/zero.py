@@ -12,7 +12,7 @@ from rlhf.config.choices import (
     Phase,
     TrainingEngine,
 )
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of, torch_unsupported_setting
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.config.typed import format_value
@@ -32,7 +32,7 @@ DECIDED = {
 }
 
 
-def check_extra(zero: ZeroConfig) -> None:
+def check_extra_entries(zero: ZeroConfig) -> None:
     """Raise ConfigError if zero.extra sets an entry of DeepSpeed that one of our keys sets."""
     for name, key in DECIDED.items():
         node: Any = zero.extra
@@ -106,7 +106,7 @@ def check_nvme(config: RunConfig) -> None:
         )
 
 
-def check_quantized(config: RunConfig) -> None:
+def check_quantization(config: RunConfig) -> None:
     """Check that ZeRO++ quantization runs on several GPUs, and MixZ++ on GPUs in fp16 with LoRA."""
     zero, hardware = config.zero, config.hardware
     ranks = hardware.nodes * hardware.ranks_per_node
@@ -140,10 +140,10 @@ def check_zero(config: RunConfig) -> None:
     zero = config.zero
     if zero.offload_optimizer and zero.stage == 0:
         raise ConfigError("zero.offload_optimizer=true: requires zero.stage=1, 2 or 3")
-    check_extra(zero)
+    check_extra_entries(zero)
     check_sharded_keys(zero)
     check_nvme(config)
-    check_quantized(config)
+    check_quantization(config)
     if zero.offload_ema and not config.ppo.ema_beta:
         raise ConfigError(
             f"zero.offload_ema=true with ppo.ema_beta={config.ppo.ema_beta}: there is no moving "
@@ -156,11 +156,11 @@ def check_zero(config: RunConfig) -> None:
         )
 
 
-def check_engine(config: RunConfig) -> None:
+def check_training_engine(config: RunConfig) -> None:
     """Check that zero.engine supports the options; the engine checks the precision when built."""
     zero = config.zero
     ranks = config.hardware.nodes * config.hardware.ranks_per_node
-    obstacle = torch_unsupported_setting(zero, ranks=ranks)
+    obstacle = setting_unsupported_by_torch(zero, ranks=ranks)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise ConfigError(
             f"zero.engine=torch with {obstacle}: plain torch runs one rank without offloading; "

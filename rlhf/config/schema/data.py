@@ -12,7 +12,7 @@ from rlhf.config.schema.keys import (
     NO_PHASE,
     Unread,
     key,
-    phases,
+    results_of,
 )
 
 
@@ -81,11 +81,11 @@ class DataConfig:
     """plain: Human/Assistant turns; chat: the tokenizer's chat template."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
-    ptx_path: str | None = key(affects=phases(Phase.ppo), is_inherited=False)
+    ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
-    ptx_subset: str | None = key(affects=phases(Phase.ppo), is_inherited=False)
+    ptx_subset: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
     """Configuration name of ptx_path on the hub; null: the dataset's default."""
-    ptx_column: str = key(affects=phases(Phase.ppo), is_inherited=False)
+    ptx_column: str = key(affects=results_of(Phase.ppo), is_inherited=False)
     """Column of ptx_path that holds the text."""
     cache_dir: str = key(affects=NO_PHASE, is_inherited=False)
     """Folder that keeps tokenised data between runs."""

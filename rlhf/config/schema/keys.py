@@ -48,18 +48,18 @@ LARGEST = 2**63 - 1  # largest integer of torch
 Affects = Callable[[Any], frozenset[Phase]]
 
 
-def phases(*names: Phase) -> Affects:
-    """Return a value of ``affects`` for a key that always changes the results of ``names``."""
-    return lambda _: frozenset(names)
+def results_of(*phases: Phase) -> Affects:
+    """Return a value of ``affects`` for a key that always changes the results of ``phases``."""
+    return lambda _: frozenset(phases)
 
 
-NO_PHASE = phases()
-EVERY_PHASE = phases(*Phase)
-ANSWERING_PHASES = phases(Phase.ppo, Phase.dpo)
+NO_PHASE = results_of()
+EVERY_PHASE = results_of(*Phase)
+ANSWERING_PHASES = results_of(Phase.ppo, Phase.dpo)
 
 
 class AtResume(StrEnum):
-    """What a resumed run may do to a key."""
+    """Rules for changing a key when a run is resumed."""
 
     fixed = "fixed"
     rounding = "rounding"  # may change: how ranks divide batches changes only rounding

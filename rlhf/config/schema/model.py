@@ -27,7 +27,7 @@ PRETRAINED = Unread(
     "remove {group}.architecture, or use {option}=tiny",
 )
 SFT_MODEL = Unread(
-    lambda model: model.init.is_of_sft,
+    lambda model: model.init.starts_from_sft,
     "{group}.init=sft and gold start from the SFT model of the same run",
     "use {option}=pretrained {group}.path={value}",
 )

@@ -25,7 +25,7 @@ from rlhf.config.schema.keys import (
     SECONDS,
     AtResume,
     key,
-    phases,
+    results_of,
 )
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.lora import LoraConfig
@@ -38,7 +38,7 @@ from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 
-def phase_of_best(config: RunConfig) -> frozenset[Phase]:
+def phases_that_measure_best(config: RunConfig) -> frozenset[Phase]:
     """Return the set of the phase that measures checkpoint.best; empty if that is null."""
     name = (config.checkpoint.best or "").partition("/")[0]
     return frozenset(phase for phase in Phase if phase == name)
@@ -74,11 +74,11 @@ class CheckpointConfig:
     """Latest checkpoints that are kept; the best one is kept beside them."""
     keep_finished: bool
     """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
-    best: str | None = key(affects=phase_of_best)
+    best: str | None = key(affects=phases_that_measure_best)
     """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
-    load_best: bool = key(affects=phase_of_best)
+    load_best: bool = key(affects=phases_that_measure_best)
     """End the phase of the metric with its best checkpoint instead of the last step."""
-    patience: int | None = key(ABOVE_0, affects=phase_of_best)
+    patience: int | None = key(ABOVE_0, affects=phases_that_measure_best)
     """End the phase after this many evaluations in a row without a new best; null: never."""
     most_skipped: int | None = key(ABOVE_0)
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""
@@ -121,17 +121,17 @@ class RunConfig:
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)
-    reward_model: ModelConfig = key(affects=phases(Phase.reward, Phase.ppo), is_inherited=True)
+    reward_model: ModelConfig = key(affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
     hardware: HardwareConfig = key(affects=EVERY_PHASE)
     zero: ZeroConfig = key(affects=EVERY_PHASE, at_resume=AtResume.rounding)
     launcher: LauncherConfig = key(affects=NO_PHASE)
     lora: LoraConfig = key(affects=EVERY_PHASE)
-    sft: SftConfig = key(affects=phases(Phase.sft), is_inherited=True)
-    reward: RewardConfig = key(affects=phases(Phase.reward), is_inherited=True)
-    dpo: DpoConfig = key(affects=phases(Phase.dpo))
-    ppo: PpoConfig = key(affects=phases(Phase.ppo))
+    sft: SftConfig = key(affects=results_of(Phase.sft), is_inherited=True)
+    reward: RewardConfig = key(affects=results_of(Phase.reward), is_inherited=True)
+    dpo: DpoConfig = key(affects=results_of(Phase.dpo))
+    ppo: PpoConfig = key(affects=results_of(Phase.ppo))
     rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
-    rewards: dict[str, RewardTerm] = key(affects=phases(Phase.ppo))
+    rewards: dict[str, RewardTerm] = key(affects=results_of(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
     tracking: TrackingConfig = key(affects=NO_PHASE)

@@ -15,8 +15,8 @@ from torch import Tensor
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.torch_engine import allocate_weights
-from rlhf.gpu_check.models import VOCABULARY, fused_models, tiny_model
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, judge
+from rlhf.gpu_check.models import VOCABULARY, build_tiny_model, fused_model_names
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, passed_or_failed
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
@@ -52,19 +52,22 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield a task per model and precision, which checks decoding with and without CUDA graphs."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
-    for name in fused_models():
+    for name in fused_model_names():
         for dtype in dtypes:
-            yield Task(f"{name}, {NAMES[dtype]}", partial(_compare, name, dtype))
+            yield Task(f"{name}, {NAMES[dtype]}", partial(_check_decoder, name, dtype))
 
 
 @torch.no_grad()
-def _compare(name: str, dtype: torch.dtype) -> Finding:
-    model = tiny_model(name).to("cuda")
+def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
+    model = build_tiny_model(name).to("cuda")
     # Side by side, as an engine stores them. Not buffers: rotary frequencies stay in fp32.
     places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
-    ways = {"eager": distance(model, dtype, False), "graphs": distance(model, dtype, True)}
+    ways = {
+        "eager": measure_decoder_distance(model, dtype, False),
+        "graphs": measure_decoder_distance(model, dtype, True),
+    }
     is_right = all(is_near(each, dtype) for each in ways.values())
     figures = (
         f"{way}: {each.equal} of {each.tokens} tokens, {each.logprob:.1g} std"
@@ -78,7 +81,7 @@ def _compare(name: str, dtype: torch.dtype) -> Finding:
     return Finding(
         figure="; ".join(figures),
         expected=f"tokens, log-probs within {TOLERANCES[dtype]} std",
-        verdict=judge(is_right),
+        verdict=passed_or_failed(is_right),
         numbers=numbers,
     )
 
@@ -88,7 +91,9 @@ def is_near(distance: Distance, dtype: torch.dtype) -> bool:
     return distance.logprob <= TOLERANCES[dtype] and distance.draw <= distance.allowed_draw
 
 
-def distance(model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool) -> Distance:
+def measure_decoder_distance(
+    model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool
+) -> Distance:
     """Generate with the decoder on the GPU; return the distance from the model's forward pass."""
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [
@@ -110,7 +115,7 @@ def _generate(
     model: PreTrainedModel, dtype: torch.dtype, draws_NT: Tensor, has_graphs: bool
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)
-    assert parts is not None, "fused_models has models with a fused decoder only"
+    assert parts is not None, "fused_model_names has models with a fused decoder only"
     extent = Extent.for_rollout(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]

@@ -23,14 +23,14 @@ LLAMA = (
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each ZeRO stage with which DeepSpeed-Chat uses the engine."""
     for stage in (2, 3):
-        yield Task(f"stage {stage}", partial(_try, setting, stage))
+        yield Task(f"stage {stage}", partial(_try_zero_stage, setting, stage))
 
 
-def _try(setting: CheckSetting, stage: int) -> Finding:
+def _try_zero_stage(setting: CheckSetting, stage: int) -> Finding:
     ended = start_run(setting.folder / f"stage{stage}", *TINY_RUN, *LLAMA, f"zero=stage{stage}")
     if ended.code == USER_ERROR:
         return Finding(
-            figure=f"no: {ended.complaint}", expected=EXPECTED, verdict=RowVerdict.skipped
+            figure=f"no: {ended.last_line}", expected=EXPECTED, verdict=RowVerdict.skipped
         )
     steps = ended.result["phases"]["ppo"]["steps"]
     return Finding(

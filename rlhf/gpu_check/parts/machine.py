@@ -24,28 +24,30 @@ CPU = "cpu"
 
 def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield tasks that describe this machine and check that torch computes on its GPU."""
-    yield Task(CARD, _card)
+    yield Task(CARD, _describe_card)
     yield Task("free memory", _check_free_memory)
-    yield Task("driver", lambda: _measure(read_driver() or "unknown"))
-    yield Task("CUDA of torch", lambda: _measure(f"{torch.version.cuda or torch.version.hip}"))
-    yield Task("kernels of torch", _kernels)
+    yield Task("driver", lambda: _measured_finding(read_driver() or "unknown"))
+    yield Task(
+        "CUDA of torch", lambda: _measured_finding(f"{torch.version.cuda or torch.version.hip}")
+    )
+    yield Task("kernels of torch", _check_torch_kernels)
     yield Task("a product", _check_matmul)
-    yield Task("AdamW by Triton", _triton)
-    yield Task("hardware=auto", _profile)
-    yield Task("host", _host)
+    yield Task("AdamW by Triton", _check_triton_adamw)
+    yield Task("hardware=auto", _check_auto_profile)
+    yield Task("host", _describe_host)
     for package in PACKAGES:
-        yield Task(package, lambda package=package: _version(package))  # type: ignore[misc]
+        yield Task(package, lambda package=package: _describe_version(package))  # type: ignore[misc]
 
 
-def _measure(figure: str, **numbers: float) -> Finding:
+def _measured_finding(figure: str, **numbers: float) -> Finding:
     return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
 
 
-def _card() -> Finding:
+def _describe_card() -> Finding:
     major, minor = torch.cuda.get_device_capability()
     total, count = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
     figure = f"{torch.cuda.get_device_name()}, sm_{major}{minor}, {total / GIB:.1f} GiB"
-    return _measure(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
+    return _measured_finding(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
 
 
 def _check_free_memory() -> Finding:
@@ -58,7 +60,7 @@ def _check_free_memory() -> Finding:
     )
 
 
-def _kernels() -> Finding:
+def _check_torch_kernels() -> Finding:
     check_gpus(1)
     kernels = ", ".join(torch.cuda.get_arch_list())
     return Finding(figure=kernels, expected="the card's, or older", verdict=RowVerdict.passed)
@@ -77,7 +79,7 @@ def _check_matmul() -> Finding:
     return Finding(figure=f"right in {names}", expected="64", verdict=RowVerdict.passed)
 
 
-def _triton() -> Finding:
+def _check_triton_adamw() -> Finding:
     if adamw_gpu_kernels(torch.device("cuda", 0)) is None:
         return Finding(
             figure="operations of torch instead: see log.txt", verdict=RowVerdict.skipped
@@ -85,7 +87,7 @@ def _triton() -> Finding:
     return Finding(figure="compiled and launched", verdict=RowVerdict.passed)
 
 
-def _profile() -> Finding:
+def _check_auto_profile() -> Finding:
     machine = this_machine()
     verdict = RowVerdict.failed if machine.profile == CPU else RowVerdict.passed
     return Finding(
@@ -93,16 +95,16 @@ def _profile() -> Finding:
     )
 
 
-def _host() -> Finding:
+def _describe_host() -> Finding:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    return _measure(
+    return _measured_finding(
         f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}", cores=cores
     )
 
 
-def _version(package: str) -> Finding:
+def _describe_version(package: str) -> Finding:
     try:
-        return _measure(version(package))
+        return _measured_finding(version(package))
     except PackageNotFoundError:
-        return _measure("not installed as a package")
+        return _measured_finding("not installed as a package")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.gpu_check.hooks import planned_gib
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judge
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, passed_or_failed
 from rlhf.gpu_check.runs import SHORT_RUN, Run, start_run
 
 # Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     words: tuple[str, ...]
 
 
-def _tiny(layers: int) -> tuple[str, ...]:
+def _tiny_model_options(layers: int) -> tuple[str, ...]:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4}
     sizes |= {"num_hidden_layers": layers}
     architecture = (f"model.architecture.{name}={size}" for name, size in sizes.items())
@@ -45,8 +45,11 @@ def _tiny(layers: int) -> tuple[str, ...]:
 
 SHAPES = {
     Size.tiny: (
-        Shape("13 M weights, all phases", _tiny(4)),
-        Shape("25 M weights, SFT in fp32", (*_tiny(8), "phase=sft", "hardware.dtype=fp32")),
+        Shape("13 M weights, all phases", _tiny_model_options(4)),
+        Shape(
+            "25 M weights, SFT in fp32",
+            (*_tiny_model_options(8), "phase=sft", "hardware.dtype=fp32"),
+        ),
         Shape("25 M weights, LoRA", (*SMALL, *LORA)),
     ),
     Size.full: (
@@ -64,10 +67,12 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
         runs: list[Run] = []
         phases = ["sft"] if "phase=sft" in shape.words else ["sft", "reward", "ppo"]
         for phase in phases:
-            yield Task(f"{shape.name}: {phase}", partial(_compare, runs, run_dir, shape, phase))
+            yield Task(
+                f"{shape.name}: {phase}", partial(_compare_with_plan, runs, run_dir, shape, phase)
+            )
 
 
-def _compare(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Finding:
+def _compare_with_plan(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Finding:
     """Compare one phase with its plan; start the shape's run first, unless ``runs`` holds it."""
     words = [*FEW, *shape.words]
     if "lora=all" in words:
@@ -80,6 +85,6 @@ def _compare(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Findin
     return Finding(
         figure=f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
         expected=f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
-        verdict=judge(LEAST * planned - SPARE <= measured <= MOST * planned + SPARE),
+        verdict=passed_or_failed(LEAST * planned - SPARE <= measured <= MOST * planned + SPARE),
         numbers={"measured_gib": measured, "planned_gib": planned},
     )

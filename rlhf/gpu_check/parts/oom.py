@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf.config.freeze import load_frozen
+from rlhf.config.freeze import load_frozen_config
 from rlhf.gpu_check.hooks import LESS_MEMORY
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, judge
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, passed_or_failed
 from rlhf.gpu_check.runs import USER_ERROR, start_run
 
 RETRIED = "continuing with smaller micro-batches"
@@ -30,30 +30,30 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     yield Task("hardware.on_oom=stop", partial(_check_refusal, setting))
 
 
-def _words(setting: CheckSetting, choice: str) -> list[str]:
+def _launch_options(setting: CheckSetting, choice: str) -> list[str]:
     batch = BATCH[setting.size]
     sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
     return [*WORDS, *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
 
 
 def _check_retry(setting: CheckSetting) -> Finding:
-    ended = start_run(setting.folder / "retried", *_words(setting, "reduce_micro_batch"))
+    ended = start_run(setting.folder / "retried", *_launch_options(setting, "reduce_micro_batch"))
     _ = ended.result  # a run that failed raises here
-    before, after = BATCH[setting.size], load_frozen(ended.run_dir).sft.micro_batch_size
+    before, after = BATCH[setting.size], load_frozen_config(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
     return Finding(
         figure=f"retried {times} times; micro-batch {before} became {after}",
         expected="at least one retry, and an end",
-        verdict=judge(times > 0 and after is not None and after < before),
+        verdict=passed_or_failed(times > 0 and after is not None and after < before),
         numbers={"retries": times, "micro_batch": after or 0},
     )
 
 
 def _check_refusal(setting: CheckSetting) -> Finding:
-    ended = start_run(setting.folder / "refused", *_words(setting, "stop"))
+    ended = start_run(setting.folder / "refused", *_launch_options(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return Finding(
-        figure=f"exit code {ended.code}: {ended.complaint}",
+        figure=f"exit code {ended.code}: {ended.last_line}",
         expected=f"exit code {USER_ERROR}: {begin} ...",
-        verdict=judge(ended.code == USER_ERROR and ended.complaint.startswith(begin)),
+        verdict=passed_or_failed(ended.code == USER_ERROR and ended.last_line.startswith(begin)),
     )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, judge
-from rlhf.gpu_check.runs import TINY_RUN, Run, pool, start_run
+from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, passed_or_failed
+from rlhf.gpu_check.runs import TINY_RUN, Run, build_run_pool, start_run
 
 REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
@@ -32,19 +32,19 @@ class Losses(NamedTuple):
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield the run on the CPU, and then a run for every engine, stage and precision."""
-    with pool() as runs:
-        words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **variants()}
+    with build_run_pool() as runs:
+        words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **options_by_run()}
         ended = {
-            name: runs.submit(start_run, setting.folder / _folder(name), *TINY_RUN, *each)
+            name: runs.submit(start_run, setting.folder / _folder_name(name), *TINY_RUN, *each)
             for name, each in words.items()
         }
-        yield Task(REFERENCE, partial(_reference, ended[REFERENCE]))
+        yield Task(REFERENCE, partial(_describe_reference, ended[REFERENCE]))
         for name in list(words)[1:]:
             dtype = Dtype(name.rpartition(" ")[2])
-            yield Task(name, partial(_compare, ended[name], ended[REFERENCE], dtype))
+            yield Task(name, partial(_compare_losses, ended[name], ended[REFERENCE], dtype))
 
 
-def variants() -> dict[str, list[str]]:
+def options_by_run() -> dict[str, list[str]]:
     """Return the options of each GPU run, by the run's name, which ends with the precision."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     torch_engine, deepspeed = "zero.engine=torch", "zero.engine=deepspeed"
@@ -64,11 +64,11 @@ def variants() -> dict[str, list[str]]:
     }
 
 
-def _folder(name: str) -> str:
+def _folder_name(name: str) -> str:
     return name.lower().replace(",", "").replace(" ", "_")
 
 
-def losses_of(ended: Run) -> Losses:
+def last_losses(ended: Run) -> Losses:
     """Return the last values of a run.
 
     Raises:
@@ -87,20 +87,24 @@ def losses_of(ended: Run) -> Losses:
     )
 
 
-def _reference(ended: Future[Run]) -> Finding:
-    losses = losses_of(ended.result())
-    return Finding(figure=_words(losses), verdict=RowVerdict.measured, numbers=_numbers(losses))
+def _describe_reference(ended: Future[Run]) -> Finding:
+    losses = last_losses(ended.result())
+    return Finding(
+        figure=_describe_losses(losses),
+        verdict=RowVerdict.measured,
+        numbers=_losses_by_name(losses),
+    )
 
 
-def _compare(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
-    there, here = losses_of(ended.result()), losses_of(reference.result())
+def _compare_losses(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
+    there, here = last_losses(ended.result()), last_losses(reference.result())
     share, apart = SHARES[dtype], score_tolerance(there, here)
     is_right = are_near(there, here, share)
     return Finding(
-        figure=_words(there),
+        figure=_describe_losses(there),
         expected=f"losses ± {share:.1%}, score ± {apart:.2f}",
-        verdict=judge(is_right),
-        numbers=_numbers(there) | {"run_seconds": ended.result().seconds},
+        verdict=passed_or_failed(is_right),
+        numbers=_losses_by_name(there) | {"run_seconds": ended.result().seconds},
     )
 
 
@@ -119,10 +123,10 @@ def are_near(there: Losses, here: Losses, share: float) -> bool:
     )
 
 
-def _words(losses: Losses) -> str:
+def _describe_losses(losses: Losses) -> str:
     sft, reward, score = losses.sft, losses.reward, losses.score
     return f"SFT {sft:.4f}, reward model {reward:.4f}, score {score:.3f}"
 
 
-def _numbers(losses: Losses) -> dict[str, float]:
+def _losses_by_name(losses: Losses) -> dict[str, float]:
     return {name: float(value) for name, value in losses._asdict().items()}

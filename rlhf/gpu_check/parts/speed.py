@@ -49,19 +49,24 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     shape = f"{name}, {prompts} prompts, {tokens} tokens"
     for backend in ("fast", "hf"):
         run_dir, rollout = setting.folder / backend, f"rollout={backend}"
-        yield Task(f"PPO step, {rollout}, {shape}", partial(_ppo_step, run_dir, [*words, rollout]))
+        yield Task(
+            f"PPO step, {rollout}, {shape}", partial(_time_ppo_step, run_dir, [*words, rollout])
+        )
     ways = Ways(setting.folder / "fast", prompts, tokens)
-    yield Task("rollout=fast", partial(_time_generation, ways, lambda: ways.fast(has_graphs=True)))
     yield Task(
-        "without CUDA graphs", partial(_time_generation, ways, lambda: ways.fast(has_graphs=False))
+        "rollout=fast", partial(_time_generation, ways, lambda: ways.generate_fast(has_graphs=True))
+    )
+    yield Task(
+        "without CUDA graphs",
+        partial(_time_generation, ways, lambda: ways.generate_fast(has_graphs=False)),
     )
     for cache in ("dynamic", "static"):
-        way = partial(ways.by_generate, cache)
+        way = partial(ways.generate_with_transformers, cache)
         yield Task(f"generate, {cache} cache", partial(_time_peer, ways, way))
-    yield Task("generate_batch", partial(_time_peer, ways, ways.by_generate_batch))
+    yield Task("generate_batch", partial(_time_peer, ways, ways.generate_batch_with_transformers))
 
 
-def _ppo_step(run_dir: Path, words: list[str]) -> Finding:
+def _time_ppo_step(run_dir: Path, words: list[str]) -> Finding:
     ended = start_run(run_dir, *words)
     _ = ended.result  # a run that failed raises here
     last = [line for line in ended.metrics if "time/step_seconds" in line][-1]
@@ -106,7 +111,7 @@ class Ways:
             finally:
                 policy.set_attn_implementation(attention)
 
-    def fast(self, *, has_graphs: bool) -> int:
+    def generate_fast(self, *, has_graphs: bool) -> int:
         """Generate with rollout=fast; return the number of tokens."""
         engine = self._engine
         config = replace(
@@ -122,7 +127,7 @@ class Ways:
         responses = backend.generate(engine.actor, self._prompts)
         return int(responses.keep_BT.sum())
 
-    def by_generate(self, cache: str) -> int:
+    def generate_with_transformers(self, cache: str) -> int:
         """Generate with ``generate`` of transformers; return the number of tokens."""
         from transformers import GenerationConfig
 
@@ -144,7 +149,7 @@ class Ways:
             )
         return int(ids_BS[:, prompts.ids_BP.shape[1] :].numel())
 
-    def by_generate_batch(self) -> int:
+    def generate_batch_with_transformers(self) -> int:
         """Generate with ``generate_batch`` of transformers; return the number of tokens."""
         from transformers import GenerationConfig
 

@@ -210,7 +210,7 @@ class TrunkModels:
     def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the policy's log-probabilities (N,) of the kept tokens."""
         options = LogprobOptions(with_entropy=False)
-        output = self.actor(batch.ids_BS, TokenPositions.of(batch), options)
+        output = self.actor(batch.ids_BS, TokenPositions.from_batch(batch), options)
         assert output.policy is not None
         return output.policy.logprobs_N
 

@@ -17,9 +17,9 @@ from rlhf.checkpoint.phase_state import (
     Checkpoint,
     SkippedError,
     checkpoint_folder,
-    checkpoints,
+    checkpoint_folders,
     load_checkpoint,
-    remove_leavings,
+    remove_stale_checkpoints,
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
@@ -61,7 +61,7 @@ class Checkpoints:
         self._seconds = 0.0  # of earlier attempts
         self._saved = time.monotonic()
         self._saved_step = self._total = 0
-        self._best = BestStep.of(self._config, phase)
+        self._best = BestStep.before_first_evaluation(self._config, phase)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
         self._skipped = 0  # steps in a row in which every optimizer step was skipped
@@ -77,7 +77,7 @@ class Checkpoints:
         if resumed is not None:
             self._resume_from(resumed)
         if context.ranks.is_main:
-            remove_leavings(self._dir, last_step=self.step)
+            remove_stale_checkpoints(self._dir, last_step=self.step)
 
     @property
     def is_resumed(self) -> bool:
@@ -231,7 +231,7 @@ class Checkpoints:
 
     def _load_state(self, checkpoint: Checkpoint) -> None:
         for name, engine in self._engines.items():
-            engine.training_state.load(checkpoint.reader(name))
+            engine.training_state.load(checkpoint.tensor_reader(name))
             engine.load_state_dict(checkpoint.state["engines"][name])
 
     def _load_best(self) -> None:
@@ -247,7 +247,7 @@ def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
 
 def _export_advice(phase_dir: Path) -> str:
     """Return, for a message, how to export the last checkpoint of a phase, if it has one."""
-    good = next(iter(checkpoints(phase_dir)), None)
+    good = next(iter(checkpoint_folders(phase_dir)), None)
     if good is None:
         return "there is no checkpoint before them"
     step = int(good.name.rpartition("-")[2])
@@ -258,6 +258,6 @@ def _export_advice(phase_dir: Path) -> str:
 def _remove_old_checkpoints(phase_dir: Path, keep: int, *, best: int | None) -> None:
     """Remove all checkpoints except the latest ``keep`` and the checkpoint of step ``best``."""
     kept = None if best is None else checkpoint_folder(phase_dir, best)
-    for folder in checkpoints(phase_dir)[keep:]:
+    for folder in checkpoint_folders(phase_dir)[keep:]:
         if folder != kept:
             shutil.rmtree(folder)

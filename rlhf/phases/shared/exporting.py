@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
-from rlhf.checkpoint.example_code import example_code
+from rlhf.checkpoint.example_code import python_example
 from rlhf.checkpoint.model_card import origin_sections
 from rlhf.checkpoint.model_folder import apply_umask, save_model
-from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, saved_tensors
+from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, tensors_to_save
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.models.lora import adapter_tensors, has_adapters, merge_adapters_in_stream, save_adapter
@@ -56,7 +56,7 @@ def build_export(engine: Engine, *, lora_export: LoraExport, source: ModelSource
     model: Any = engine.module.pretrained
     if has_adapters(model) and lora_export is LoraExport.adapter:
         return Export(model, engine, adapter_tensors(model), source)
-    return Export(model, engine, saved_tensors(model))
+    return Export(model, engine, tensors_to_save(model))
 
 
 def write_weights(engine: Engine, folder: Path | None) -> None:
@@ -65,7 +65,7 @@ def write_weights(engine: Engine, folder: Path | None) -> None:
     Every rank must call it; all but rank 0 pass None. ZeRO-3 gathers one tensor at a time.
     """
     model: Any = engine.module.pretrained
-    Export(model, engine, saved_tensors(model)).write(folder)
+    Export(model, engine, tensors_to_save(model)).write(folder)
     if folder is not None:
         apply_umask(folder)  # the server may run as another user
 
@@ -129,7 +129,7 @@ def save_trained_model(
 def _example_call(context: RunContext, folder: Path) -> str:
     """Return the example code of a model card, which calls the model in ``folder``."""
     records = next(iter(context.parts.values())).eval if context.parts else []
-    call = example_code(
+    call = python_example(
         f"{folder.parent.name}/{folder.name}",
         [record.prompt or "" for record in records],
         has_chat_template=context.tokenizer.chat_template is not None,
@@ -140,5 +140,5 @@ def _example_call(context: RunContext, folder: Path) -> str:
 def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
     """Return the export of a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
-    tensors = select_critic_state(trunk.module, saved_tensors(trunk.module))
+    tensors = select_critic_state(trunk.module, tensors_to_save(trunk.module))
     return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
@@ -48,6 +48,6 @@ def _tokenise(context: RunContext, part: PhaseData, phase: Phase) -> TokenData:
         phase,
         context.tokenizer,
         limit=limit_of(phase, config),
-        cache_dir=user_path(config.data.cache_dir, key="data.cache_dir"),
+        cache_dir=expand_user_path(config.data.cache_dir, key="data.cache_dir"),
         template=config.data.template,
     )

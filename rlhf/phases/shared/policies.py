@@ -24,7 +24,7 @@ from rlhf.base.types import (
     TokenLogprobs,
     TokenPositions,
 )
-from rlhf.base.user_paths import user_path
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Backend, Dtype, LoraRole, Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
@@ -177,7 +177,7 @@ def build_rollout_backend(
             server = ServerSettings(
                 url=rollout.server.url,
                 timeout=rollout.server.timeout_seconds,
-                weights_dir=user_path(
+                weights_dir=expand_user_path(
                     rollout.server.weights_dir or tempfile.gettempdir(),
                     key="rollout.server.weights_dir",
                 ),

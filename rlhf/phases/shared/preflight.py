@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError, DataError
-from rlhf.config.batches import examples_per_step, phase_steps, sizes_for
+from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
 from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
@@ -89,7 +89,11 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
         context.console.say(f"{text}; skipped: {reasons}" if reasons else text)
         needed = examples_per_step(config, phase)
         if len(data.train) < needed or len(data.eval) == 0:
-            sizes = sizes_for(config, phase, examples=len(data.train)) if len(data.eval) else None
+            sizes = (
+                largest_batch_sizes(config, phase, examples=len(data.train))
+                if len(data.eval)
+                else None
+            )
             raise DataError(
                 f"data: the {phase} phase has {len(data.train)} examples to train on and "
                 f"{len(data.eval)} held out, but {_key_of_step(config, phase)} needs at least "

@@ -56,7 +56,7 @@ class WholeSequences:
         self.lengths_B = attend.sum(dim=1)
         # A stable sort keeps the order of the tokens and moves the padding behind them.
         order_BS = attend.byte().argsort(dim=1, descending=True, stable=True)
-        order_BS = order_BS[:, : padded_width(int(self.lengths_B.max()), most=attend.shape[1])]
+        order_BS = order_BS[:, : padded_width(int(self.lengths_B.max()), max_width=attend.shape[1])]
         self.ids_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1).gather(1, order_BS)
         self.keep_BT = responses.keep_BT
         rows_N, places_N = self.keep_BT.nonzero(as_tuple=True)

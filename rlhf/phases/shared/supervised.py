@@ -11,9 +11,9 @@ from torch import Tensor
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.types import Batch, Engine, Model, PreferenceBatch, Ranks
-from rlhf.config.batches import num_readers
+from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
-from rlhf.data.batching import deal, eval_batches, rows_of_this_rank
+from rlhf.data.batching import assign_rows_to_ranks, eval_batches, rows_of_this_rank
 from rlhf.data.collate import collate_pairs
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -68,7 +68,9 @@ def data_parallel_ranks(context: RunContext) -> Ranks:
     Ranks that share their sequences (zero.sequence_parallel_size) have the same data-parallel rank.
     """
     size = context.config.zero.sequence_parallel_size
-    return replace(context.ranks, rank=context.ranks.rank // size, size=num_readers(context.config))
+    return replace(
+        context.ranks, rank=context.ranks.rank // size, size=num_data_parallel_ranks(context.config)
+    )
 
 
 def local_share(
@@ -82,7 +84,7 @@ def local_share(
     ranks = data_parallel_ranks(context)
     if not context.config.data.bucket_by_length:
         return rows_of_this_rank(items, ranks)
-    places = deal(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
+    places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
     return [items[place] for place in places]
 
 
@@ -100,7 +102,7 @@ def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> Pr
         rows["prompt_tokens"],
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,
-        most=max_tokens,
+        max_width=max_tokens,
     )
 
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
-from rlhf.config.hydra_errors import parse_override
+from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.config.roles import has_reward_model, reward_columns, reward_model_base
 from rlhf.config.rules.rewards import READ
 
@@ -37,7 +37,9 @@ WORKING = {
 @pytest.mark.parametrize("kind", RewardKind)
 def test_each_kind_works_with_its_keys(kind: RewardKind, compose: Compose) -> None:
     given = [] if kind is RewardKind.model else RULE
-    config = to_run_config(compose([*given, parse_override(f"rewards.part={{{WORKING[kind]}}}")]))
+    config = to_run_config(
+        compose([*given, to_hydra_override(f"rewards.part={{{WORKING[kind]}}}")])
+    )
     assert config.rewards["part"].kind is kind
     assert set(READ) == set(RewardKind)
 
@@ -74,7 +76,7 @@ def test_each_kind_works_with_its_keys(kind: RewardKind, compose: Compose) -> No
 )
 def test_a_part_that_cannot_work_is_refused(part: str, parts: list[str], compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
-        to_run_config(compose([*RULE, parse_override(f"rewards={{part: {{{part}}}}}")]))
+        to_run_config(compose([*RULE, to_hydra_override(f"rewards={{part: {{{part}}}}}")]))
     assert all(each in str(caught.value) for each in parts), caught.value
 
 
@@ -95,15 +97,17 @@ def test_parts_need_the_models_of_the_run(
     overrides: list[str], message: str, compose: Compose
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        to_run_config(compose([parse_override(each) for each in overrides]))
+        to_run_config(compose([to_hydra_override(each) for each in overrides]))
     assert re.search(message, str(caught.value)), caught.value
 
 
 def test_without_a_reward_model_the_critic_starts_from_the_sft_model(compose: Compose) -> None:
-    parts = parse_override("rewards={ends: {kind: stop}, right: {kind: exact, columns: [answer]}}")
+    parts = to_hydra_override(
+        "rewards={ends: {kind: stop}, right: {kind: exact, columns: [answer]}}"
+    )
     config = to_run_config(compose([*RULE, "data=local", "data.path=x", parts]))
     assert not has_reward_model(config)
     assert reward_model_base(config)[0] == "model"
     assert reward_columns(config) == {"answer": "rewards.right.columns"}
-    mixed = compose([parse_override("rewards={learned: {kind: model}, ends: {kind: stop}}")])
+    mixed = compose([to_hydra_override("rewards={learned: {kind: model}, ends: {kind: stop}}")])
     assert has_reward_model(to_run_config(mixed))

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
-from rlhf.config.rules.unread_keys import refuse_unread
+from rlhf.config.rules.unread_keys import refuse_unread_keys
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_a_key_that_nothing_reads_is_refused(
     overrides: list[str], message: str, compose: Compose
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        refuse_unread(to_run_config(compose(overrides)), overrides)
+        refuse_unread_keys(to_run_config(compose(overrides)), overrides)
     assert str(refused.value) == message
 
 
@@ -86,4 +86,4 @@ def test_a_key_that_nothing_reads_is_refused(
     ],
 )
 def test_a_key_that_is_read_is_taken(overrides: list[str], compose: Compose) -> None:
-    refuse_unread(to_run_config(compose(overrides)), overrides)
+    refuse_unread_keys(to_run_config(compose(overrides)), overrides)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.batches import num_steps
+from rlhf.config.batches import num_ppo_steps
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
@@ -79,4 +79,4 @@ def test_steps_and_epochs_are_both_caps(
     steps: int | None, epochs: float | None, expected: int
 ) -> None:
     # ten prompts by four: 2.5 rollouts in a pass
-    assert num_steps(10, 4, steps=steps, epochs=epochs) == expected
+    assert num_ppo_steps(10, 4, steps=steps, epochs=epochs) == expected

@@ -13,7 +13,7 @@ import torch
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.types import Ranks
-from rlhf.config.batches import num_steps
+from rlhf.config.batches import num_ppo_steps
 from rlhf.config.choices import Phase
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.phases.ppo.loop import run_ppo
@@ -51,7 +51,7 @@ def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
     ],
 )
 def test_steps_and_passes_are_caps(steps: int | None, epochs: float | None, expected: int) -> None:
-    assert num_steps(30, 8, steps=steps, epochs=epochs) == expected
+    assert num_ppo_steps(30, 8, steps=steps, epochs=epochs) == expected
 
 
 @pytest.mark.slow

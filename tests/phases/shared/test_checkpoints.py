@@ -21,7 +21,7 @@ from rlhf.base import atomic
 from rlhf.base.errors import RlhfError
 from rlhf.base.types import Ranks
 from rlhf.checkpoint import phase_state
-from rlhf.checkpoint.phase_state import SkippedError, checkpoints
+from rlhf.checkpoint.phase_state import SkippedError, checkpoint_folders
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -88,7 +88,7 @@ def run(
 
 
 def kept(folder: Path) -> list[str]:
-    return [path.name.lstrip("step-0") for path in reversed(checkpoints(folder / "sft"))]
+    return [path.name.lstrip("step-0") for path in reversed(checkpoint_folders(folder / "sft"))]
 
 
 def test_refused_checkpoints_are_skipped_with_a_warning(run: Run, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_was_due_at_a_skipped_step_is_written_after_it(
     run.phase._config = replace(run.phase._config, every_steps=10)
     for step in run.phase.steps(40):
         run.phase.log_step({"sft/skipped_steps": float(step in {10, 20, 21, 30})})
-    assert [int(folder.name[5:]) for folder in reversed(checkpoints(tmp_path / "sft"))] == [
+    assert [int(folder.name[5:]) for folder in reversed(checkpoint_folders(tmp_path / "sft"))] == [
         *(11, 22, 31, 40)
     ]
 
@@ -177,7 +177,7 @@ def test_steps_with_one_of_many_updates_skipped_do_not_end_the_phase(
     run.phase._config = replace(run.phase._config, every_steps=10, most_skipped=3)
     for _ in run.phase.steps(20):
         run.phase.log_step({"sft/skipped_steps": 1.0}, optimizer_steps=16)
-    assert len(checkpoints(tmp_path / "sft")) == 2
+    assert len(checkpoint_folders(tmp_path / "sft")) == 2
     for _ in range(2):
         run.phase.log_step({"sft/skipped_steps": 16.0}, optimizer_steps=16)
     with pytest.raises(RlhfError, match="no optimizer step could be taken in 3 steps in a row"):
