@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.export import context_of_run
-from rlhf.phases.shared.supervised import readers
+from rlhf.phases.shared.supervised import data_parallel_ranks
 from tests.runs import finished, metrics
 
 pytestmark = pytest.mark.slow
@@ -34,4 +34,6 @@ def test_two_ranks_take_the_steps_of_one(tmp_path: Path) -> None:
     expected = curve(alone)
     assert len(expected) == 2 * 3 + 2, "three steps, and held-out examples before and after"
     assert curve(shared) == pytest.approx(expected, rel=2e-5, abs=1e-5)
-    assert readers(context_of_run(shared)).size == 1, "one process reads the finished run"
+    assert data_parallel_ranks(context_of_run(shared)).size == 1, (
+        "one process reads the finished run"
+    )
