@@ -42,8 +42,8 @@ def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype) -> None:
 def test_a_decoder_that_is_wrong_fails(
     gpu: Gpu, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits = FusedDecoder._logits
-    monkeypatch.setattr(FusedDecoder, "_logits", lambda self, x: wrong(logits(self, x)))
+    logits = FusedDecoder._compute_logits
+    monkeypatch.setattr(FusedDecoder, "_compute_logits", lambda self, x: wrong(logits(self, x)))
     row = measure_row(
         decoders.Task("llama", lambda: decoders._check_decoder("llama", torch.bfloat16))
     )

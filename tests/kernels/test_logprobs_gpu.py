@@ -85,7 +85,7 @@ class Counted:
 def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     traffic = Traffic()
     kernels = SimpleNamespace(
-        **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "slope")}
+        **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "gradient_kernel")}
     )
     monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: kernels)
     return traffic
