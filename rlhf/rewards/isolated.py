@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
@@ -21,9 +17,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.rewards.answers import Answers
 
 SECONDS_TO_START = 120.0  # a function's module may import much
-SECONDS_TO_END = 10.0
-HERE = (RewardKind.model, RewardKind.gold)  # the other kinds have a process of their own
-CHUNK = 1 << 20  # bytes
+# The other kinds have a process of their own.
+HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
 
 
 class FailureError(Exception):
@@ -50,18 +45,7 @@ class IsolatedReward:
         self._start_process()
 
     def _start_process(self) -> None:
-        ours, theirs = socket.socketpair()
-        words = [theirs.fileno(), os.getpid()]
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: a file json.py in the current directory must not run instead of Python's.
-                [sys.executable, "-P", "-m", "rlhf.rewards.supervisor", *map(str, words)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a function prints goes to stderr
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches the run, which ends it
-            )
-        self._channel, self._received = ours, b""
+        self._process = IsolatedProcess("rlhf.rewards.process:serve_scores")
         self._set_deadline(SECONDS_TO_START)
         try:
             self._send(asdict(self.part))
@@ -77,7 +61,7 @@ class IsolatedReward:
         self.rows = len(answers.responses)
         self._not_asked = None
         try:
-            if self._process.poll() is not None:
+            if self._process.has_ended():
                 self._start_process()
             self._set_deadline(self.part.timeout_seconds)
             self._send(answers._asdict())
@@ -102,45 +86,23 @@ class IsolatedReward:
         return [score if abs(score) <= LARGEST_SCORE else math.nan for score in found]
 
     def close(self) -> None:
-        """End the process and every process that it started."""
-        self._channel.close()
-        self._process.terminate()
-        try:
-            self._process.wait(SECONDS_TO_END)
-        except (
-            subprocess.TimeoutExpired
-        ):  # the supervisor waits for a process that cannot be killed
-            self._process.kill()
-            self._process.wait()
+        """End the process, and those that it started."""
+        self._process.close()
 
     def _send(self, content: Mapping[str, Any]) -> None:
-        line = json.dumps(content, default=str) + "\n"
         try:
-            self._channel.settimeout(self._seconds_left())
-            self._channel.sendall(line.encode())
+            self._process.send(content, self._until)
         except OSError as error:
             raise self._end_process(error) from error
 
     def _receive(self) -> Mapping[str, Any]:
-        """Return the next line of the process as JSON."""
         try:
-            while b"\n" not in self._received:
-                self._channel.settimeout(self._seconds_left())
-                more = self._channel.recv(CHUNK)
-                if not more:
-                    raise ConnectionResetError
-                self._received += more
+            return self._process.receive(self._until)
         except OSError as error:
             raise self._end_process(error) from error
-        line, self._received = self._received.split(b"\n", 1)
-        answer: Mapping[str, Any] = json.loads(line)
-        return answer
 
     def _set_deadline(self, seconds: float) -> None:
         self._seconds, self._until = seconds, time.monotonic() + seconds
-
-    def _seconds_left(self) -> float:
-        return max(self._until - time.monotonic(), 1e-3)
 
     def _end_process(self, error: OSError) -> FailureError:
         """End the process after a socket error; return the error to raise."""

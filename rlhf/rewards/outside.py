@@ -7,15 +7,12 @@ import json
 import os
 import resource
 import socket
-import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence, Set
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError, RewardError
+from rlhf.base.user_code import failure_reason, import_user_object
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers, ScoreFunction
 
@@ -27,7 +24,6 @@ SECONDS_TO_CONNECT = 5.0
 LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer: a million scores
 LARGEST_PROCESS = 1 << 30  # bytes of the process: the headers of an answer have no limit
 CHUNK = 1 << 16  # bytes
-LONGEST_REASON = 500  # characters of an error's message, which often quotes a response
 
 
 def function(part: RewardTerm) -> ScoreFunction:
@@ -36,20 +32,14 @@ def function(part: RewardTerm) -> ScoreFunction:
     Raises:
         ConfigError: if it cannot be imported, or cannot take prompts, responses and the columns.
     """
-    place, _, name = str(part.function).partition(":")
-    os.environ.pop("PYTHONSAFEPATH", None)  # programs that the function starts are the user's own
-    file = None
+    called, file = import_user_object("function", str(part.function))
     try:
-        sys.path.append(os.getcwd())  # last: a file json.py there must not replace Python's json
-        spec = find_spec(place)
-        file = None if spec is None else spec.origin
-        called = getattr(import_module(place), name)
         inspect.signature(called).bind([], [], **{column: [] for column in part.columns})
-    except BaseException as error:  # the module's own code may raise anything
+    except BaseException as error:  # the user's object may raise anything
         raise ConfigError(
             f"function={part.function}: cannot be used as "
             f"f({', '.join(['prompts', 'responses', *part.columns])}): "
-            f"{_describe_error(error, file)}. Give MODULE:FUNCTION, importable from here"
+            f"{failure_reason(error, file)}"
         ) from error
 
     def scores(answers: Answers) -> Sequence[float]:
@@ -59,7 +49,7 @@ def function(part: RewardTerm) -> ScoreFunction:
         except RewardError:
             raise
         except BaseException as error:  # a function may raise anything, SystemExit included
-            raise RewardError(_describe_error(error, file)) from error
+            raise RewardError(failure_reason(error, file)) from error
 
     return scores
 
@@ -79,15 +69,6 @@ def _convert_scores(result: Any, rows: int) -> list[float]:
         if isinstance(score, str | bytes):
             raise RewardError(f"it returned the text {score[:40]!r} as score {row}: not a number")
     return [float(score) for score in listed]
-
-
-def _describe_error(error: BaseException, file: str | None) -> str:
-    """Return the error in one line, with its line in ``file``, the function's module, if given."""
-    first = next((line for line in str(error).splitlines() if line.strip()), "").strip()
-    text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")
-    frames = traceback.walk_tb(error.__traceback__)
-    lines = [str(line) for frame, line in frames if frame.f_code.co_filename == file]
-    return f"{text} ({':'.join([file, *lines[-1:]])})" if file else text
 
 
 def http(part: RewardTerm) -> ScoreFunction:
@@ -134,7 +115,7 @@ def http(part: RewardTerm) -> ScoreFunction:
                 found += answer_to(batch)
             except urllib3.exceptions.HTTPError as error:
                 cause = getattr(error, "reason", None) or error  # of the last attempt
-                raise RewardError(_describe_error(cause, None)) from error
+                raise RewardError(failure_reason(cause, None)) from error
             except MemoryError as error:
                 raise RewardError("its answer needs too much memory") from error
         return found
@@ -204,7 +185,7 @@ def _parse_scores(status: int, body: bytes) -> list[float]:
     try:
         content: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RewardError(f"the answer is not JSON ({_describe_error(error, None)})") from error
+        raise RewardError(f"the answer is not JSON ({failure_reason(error, None)})") from error
     if not isinstance(content, dict) or not isinstance(content.get("scores"), list):
         raise RewardError('the answer is not {"scores": [...]}')
     for row, score in enumerate(content["scores"]):

@@ -8,13 +8,11 @@ whether it can be used, then for each batch its fields and ``{"scores": [...]}``
 from __future__ import annotations
 
 import json
-import os
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
 
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.isolated_process import serve_lines
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers, ScoreFunction
@@ -24,20 +22,9 @@ from rlhf.rewards.rules import RULES
 KINDS = {RewardKind.function: function, RewardKind.http: http, **RULES}
 
 
-def serve_requests(descriptor: int) -> None:
+def serve_scores(descriptor: int) -> None:
     """Answer the requests on the socket until its other end is closed."""
-    # OSError: the run has ended, or a function closed the socket. Nobody could read a message.
-    with (
-        suppress(OSError),
-        socket.socket(fileno=descriptor) as channel,
-        channel.makefile("rw") as lines,
-    ):
-        own = os.getpid()
-        for answer in _answer_requests(iter(lines)):
-            if os.getpid() != own:
-                os._exit(1)  # a process that the user's code forked returned too
-            lines.write(json.dumps(answer) + "\n")
-            lines.flush()
+    serve_lines(descriptor, _answer_requests)
 
 
 def _answer_requests(lines: Iterator[str]) -> Iterator[dict[str, object]]:

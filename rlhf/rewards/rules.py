@@ -59,7 +59,7 @@ def number_match(part: RewardTerm) -> ScoreFunction:
     return _compare_with_column(part, matches)
 
 
-def json_text(part: RewardTerm) -> ScoreFunction:
+def valid_json_rule(part: RewardTerm) -> ScoreFunction:
     """Score 1 if the response is JSON, and satisfies the schema if there is one.
 
     Raises:
@@ -83,7 +83,7 @@ RULES: dict[RewardKind, Callable[[RewardTerm], ScoreFunction]] = {
     RewardKind.pattern: pattern,
     RewardKind.exact: exact,
     RewardKind.number: number_match,
-    RewardKind.json: json_text,
+    RewardKind.json: valid_json_rule,
 }
 
 

@@ -91,5 +91,5 @@ def test_a_function_that_does_not_exist_is_refused_before_training(tmp_path: Pat
     words = [*TINY_RUN, *BY_RULE, f"rewards.vowels={FUNCTION}", f"run_dir={tmp_path / 'run'}"]
     run = launch(*words, cwd=tmp_path)
     assert run.returncode == 2
-    assert "rewards.vowels.function=my_rewards:vowels: cannot be used" in run.stderr
+    assert "rewards.vowels.function=my_rewards:vowels: cannot be imported" in run.stderr
     assert not (tmp_path / "run").exists(), "before torch is imported"

@@ -1,9 +1,9 @@
-"""The process under which one part of the score is computed: its descendants end with it.
+"""The process above a process that runs foreign code: nothing that it starts outlives the run.
 
-It is started as ``python -P -m rlhf.rewards.supervisor DESCRIPTOR PARENT`` and forks the process
-that computes (process.py). A descendant that loses its parent becomes a child of the
-supervisor, so that the supervisor can end all descendants, in whatever session they are: when the
-run ends, even if it is killed, and when the process that computes ends.
+It is started as ``python -P -m rlhf.base.supervisor MODULE:FUNCTION DESCRIPTOR PARENT`` and
+forks the process that calls ``FUNCTION(DESCRIPTOR)``. A process below it that loses its parent
+becomes its own child, so that it finds and ends all of them, in whatever session they are: when the
+run ends, even if the run is killed, and when the forked process ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
@@ -21,27 +22,26 @@ AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 
 
 def main() -> None:
-    """Supervise the process that computes, until it ends or the run sends SIGTERM or ends."""
-    descriptor, parent = map(int, sys.argv[1:])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored SIGCHLD would not be sent
+    """Supervise the forked process, until it ends or the run sends SIGTERM or ends."""
+    target, descriptor, parent = sys.argv[1], *map(int, sys.argv[2:])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, it would not be sent
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         return  # the run ended before the line above
-    computing = os.fork()
-    if computing == 0:
+    serving = os.fork()
+    if serving == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        module, _, name = target.partition(":")
         # Here, because it imports more than the supervisor needs.
-        from rlhf.rewards.process import serve_requests
-
-        serve_requests(descriptor)
+        getattr(import_module(module), name)(descriptor)
         return
     os.close(descriptor)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
-        if computing in _reap_children():
+        if serving in _reap_children():
             break
     _end_descendants()
 

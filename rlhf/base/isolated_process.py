@@ -1,0 +1,112 @@
+"""A process for foreign code, which exchanges lines of JSON with the run and cannot outlive it.
+
+Both sides send one line of JSON for each message. What the code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+SECONDS_TO_END = 10.0
+CHUNK = 1 << 20  # bytes
+LONGEST_LINE = 1 << 28  # bytes
+
+
+class IsolatedProcess:
+    """A process that calls the function MODULE:FUNCTION, which calls ``serve_lines``."""
+
+    def __init__(self, function: str) -> None:
+        ours, theirs = socket.socketpair()
+        words = [function, theirs.fileno(), os.getpid()]
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: a file json.py in the current directory must not run instead of Python's.
+                [sys.executable, "-P", "-m", "rlhf.base.supervisor", *map(str, words)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                # Sets have the same order in every process, so that an episode can be replayed.
+                env={"PYTHONHASHSEED": "0", **os.environ},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches the run, which ends it
+            )
+        self._channel, self._received = ours, bytearray()
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the process has sent something."""
+        return self._channel.fileno()
+
+    def has_ended(self) -> bool:
+        """Return True if the process has ended."""
+        return self._process.poll() is not None
+
+    def send(self, content: Mapping[str, Any], until: float) -> None:
+        """Send a line; ``until`` is a deadline on the monotonic clock in seconds.
+
+        Raises:
+            TimeoutError: if the process does not read it in time.
+            OSError: if the process has ended.
+        """
+        self._channel.settimeout(_seconds_until(until))
+        self._channel.sendall((json.dumps(content, default=str) + "\n").encode())
+
+    def receive(self, until: float) -> Mapping[str, Any]:
+        """Return the next line of the process.
+
+        Raises:
+            TimeoutError: if the line is not complete at the deadline; the next call continues it.
+            OSError: if the process has ended, or has sent something else than a line of JSON.
+        """
+        while b"\n" not in self._received:
+            self._channel.settimeout(_seconds_until(until))
+            more = self._channel.recv(CHUNK)
+            if not more or len(self._received) > LONGEST_LINE:
+                raise ConnectionResetError
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            answer: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConnectionResetError from error
+        if not isinstance(answer, dict):
+            raise ConnectionResetError
+        return answer
+
+    def close(self) -> None:
+        """End the process, and those that it started."""
+        self._channel.close()
+        self._process.terminate()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:  # it waits for a process that cannot be killed
+            self._process.kill()
+            self._process.wait()
+
+
+def _seconds_until(until: float) -> float:
+    return max(until - time.monotonic(), 1e-3)
+
+
+def serve_lines(
+    descriptor: int, answers: Callable[[Iterator[str]], Iterable[Mapping[str, Any]]]
+) -> None:
+    """Send what ``answers`` yields for the lines on the socket, until its other end is closed."""
+    # OSError: the run has ended, or the code closed the socket. Nobody could read a message.
+    with (
+        suppress(OSError),
+        socket.socket(fileno=descriptor) as channel,
+        channel.makefile("rw") as lines,
+    ):
+        own = os.getpid()
+        for answer in answers(iter(lines)):
+            if os.getpid() != own:
+                os._exit(1)  # a process that the user's code forked returned too
+            lines.write(json.dumps(answer, default=str) + "\n")
+            lines.flush()

@@ -1,0 +1,35 @@
+"""The import of a user's code, and the line that says where it failed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_code import LONGEST_REASON, failure_reason, import_user_object
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("\n\n ****\n  no words\nmore"), "ValueError: no words"),
+        (KeyError("a\nb"), r"KeyError: 'a\nb'"),
+        (RuntimeError(), "RuntimeError"),
+        (ValueError("a" * 1000), "ValueError: " + "a" * LONGEST_REASON),
+    ],
+)
+def test_a_reason_is_one_line(error: Exception, reason: str) -> None:
+    assert failure_reason(error, None) == reason
+
+
+def test_a_module_that_fails_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broken_code.py"
+    file.write_text("x = 1\nraise SystemExit('no')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ConfigError, match=r"some\.key=broken_code:A: .*SystemExit: no \(.*py:2\)"):
+        import_user_object("some.key", "broken_code:A")
