@@ -65,7 +65,13 @@ def token_rewards(kl_BT: Tensor, scores_B: Tensor, keep_BT: Tensor, *, kl_ctl: f
 
 
 def gae(
-    rewards_BT: Tensor, values_BT: Tensor, keep_BT: Tensor, *, gamma: float, lam: float
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    keep_BT: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    last_values_B: Tensor | None = None,
 ) -> Advantages:
     """Compute generalised advantage estimates, https://arxiv.org/abs/1506.02438 eq. 16.
 
@@ -73,21 +79,65 @@ def gae(
         A_t     = delta_t + gamma * lam * A_{t+1}
         R_t     = A_t + V_t
 
-    V_t is the value before token t is chosen. After the last kept token V is 0: a response that
-    reaches the length limit counts as finished there.
+    V_t is the value before token t is chosen, and t + 1 is the next *kept* token: a hole, such as
+    the observation between two turns, changes nothing. After the last kept token V is
+    ``last_values_B``; without it V is 0: a response that reaches the length limit counts as
+    finished there.
     """
     kept_rewards_BT = rewards_BT.masked_fill(~keep_BT, 0.0)
     kept_values_BT = values_BT.masked_fill(~keep_BT, 0.0)
     next_advantage_B = torch.zeros_like(kept_values_BT[:, 0])
-    next_value_B = torch.zeros_like(next_advantage_B)
+    next_value_B = torch.zeros_like(next_advantage_B) if last_values_B is None else last_values_B
     columns: list[Tensor] = []
     for t in reversed(range(values_BT.shape[1])):
+        keep_B = keep_BT[:, t]
         delta_B = kept_rewards_BT[:, t] + gamma * next_value_B - kept_values_BT[:, t]
-        next_advantage_B = delta_B + gamma * lam * next_advantage_B
-        next_value_B = kept_values_BT[:, t]
+        advantage_B = delta_B + gamma * lam * next_advantage_B
+        next_advantage_B = torch.where(keep_B, advantage_B, next_advantage_B)
+        next_value_B = torch.where(keep_B, kept_values_BT[:, t], next_value_B)
         columns.append(next_advantage_B)
     advantages_BT = torch.stack(columns[::-1], dim=1).masked_fill(~keep_BT, 0.0)
     return Advantages(advantages_BT, advantages_BT + kept_values_BT)
+
+
+def turn_gae(
+    rewards_BT: Tensor,
+    costs_BT: Tensor,
+    values_BT: Tensor,
+    turn_BT: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+    last_values_B: Tensor | None = None,
+) -> Advantages:
+    """Compute advantages with one time step per turn, https://arxiv.org/abs/2512.17008 section 4.
+
+    A turn's reward is the sum of its tokens' rewards, its value the one at its last token, and all
+    its tokens get its advantage and return (AReaL's ``gae_timestep_unit: turn``). The KL penalty
+    ``costs_BT`` stays with its token: it is subtracted from that token's advantage alone, so gamma
+    and lam carry none of it to other tokens. ``turn_BT`` is -1 at tokens that are not kept.
+    """
+    keep_BT = turn_BT >= 0
+    num_turns = int(turn_BT.max()) + 1
+    place_BT = turn_BT.clamp(min=0)
+    columns_T = torch.arange(turn_BT.shape[1], device=turn_BT.device)
+    columns_BT = columns_T.expand_as(turn_BT).masked_fill(~keep_BT, -1)
+    last_BK = columns_BT.new_full((len(turn_BT), num_turns), -1)
+    last_BK = last_BK.scatter_reduce(1, place_BT, columns_BT, "amax")
+    rewards_BK = rewards_BT.new_zeros(last_BK.shape)
+    rewards_BK = rewards_BK.scatter_add(1, place_BT, rewards_BT.masked_fill(~keep_BT, 0.0))
+    of_turns = gae(
+        rewards_BK,
+        values_BT.gather(1, last_BK.clamp(min=0)),
+        last_BK >= 0,
+        gamma=gamma,
+        lam=lam,
+        last_values_B=last_values_B,
+    )
+    advantages_BT, returns_BT = (
+        each_BK.gather(1, place_BT).masked_fill(~keep_BT, 0.0) for each_BK in of_turns
+    )
+    return Advantages(advantages_BT - costs_BT.masked_fill(~keep_BT, 0.0), returns_BT)
 
 
 def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:

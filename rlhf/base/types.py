@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.metrics import Maximum, Metrics
+from rlhf.base.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -93,32 +94,43 @@ Extras = list[Mapping[str, Any]]  # for each row, the values of additional data 
 class PromptBatch(NamedTuple):
     """Prompts to answer: left-padded ids, their texts, and additional columns of the data.
 
-    ``draws_BT`` holds one uniform number per response token to be sampled, so that a response
-    depends only on its own row, not on its neighbours or on the number of ranks.
+    ``draws_BT`` holds one uniform number per response token to be sampled, turn after turn, so that
+    a response depends only on its own row, not on its neighbours or on the number of ranks.
     """
 
     ids_BP: Tensor
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
-    columns: Extras | None = None  # columns that rewards read; None: they read none
-    step: int | None = None  # PPO step, counted from 1; None: held-out prompts
+    columns: Extras | None = None  # that rewards read; None: rewards read no column
+    step: int | None = None  # of PPO, counted from 1; None: held-out prompts
+    seeds: list[int] | None = None  # of the environment's episodes; None: no environment
 
 
 class Responses(NamedTuple):
-    """Sampled responses, right-padded to T; the end token, if there is one, is kept."""
+    """Sampled responses, right-padded to T; the end token, if there is one, is kept.
+
+    ``keep_BT`` is True at tokens that the policy wrote, which count in losses and statistics,
+    ``attend_BT`` also at observations. ``ended_B``: the response, or episode, ended by itself.
+    """
 
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
     logprobs_BT: Tensor | None = None  # measured while sampling; None if the backend cannot
+    turns: Turns | None = None  # of an episode with an environment; None: single responses
+
+    @property
+    def attend_BT(self) -> Tensor:
+        """Return the mask (B, T) that is True at all tokens of the sequence."""
+        return self.keep_BT if self.turns is None else self.turns.attend_BT
 
 
 class TermScores(NamedTuple):
     """Scores of the K parts of ``rewards``, before normalisation and weighting."""
 
     scores_BK: Tensor
-    failed_BK: Tensor  # bool: the fallback replaces a score that the part failed to give
+    failed_BK: Tensor  # bool: the part gave no score, and scores_BK has its fallback
 
 
 class Rollout(NamedTuple):
@@ -131,7 +143,8 @@ class Rollout(NamedTuple):
     values_BT: Tensor
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
-    parts: TermScores | None = None  # scores_B is their weighted sum; None: no parts
+    parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
+    last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
 
 

@@ -46,6 +46,7 @@ class RewardKind(StrEnum):
 
     model = "model"
     gold = "gold"
+    environment = "environment"
     function = "function"
     http = "http"
     length = "length"
@@ -54,6 +55,33 @@ class RewardKind(StrEnum):
     exact = "exact"
     number = "number"
     json = "json"
+
+
+class EnvironmentKind(StrEnum):
+    """Environments; none: single responses."""
+
+    none = "none"
+    number_guessing = "number_guessing"
+    calculator = "calculator"
+    blackjack = "blackjack"
+    gymnasium = "gymnasium"
+    textarena = "textarena"
+    reasoning_gym = "reasoning_gym"
+    gem = "gem"
+    tools = "tools"
+    custom = "custom"
+
+
+class FailureName(StrEnum):
+    """What can go wrong in an episode; the first four are faults of the environment."""
+
+    timeout = "timeout"  # a step took longer than environment.step_seconds
+    exception = "exception"  # the environment raised an error
+    died = "died"  # its process ended
+    invalid = "invalid"  # it returned something else than a step, or a reward that is no number
+    malformed = "malformed"  # the policy's turn could not be read; the episode goes on
+    cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode goes on
+    too_long = "too_long"  # the next observation does not fit; the episode is cut
 
 
 class Device(StrEnum):
@@ -83,6 +111,7 @@ class Source(StrEnum):
     """Sources of examples: the generated task, local files, or the Hugging Face hub."""
 
     synthetic = "synthetic"
+    environment = "environment"
     local = "local"
     hub = "hub"
 
@@ -117,6 +146,13 @@ class KlPlacement(StrEnum):
 
     reward = "reward"
     loss = "loss"
+
+
+class GaeUnit(StrEnum):
+    """Time steps of generalised advantage estimation."""
+
+    token = "token"
+    turn = "turn"
 
 
 class LossAggregation(StrEnum):

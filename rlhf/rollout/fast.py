@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf.base.decoder_modules import DecoderModules
 from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
@@ -21,8 +21,9 @@ from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.padding import pad_responses, unpad_prompts
+from rlhf.rollout.parking import Counterpart, Request
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.scheduler import Request, Scheduler
+from rlhf.rollout.scheduler import Scheduler
 from rlhf.rollout.stopping import StopTexts
 
 if TYPE_CHECKING:
@@ -78,7 +79,30 @@ class FastRollout:
         """Return one response per prompt, of at most limits[i] tokens (None: max_tokens)."""
         requests = self._build_requests(prompts, limits)
         tokens = max(len(request.prompt) + request.limit for request in requests)
+        self._answer(actor, prompts, requests, tokens=tokens)
+        return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
+
+    def converse(
+        self, actor: Engine, prompts: PromptBatch, counterpart: Counterpart, *, max_tokens: int
+    ) -> list[Request]:
+        """Return one episode per prompt, of at most ``max_tokens`` tokens after the prompt."""
+        requests = self._build_requests(prompts, None)
+        tokens = max(len(request.prompt) for request in requests) + max_tokens
+        self._answer(actor, prompts, requests, tokens=tokens, counterpart=counterpart)
+        return requests
+
+    def _answer(
+        self,
+        actor: Engine,
+        prompts: PromptBatch,
+        requests: list[Request],
+        *,
+        tokens: int,
+        counterpart: Counterpart | None = None,
+    ) -> None:
+        """Answer all ``requests``, each of at most ``tokens`` tokens with its prompt."""
         rows = min(self._settings.max_rows or len(requests), len(requests))
+        parked = 0 if counterpart is None else rows
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
             parts = self._find_modules(model, tokens=tokens)
@@ -88,7 +112,8 @@ class FastRollout:
             is_layerwise = actor.is_sharded and not gathers
             with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
-                decoder = self._select_decoder(model, fused, rows, tokens, prompts.draws_BT)
+                extent = Extent.for_rollout(rows, tokens, prompts.draws_BT, parked=parked)
+                decoder = self._select_decoder(model, fused, extent, tokens=tokens)
                 scheduler = Scheduler(
                     decoder,
                     self._sampling,
@@ -96,10 +121,10 @@ class FastRollout:
                     stop=self._stop,
                     max_rows=rows,
                     any_rank_works=self._is_true_on_any_rank if is_layerwise else bool,
+                    counterpart=counterpart,
                 )
                 with self._autocast_for(decoder):
                     scheduler.run(requests, prompts.draws_BT)
-        return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _build_requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
         ids = unpad_prompts(prompts)
@@ -113,17 +138,18 @@ class FastRollout:
         self,
         model: PreTrainedModel,
         parts: DecoderModules | None,
-        rows: int,
+        extent: Extent,
+        *,
         tokens: int,
-        draws_NT: Tensor,
     ) -> Decoder | DrawingDecoder:
         dtype, device = self._settings.dtype, self._ranks.device
+        rows = extent.rows + extent.parked
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
         if can_compile(parts, dtype):
             return CompiledDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
         if device.type == "cuda" and self._settings.cuda_graphs:
-            return self._get_graph_decoder(model, parts, Extent.for_rollout(rows, tokens, draws_NT))
+            return self._get_graph_decoder(model, parts, extent)
         return FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
     def _get_graph_decoder(
@@ -140,7 +166,7 @@ class FastRollout:
         fused = FusedDecoder(
             parts,
             self._adapter_of,
-            rows=extent.rows,
+            rows=extent.rows + extent.parked,
             tokens=extent.columns,
             dtype=self._settings.dtype,
         )

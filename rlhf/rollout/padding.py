@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.rollout.scheduler import Request
+from rlhf.rollout.parking import Request
 from rlhf.rollout.vllm_client import Sampled
 
 
@@ -18,10 +19,23 @@ def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
     return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
 
 
+def pad_prompts(
+    rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return left-padded prompts (B, P), and the mask of their tokens."""
+    width = max(len(row) for row in rows)
+    ids_BP = torch.full((len(rows), width), pad_id)
+    attend_BP = torch.zeros((len(rows), width), dtype=torch.bool)
+    for row, ids in enumerate(rows):
+        ids_BP[row, width - len(ids) :] = torch.tensor(ids)
+        attend_BP[row, width - len(ids) :] = True
+    return copy_to_device(ids_BP, device), copy_to_device(attend_BP, device)
+
+
 def pad_responses(
     answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.device
 ) -> Responses:
-    """Return the answers as right-padded responses (B, T)."""
+    """Return the answers as right-padded responses (B, T); all their tokens are kept."""
     shape = (len(answers), max(len(answer.ids) for answer in answers))
     ids_BT, logprobs_BT = torch.full(shape, pad_id), torch.zeros(shape)
     keep_BT = torch.zeros(shape, dtype=torch.bool)
@@ -31,4 +45,7 @@ def pad_responses(
         logprobs_BT[row, :size] = torch.tensor(answer.logprobs)
         keep_BT[row, :size] = True
     ended_B = torch.tensor([answer.has_ended for answer in answers])
-    return Responses(*(copy_to_device(x, device) for x in (ids_BT, keep_BT, ended_B, logprobs_BT)))
+    ids_BT, keep_BT, ended_B, logprobs_BT = (
+        copy_to_device(each, device) for each in (ids_BT, keep_BT, ended_B, logprobs_BT)
+    )
+    return Responses(ids_BT, keep_BT, ended_B, logprobs_BT)

@@ -7,7 +7,6 @@ tokens, T = response tokens, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder
+from rlhf.rollout.parking import Counterpart, ParkedRows, Request
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
 from rlhf.rollout.stopping import StopTexts
 
@@ -23,32 +23,12 @@ PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memo
 JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
 
 
-@dataclass
-class Request:
-    """A response that is being generated."""
-
-    index: int  # row of the response in the batch
-    prompt: tuple[int, ...]
-    limit: int  # maximum number of response tokens
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    has_ended: bool = False
-
-    @property
-    def newest_position(self) -> int:
-        """Return the position of the newest token in prompt and response, from 0."""
-        return len(self.prompt) + len(self.ids) - 1
-
-    @property
-    def is_answered(self) -> bool:
-        """Return True if the response is complete."""
-        return self.has_ended or len(self.ids) == self.limit
-
-
 class Scheduler:
     """A loop that drives a decoder until every request is answered.
 
     Active request i is row i of the decoder; when it ends, the last active request takes its row.
+    In a ``counterpart`` requests whose turn has ended are parked in the rows from ``max_rows`` on.
+
     ``any_rank_works`` takes whether this rank has work left and returns whether any rank has: if a
     forward pass needs all ranks, a rank that has finished runs dummy passes for the others.
     """
@@ -62,6 +42,7 @@ class Scheduler:
         stop: StopTexts,
         max_rows: int,
         any_rank_works: Callable[[bool], bool],
+        counterpart: Counterpart | None = None,
     ) -> None:
         self._decoder = decoder
         self._sampling = sampling
@@ -70,36 +51,47 @@ class Scheduler:
         self._max_rows = max_rows
         self._any_rank_works = any_rank_works
         self._active: list[Request] = []
+        self._parked: ParkedRows | None = None
+        if counterpart is not None:
+            self._parked = ParkedRows(counterpart, decoder, range(max_rows, 2 * max_rows))
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
         # Longest first: a prefill gets prompts of similar length, and equal prompts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.prompt), r.prompt), reverse=True)
-        while self._any_rank_works(bool(waiting or self._active)):
-            joining = self._select_for_prefill(waiting)
-            del waiting[: len(joining)]
-            if joining:
+        while self._any_rank_works(bool(waiting or self._active or self._parked)):
+            if continued := self._next_to_continue(waiting):
+                requests, logits_BV = self._extend(continued, draws_NT.device)
+                drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
+            elif joining := self._select_for_prefill(waiting):
+                del waiting[: len(joining)]
                 requests, logits_BV = self._prefill(joining, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
-            elif isinstance(self._decoder, DrawingDecoder):
-                requests = self._active
-                newest = [
-                    Newest(r.ids[-1], r.newest_position, r.index, len(r.ids)) for r in requests
-                ]
-                drawn_2B = self._decoder.decode_and_draw(newest, draws_NT)
             elif self._active:
-                requests = self._active
-                logits_BV = self._decoder.decode(*self._newest_tokens(draws_NT.device))
-                drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
-            else:
-                self._decoder.decode(torch.zeros(1, dtype=torch.long, device=draws_NT.device), [0])
+                requests, drawn_2B = self._active, self._decode(draws_NT)
+            else:  # other ranks work, or the last parked episode has just ended
+                if not isinstance(self._decoder, DrawingDecoder):
+                    ids_1 = torch.zeros(1, dtype=torch.long, device=draws_NT.device)
+                    self._decoder.decode(ids_1, [0])
                 continue
             self._append_tokens(requests, drawn_2B)
             self._remove_answered()
 
+    def _decode(self, draws_NT: Tensor) -> Tensor:
+        """Decode and draw one token for every active request; return what is drawn (2, B)."""
+        requests, decoder = self._active, self._decoder
+        if isinstance(decoder, DrawingDecoder):
+            steps = [
+                (r.ids[-1], r.newest_position, r.index, r.first_draw + r.turn_tokens)
+                for r in requests
+            ]
+            return decoder.decode_and_draw([Newest(*step) for step in steps], draws_NT)
+        logits_BV = decoder.decode(*self._newest_tokens(draws_NT.device))
+        return self._draw_tokens(requests, logits_BV, draws_NT)
+
     def _select_for_prefill(self, waiting: Sequence[Request]) -> list[Request]:
-        """Return the first of ``waiting`` that fit into free rows and one prefill; [] to wait."""
-        free = self._max_rows - len(self._active)
+        """Return the first of ``waiting`` that fit into one prefill; [] to decode on meanwhile."""
+        free = self._max_rows - len(self._active) - len(self._parked or ())
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
         if not waiting or (self._active and free < fewest):
@@ -127,12 +119,7 @@ class Scheduler:
         ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
-        if self._active and isinstance(decoder, PackingDecoder):
-            first = 0
-            logits_BV = decoder.decode_and_prefill(*self._newest_tokens(device), ids_JP, lengths)
-        else:
-            first = behind
-            logits_BV = decoder.prefill(ids_JP, lengths, first_row=behind)
+        first, logits_BV = self._run_texts(ids_JP, lengths, None)
         self._active += [group[0] for group in groups]
         sources = list(range(len(logits_BV)))
         for row, group in enumerate(groups, start=behind):
@@ -146,13 +133,13 @@ class Scheduler:
 
     def _draw_tokens(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
         """Draw one more token for each of ``requests``; return tokens and log-probs (2, B)."""
-        places = torch.tensor([[r.index, len(r.ids)] for r in requests])
-        indices, steps = copy_to_device(places, draws_NT.device).unbind(1)
-        fewest = min(len(request.ids) for request in requests)
+        places = torch.tensor([[r.index, r.turn_tokens, r.first_draw] for r in requests])
+        indices, steps, first = copy_to_device(places, draws_NT.device).unbind(1)
+        fewest = min(request.turn_tokens for request in requests)
         barred_B = steps < self._sampling.min_tokens if fewest < self._sampling.min_tokens else None
         drawn = draw_tokens(
             logits_BV,
-            draws_NT[indices, steps],
+            draws_NT[indices, first + steps],
             self._sampling,
             barred_B=barred_B,
             end_id=self._end_id,
@@ -167,14 +154,57 @@ class Scheduler:
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)
-            request.has_ended = token == self._end_id or self._stop.completes_stop_text(request.ids)
+            request.has_ended = token == self._end_id or (
+                bool(self._stop)
+                and self._stop.completes_stop_text(request.ids[request.turn_starts[-1] :])
+            )
 
     def _remove_answered(self) -> None:
-        """Remove answered requests, and fill each gap with the last active request."""
+        """Remove answered requests, or park them; the last row moves into each gap."""
+        if self._parked is not None:
+            for row, request in enumerate(self._active):
+                if request.is_answered:
+                    self._parked.add(row, request)
         for row in range(len(self._active)):
             while self._active and self._active[-1].is_answered:
                 self._active.pop()
             if row < len(self._active) and self._active[row].is_answered:
                 last = self._active.pop()
-                self._decoder.copy_row(len(self._active), row, columns=last.newest_position)
+                self._decoder.move_row(len(self._active), row, columns=last.newest_position)
                 self._active[row] = last
+
+    def _next_to_continue(self, waiting: Sequence[Request]) -> list[tuple[Request, list[int]]]:
+        """Return parked requests that go on in the next pass, with the tokens to add."""
+        if not self._parked:
+            return []
+        self._parked.take_replies(is_idle=not (self._active or self._select_for_prefill(waiting)))
+        return self._parked.next_to_continue(self._max_rows)
+
+    def _extend(
+        self, continued: list[tuple[Request, list[int]]], device: torch.device
+    ) -> tuple[list[Request], Tensor]:
+        """Move parked rows behind the active ones and add their tokens, as ``_prefill`` does."""
+        parked, behind = self._parked, len(self._active)
+        assert parked is not None
+        lengths = [len(ids) for _, ids in continued]
+        starts = [request.newest_position + 1 - len(ids) for request, ids in continued]
+        for row, (request, _) in enumerate(continued, start=behind):
+            parked.leave(request, row, columns=starts[row - behind])
+        added = [torch.tensor(ids) for _, ids in continued]
+        ids_JP = copy_to_device(pad_sequence(added, batch_first=True), device)
+        first, logits_BV = self._run_texts(ids_JP, lengths, starts)
+        self._active += [request for request, _ in continued]
+        return self._active[first:], logits_BV
+
+    def _run_texts(
+        self, ids_JP: Tensor, lengths: list[int], starts: list[int] | None
+    ) -> tuple[int, Tensor]:
+        """Run texts behind the active rows; return the first row with logits, and these (B, V).
+
+        The same pass decodes the active rows if the decoder can do both.
+        """
+        decoder, behind = self._decoder, len(self._active)
+        if self._active and isinstance(decoder, PackingDecoder):
+            newest = self._newest_tokens(ids_JP.device)
+            return 0, decoder.decode_and_prefill(*newest, ids_JP, lengths, starts=starts)
+        return behind, decoder.prefill(ids_JP, lengths, first_row=behind, starts=starts)

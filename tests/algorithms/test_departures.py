@@ -29,8 +29,8 @@ from rlhf.base.random_streams import Shuffle
 from rlhf.base.types import Responses
 from rlhf.config.batches import exact_div
 from rlhf.data.collate import collate_prompts
+from rlhf.data.encoding import Encoder
 from rlhf.data.splits import largest_remainder
-from rlhf.data.tokens import Encoder
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.models.build import build_actor, build_scorer, require_enough_positions
 from rlhf.models.language_model import LanguageModel

@@ -131,11 +131,32 @@ class Rows:
         self.sequences.append(list(self.sequences[-1]))
         self.logits.append(self.logits[-1])
 
+    def park(self, row: int, place: int) -> list[int]:
+        """A row moves to ``place`` behind all others; return what it holds."""
+        parked = self.sequences[row]
+        self.decoder.move_row(row, place, columns=len(parked))
+        self.leave(row)
+        return parked
+
+    def resume(self, parked: list[tuple[int, list[int]]], texts: list[list[int]]) -> None:
+        """Rows come back from their places, each with a text behind what it holds."""
+        together = len(texts) if self.decoder.extends_together else 1
+        for begin in range(0, len(texts), together):
+            rows = slice(begin, begin + together)
+            first, held = len(self.sequences), [len(tokens) for _, tokens in parked[rows]]
+            for row, ((place, _), length) in enumerate(zip(parked[rows], held, strict=True)):
+                self.decoder.move_row(place, first + row, columns=length)
+            ids_NP, lengths = padded(texts[rows])
+            logits_NV = self.decoder.prefill(ids_NP, lengths, first_row=first, starts=held)
+            pairs = zip(parked[rows], texts[rows], strict=True)
+            self.sequences += [tokens + text for (_, tokens), text in pairs]
+            self.logits += list(logits_NV)
+
     def leave(self, row: int) -> None:
         """A row leaves; the last one takes its place."""
         last = len(self.sequences) - 1
         if row < last:
-            self.decoder.copy_row(last, row, columns=len(self.sequences[last]))
+            self.decoder.move_row(last, row, columns=len(self.sequences[last]))
         self.sequences[row], self.logits[row] = self.sequences[last], self.logits[last]
         del self.sequences[last], self.logits[last]
 
@@ -223,7 +244,37 @@ def check_prompts_join_a_step(model: PreTrainedModel, make: DecoderFactory) -> N
     rows.check()
 
 
+@torch.no_grad()
+def check_rows_are_extended(model: PreTrainedModel, make: DecoderFactory) -> None:
+    """Rows wait while others decode, and then go on with several tokens at once."""
+    first, second, third, fourth = some_prompts((5, 9, 3, 4))
+    rows = Rows(model, make(model, 8, 24))
+    rows.join([first, second, third, fourth])
+    rows.grow([7, 8, 9, 10])
+    parked = [(4, rows.park(1, 4)), (6, rows.park(0, 6))]
+    rows.grow_greedily()
+    rows.check()
+    rows.resume(parked, some_prompts((2, 6)))
+    rows.check()
+    rows.grow_greedily()
+    rows.check()
+    if isinstance(rows.decoder, PackingDecoder):  # beside the newest tokens of the others
+        held = rows.park(0, 5)
+        rows.decoder.move_row(5, 3, columns=len(held))
+        ids_NP, lengths = padded([[11, 12, 13]])
+        positions = [len(sequence) for sequence in rows.sequences]
+        rows.logits = list(
+            rows.decoder.decode_and_prefill(
+                torch.tensor([1, 2, 3]), positions, ids_NP, lengths, starts=[len(held)]
+            )
+        )
+        rows.sequences = [[*s, t] for s, t in zip(rows.sequences, [1, 2, 3], strict=True)]
+        rows.sequences.append([*held, 11, 12, 13])
+        rows.check()
+
+
 CHECKS = (
+    check_rows_are_extended,
     check_greedy_tokens,
     check_logprobs,
     check_rows_are_independent,

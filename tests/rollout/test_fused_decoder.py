@@ -164,3 +164,32 @@ def test_a_cpu_keeps_no_casts_beside_its_packed_weights() -> None:
     assert parts is not None
     decoder = FusedDecoder(parts, adapter_of, rows=1, tokens=16, dtype=torch.bfloat16)
     assert not decoder._casts
+
+
+@pytest.mark.parametrize("level", [Isa.avx2, Isa.avx512_bf16, Isa.amx])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["opt", "llama", "gpt_neox"])
+@torch.no_grad()
+def test_neighbours_change_no_bit_of_a_compiled_row(
+    name: str, dtype: torch.dtype, level: Isa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environments answer when they like: what shares a pass must not matter, or no run repeats."""
+    if level > read_cpu().isa:
+        pytest.skip(f"this CPU has no {level.name}")
+    monkeypatch.setenv(MAX_ISA, level.name)
+    model = tiny_model(name, **WIDE)
+    prompts = some_prompts((5, 9, 3, 12, 7, 4, 8, 11, 2, 6, 10, 5, 3, 9, 4, 7, 8, 6, 5, 13))
+    assert CompiledDecoder.rows_are_exact
+    alone: dict[int, torch.Tensor] = {}
+    for count in (1, 2, 3, 5, 8, 17, 20):
+        rows = Rows(model, compiled(model, 32, 32, dtype))
+        rows.join(prompts[:count])
+        rows.grow([20 + row for row in range(count)])
+        if count > 1:  # the newest token of the first row beside a text for the last one
+            held = rows.park(count - 1, 31)
+            rows.resume([(31, held)], [[11, 12, 13]])
+            rows.grow([40 + row for row in range(count)])
+        else:
+            rows.grow([40])
+        for row, logits_V in enumerate(rows.logits[: max(1, count - 1)]):
+            assert torch.equal(logits_V, alone.setdefault(row, logits_V))

@@ -22,15 +22,16 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
-from rlhf.rollout.decoders import fused as fused_module
+from rlhf.rollout.decoders import cache_attention
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.padding import unpad_prompts
+from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.scheduler import Request, Scheduler
+from rlhf.rollout.scheduler import Scheduler
 from rlhf.rollout.stopping import StopTexts
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model
@@ -263,7 +264,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     model = tiny_model(name, max_position_embeddings=256)
     expected = generated(fused(model), CPU)
     if by_lengths:
-        monkeypatch.setattr(fused_module, "gpu_attention", lambda *_, **__: AttentionByTorch())
+        monkeypatch.setattr(cache_attention, "gpu_attention", lambda *_, **__: AttentionByTorch())
     model.to(GPU)
     assert generated(fused(model), GPU) == expected
     assert generated(graphed(model), GPU) == expected

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.scheduler import Request, Scheduler
+from rlhf.rollout.scheduler import Scheduler
 from rlhf.rollout.stopping import StopTexts
 
 VOCABULARY, END = 50, 49
@@ -18,15 +19,21 @@ TOKENIZER = train_tokenizer(["words"], vocab_size=260)
 class TableDecoder:
     """A row's next token follows from the sum of all its tokens; logits say it with certainty."""
 
+    rows_are_exact = extends_together = True
+
     def __init__(self, rows: int) -> None:
         self.rows: list[list[int]] = [[] for _ in range(rows)]
         self.prefills: list[list[int]] = []  # lengths of the prompts taken at once
         self.decoded: list[int] = []  # rows of each decode
 
-    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
+    def prefill(
+        self, ids_BP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
+    ) -> Tensor:
         self.prefills.append(lengths)
         for row, (ids_P, length) in enumerate(zip(ids_BP.tolist(), lengths, strict=True)):
-            self.rows[first_row + row] = ids_P[:length]
+            held = [] if starts is None else self.rows[first_row + row]
+            assert starts is None or starts[row] == len(held), "a row is extended at a wrong place"
+            self.rows[first_row + row] = held + ids_P[:length]
         return self._logits(self.rows[first_row : first_row + len(lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
@@ -41,6 +48,10 @@ class TableDecoder:
         assert columns == len(self.rows[source]), "not all that the row remembers is copied"
         self.rows[target] = list(self.rows[source])
 
+    def move_row(self, source: int, target: int, *, columns: int) -> None:
+        self.copy_row(source, target, columns=columns)
+        self.rows[source] = [-1]  # nobody may read it
+
     def _logits(self, rows: list[list[int]]) -> Tensor:
         logits_BV = torch.full((len(rows), VOCABULARY), -50.0)
         for row, tokens in enumerate(rows):
@@ -52,10 +63,23 @@ class PackingTable(TableDecoder):
     """Takes prompts beside the newest tokens."""
 
     def decode_and_prefill(
-        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+        self,
+        ids_B: Tensor,
+        positions: list[int],
+        ids_NP: Tensor,
+        lengths: list[int],
+        *,
+        starts: list[int] | None = None,
     ) -> Tensor:
         logits_BV = self.decode(ids_B, positions)
-        return torch.cat([logits_BV, self.prefill(ids_NP, lengths, first_row=len(positions))])
+        prefilled_NV = self.prefill(ids_NP, lengths, first_row=len(positions), starts=starts)
+        return torch.cat([logits_BV, prefilled_NV])
+
+
+class SingleTable(TableDecoder):
+    """Extends one row at a time, and rounds differently beside other rows."""
+
+    rows_are_exact = extends_together = False
 
 
 def next_token(tokens: list[int]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlhf.config.choices import (
     AdvantageEstimator,
+    GaeUnit,
     KlEstimator,
     KlPlacement,
     LossAggregation,
@@ -85,6 +86,8 @@ class PpoConfig:
     """Discount per token."""
     lam: float = key(FROM_0_TO_1)
     """Lambda of generalised advantage estimation."""
+    gae_unit: GaeUnit
+    """Time step of gamma and lam: token, or turn of an episode with an environment."""
     whiten_advantages: bool | None
     """Shift and scale advantages to mean 0 and deviation 1 over the whole rollout. null: only with
     gae and reinforce_pp, because rloo and grpo already compare the responses of a group."""

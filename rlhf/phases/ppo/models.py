@@ -98,10 +98,14 @@ class SeparateModels:
         logprobs_BT = self._response_logprobs(self.actor, sequences) if with_policy else None
         reference_BT = self._response_logprobs(self.reference, sequences)
         values_BT = torch.zeros_like(reference_BT)
+        last_values_B = reference_BT.new_zeros(len(reference_BT))
         if self.critic is not None:
             with self.critic.evaluating():
-                values_BT = response_values(self.critic, sequences)
-        return ModelOutputs(logprobs_BT, reference_BT, values_BT, self.scores(sequences))
+                values_BS = self.critic(sequences.ids_BS)
+                values_BT = sequences.select_predicting_positions(values_BS)
+                last_values_B = sequences.at_end(values_BS)
+        scores_B = self.scores(sequences)
+        return ModelOutputs(logprobs_BT, reference_BT, values_BT, last_values_B, scores_B)
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the models to train in groups that step together: critic, then actor.
@@ -199,6 +203,7 @@ class TrunkModels:
             else sequences.scatter_logprobs(output.policy).logprobs_BT,
             sequences.scatter_logprobs(output.reference).logprobs_BT,
             sequences.select_predicting_positions(output.values_BS),
+            sequences.at_end(output.values_BS),
             self.scores(sequences),
         )
 

@@ -55,7 +55,7 @@ class StepSpeed:
         assert rollout.seconds is not None, "the rollout was not timed"
         seconds = PerStage(**rollout.seconds, train=train_seconds)
         with_policy = not rollout.reuses_logprobs
-        tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.keep_BT.sum(dim=1)
+        tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.attend_BT.sum(dim=1)
         step = sum(seconds)
         found = {f"time/{part}_seconds": spent for part, spent in seconds._asdict().items()}
         found["time/step_seconds"] = step

@@ -20,13 +20,22 @@ from rlhf.algorithms.advantages import (
     rloo_advantages,
     scale_scores,
     token_rewards,
+    turn_gae,
 )
 from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import truncated_importance_weights
 from rlhf.base.metrics import Moments
+from rlhf.base.turns import Turns
 from rlhf.base.types import Ranks, Rollout
-from rlhf.config.choices import AdvantageEstimator, KlPlacement, RolloutCorrection, ScaleReward
+from rlhf.config.choices import (
+    AdvantageEstimator,
+    GaeUnit,
+    KlPlacement,
+    RewardKind,
+    RolloutCorrection,
+    ScaleReward,
+)
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
@@ -114,10 +123,15 @@ class TargetMaker:
         )
         charged = kl_ctl if config.kl_placement is KlPlacement.reward else 0.0
         shaped_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=charged)
+        if rollout.responses.turns is not None:
+            shaped_BT = shaped_BT + self._turn_rewards(rollout.responses.turns)
         rewards_BT = shaped_BT
         if config.whiten_rewards:
             rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
-        raw = self.advantages(rewards_BT, rollout)
+        if config.gae_unit is GaeUnit.turn:
+            raw = self._turn_advantages(rewards_BT, charged * kl_BT, rollout)
+        else:
+            raw = self.advantages(rewards_BT, rollout)
         used = raw
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
@@ -128,9 +142,9 @@ class TargetMaker:
         return Targets(used, shaped_BT, raw, weights_BT)
 
     def _correction_weights(self, rollout: Rollout) -> Tensor | None:
-        """Return the weights (B, T) of ppo.rollout_correction; None without a correction.
+        """Return the factors (B, T) of the advantages by ppo.rollout_correction; None without one.
 
-        To multiply an advantage by a positive weight multiplies the token's clipped loss by it.
+        A positive factor of an advantage scales the token's clipped loss by the same factor.
         """
         sampled_BT = rollout.responses.logprobs_BT
         if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
@@ -139,15 +153,43 @@ class TargetMaker:
         return truncated_importance_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
 
     def _combine_scores(self, rollout: Rollout) -> Tensor:
-        """Return the scores (B,): weighted sums of the parts, normalised if configured."""
-        if not self._part_moments:
+        """Return the scores (B,) of whole responses, with normalised parts on one scale.
+
+        The environment's part is left out: its rewards belong to turns.
+        """
+        if not self._part_moments and rollout.responses.turns is None:
             return rollout.scores_B
         scores_BK = [_part_scores(rollout, number) for number in range(len(self._parts))]
-        for number, name in enumerate(self._parts):
-            if name in self._part_moments:
+        for number, (name, part) in enumerate(self._parts.items()):
+            if part.kind is RewardKind.environment:
+                scores_BK[number] = torch.zeros_like(scores_BK[number])
+            elif name in self._part_moments:
                 moments = self._part_moments[name]
                 scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
         return sum_weighted_scores(self._parts, torch.stack(scores_BK, dim=1))
+
+    def _turn_rewards(self, turns: Turns) -> Tensor:
+        """Return the environment's rewards (B, T), clipped like scores."""
+        clip = self._config.clip_reward_value
+        weights = [p.weight for p in self._parts.values() if p.kind is RewardKind.environment]
+        rewards_BT = sum(weights) * turns.rewards_BT
+        return rewards_BT if clip is None else rewards_BT.clamp(-clip, clip)
+
+    def _turn_advantages(
+        self, rewards_BT: Tensor, costs_BT: Tensor, rollout: Rollout
+    ) -> Advantages:
+        """Return advantages with one time step per turn; ``rewards_BT`` include ``costs_BT``."""
+        turns, config = rollout.responses.turns, self._config
+        assert turns is not None, "ppo.gae_unit=turn without an environment"
+        return turn_gae(
+            rewards_BT + costs_BT,
+            costs_BT,
+            rollout.values_BT,
+            turns.turn_BT,
+            gamma=config.gamma,
+            lam=config.lam,
+            last_values_B=_values_after_cut(rollout),
+        )
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         """Return advantages of token rewards; override this method to use another estimator.
@@ -158,8 +200,14 @@ class TargetMaker:
         group = config.responses_per_prompt
         match config.advantage_estimator:
             case AdvantageEstimator.gae:
-                values_BT = rollout.values_BT
-                return gae(rewards_BT, values_BT, keep_BT, gamma=config.gamma, lam=config.lam)
+                return gae(
+                    rewards_BT,
+                    rollout.values_BT,
+                    keep_BT,
+                    gamma=config.gamma,
+                    lam=config.lam,
+                    last_values_B=_values_after_cut(rollout),
+                )
             case AdvantageEstimator.rloo:
                 return rloo_advantages(rewards_BT, keep_BT, group_size=group)
             case AdvantageEstimator.grpo:
@@ -198,6 +246,14 @@ class TargetMaker:
         moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments
+
+
+def _values_after_cut(rollout: Rollout) -> Tensor | None:
+    """Return the critic's values (B,) of the rest of episodes that were cut; 0 of the others."""
+    turns, values_B = rollout.responses.turns, rollout.last_values_B
+    if turns is None or values_B is None:
+        return None
+    return values_B.masked_fill(~turns.truncated_B, 0.0)
 
 
 def _part_scores(rollout: Rollout, number: int) -> Tensor:

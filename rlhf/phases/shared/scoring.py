@@ -52,7 +52,7 @@ class WholeSequences:
 
     def __init__(self, prompts: PromptBatch, responses: Responses) -> None:
         self.prompts, self.responses = prompts, responses
-        attend = torch.cat([prompts.attend_BP, responses.keep_BT], dim=1)
+        attend = torch.cat([prompts.attend_BP, responses.attend_BT], dim=1)
         self.lengths_B = attend.sum(dim=1)
         # A stable sort keeps the order of the tokens and moves the padding behind them.
         order_BS = attend.byte().argsort(dim=1, descending=True, stable=True)
@@ -60,7 +60,8 @@ class WholeSequences:
         self.ids_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1).gather(1, order_BS)
         self.keep_BT = responses.keep_BT
         rows_N, places_N = self.keep_BT.nonzero(as_tuple=True)
-        before_BT = prompts.attend_BP.sum(dim=1, keepdim=True) + self.keep_BT.cumsum(dim=1) - 2
+        attend_BT, prompt_tokens_B1 = responses.attend_BT, prompts.attend_BP.sum(1, keepdim=True)
+        before_BT = prompt_tokens_B1 + attend_BT.cumsum(dim=1) - 2
         ids_N = responses.ids_BT[rows_N, places_N]
         self.positions = TokenPositions(rows_N, before_BT[rows_N, places_N], ids_N)
 
@@ -77,6 +78,10 @@ class WholeSequences:
     def select_predicting_positions(self, x_BS: Tensor) -> Tensor:
         """Return (B, T) with the entry of ``x_BS`` from which each response token is predicted."""
         return self.scatter(x_BS[self.positions.rows_N, self.positions.columns_N])
+
+    def at_end(self, x_BS: Tensor) -> Tensor:
+        """Return the entries (B,) of ``x_BS`` at the last tokens of the sequences."""
+        return x_BS.gather(1, self.lengths_B[:, None] - 1).squeeze(1)
 
 
 def response_logprobs(
@@ -110,8 +115,7 @@ class ModelScores(NamedTuple):
     def __call__(self, sequences: WholeSequences) -> Tensor:
         """Return the reward model's values (B,) at the last tokens."""
         with self.model.evaluating():
-            values_BS = self.model(sequences.ids_BS)
-            return values_BS.gather(1, sequences.lengths_B[:, None] - 1).squeeze(1)
+            return sequences.at_end(self.model(sequences.ids_BS))
 
 
 def zero_scores(sequences: WholeSequences) -> Tensor:
@@ -154,6 +158,7 @@ class ModelOutputs(NamedTuple):
     logprobs_BT: Tensor | None  # None: the policy was not run; the rollout backend measured them
     reference_logprobs_BT: Tensor
     values_BT: Tensor
+    last_values_B: Tensor  # after the last token
     scores_B: Tensor
 
 
@@ -196,7 +201,7 @@ def score_responses(
     policy, *others = zip(*outputs, strict=True)
     logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
     assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"
-    reference_BT, values_BT, scores_B = (torch.cat(each)[place] for each in others)
+    reference_BT, values_BT, last_values_B, scores_B = (torch.cat(each)[place] for each in others)
     parts = None
     if models.rewards is not None:
         scores_B, parts = models.rewards(prompts, responses, scores_B)
@@ -208,7 +213,9 @@ def score_responses(
             f"{what} failed {describe_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
         )
     rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
-    return rollout._replace(parts=parts, reuses_logprobs=not with_policy)
+    return rollout._replace(
+        parts=parts, reuses_logprobs=not with_policy, last_values_B=last_values_B
+    )
 
 
 def valid_score_mask(scores: Tensor) -> Tensor:
@@ -228,7 +235,7 @@ def describe_step(prompts: PromptBatch) -> str:
 
 def sort_rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:
     """Return ``rows`` with the longest sequences first, so that neighbours need little padding."""
-    lengths = (prompts.attend_BP.sum(dim=1) + responses.keep_BT.sum(dim=1)).tolist()
+    lengths = (prompts.attend_BP.sum(dim=1) + responses.attend_BT.sum(dim=1)).tolist()
     return sorted(rows, key=lambda row: -lengths[row])
 
 

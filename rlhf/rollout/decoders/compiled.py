@@ -33,8 +33,12 @@ def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
 class CompiledDecoder:
     """A ``PackingDecoder`` for models of the known families on a CPU.
 
-    A pass has one list of tokens, without padding, with the row and the position of each token.
+    A pass has one list of tokens, without padding; each token knows its row and its position. A
+    table says where in the KV cache each row is, so that moving a row copies nothing.
     """
+
+    rows_are_exact = True  # every token of a pass is computed alone, in the same order of sums
+    extends_together = True
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class CompiledDecoder:
         library = decode_library(dtype)
         shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=dtype)
+        self._places_R = torch.arange(rows)  # of the rows in the KV cache
         self._embed = builder.build_embedding()
         self._blocks = _Blocks(parts, builder, DecodeProgram(library, dtype), tokens=tokens)
         for block, kv_cache_2RKLD in zip(parts.blocks, self._kv_cache, strict=True):
@@ -57,9 +62,11 @@ class CompiledDecoder:
         self._logits = _add_output_layers(self._head, parts, builder)
         self._vocabulary = len(parts.head.weight)
 
-    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
-        state_TH = self._run_blocks(*_prompt_tokens(ids_NP, lengths, first_row))
+    def prefill(
+        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
+    ) -> Tensor:
+        """Prefill right-padded tokens into rows from ``first_row`` on; return logits (N, V)."""
+        state_TH = self._run_blocks(*_text_tokens(ids_NP, lengths, first_row, starts))
         return self._run_output_layers(state_TH[_last_token_indices(lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
@@ -67,11 +74,17 @@ class CompiledDecoder:
         return self._run_output_layers(self._run_blocks(*_newest_tokens(ids_B, positions)))
 
     def decode_and_prefill(
-        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+        self,
+        ids_B: Tensor,
+        positions: list[int],
+        ids_NP: Tensor,
+        lengths: list[int],
+        *,
+        starts: list[int] | None = None,
     ) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         newest, num_rows = _newest_tokens(ids_B, positions), len(ids_B)
-        prompts = _prompt_tokens(ids_NP, lengths, num_rows)
+        prompts = _text_tokens(ids_NP, lengths, num_rows, starts)
         state_TH = self._run_blocks(
             *(torch.cat(both) for both in zip(newest, prompts, strict=True))
         )
@@ -80,12 +93,18 @@ class CompiledDecoder:
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
+        source, target = self._places_R[[source, target]].tolist()
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
+    def move_row(self, source: int, target: int, *, columns: int) -> None:  # noqa: ARG002
+        """Move a row by exchanging two entries of the table."""
+        self._places_R[[source, target]] = self._places_R[[target, source]]
+
     def _run_blocks(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:
-        """Run all blocks on the tokens; return the hidden states (T, H)."""
+        """Return the hidden state (T, H) after all blocks."""
         state_TH = self._embed(ids_T, positions_T)
-        self._blocks.program.run({_Blocks.STATE: state_TH}, rows_T, positions_T)
+        places_T = self._places_R[rows_T]
+        self._blocks.program.run({_Blocks.STATE: state_TH}, places_T, positions_T)
         return state_TH
 
     def _run_output_layers(self, state_BH: Tensor) -> Tensor:
@@ -207,13 +226,15 @@ def _newest_tokens(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor,
     return ids_B, torch.arange(len(ids_B)), torch.tensor(positions)
 
 
-def _prompt_tokens(
-    ids_NP: Tensor, lengths: list[int], first_row: int
+def _text_tokens(
+    ids_NP: Tensor, lengths: list[int], first_row: int, starts: list[int] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, rows and positions of the prompts' tokens, one prompt after the other."""
+    """Return ids, rows and positions of the texts' tokens, one text after the other."""
     places_NP = torch.arange(ids_NP.shape[1]).expand_as(ids_NP)
     rows_N, lengths_N = torch.arange(len(ids_NP)) + first_row, torch.tensor(lengths)
     keep_NP = places_NP < lengths_N[:, None]
+    if starts is not None:
+        places_NP = places_NP + torch.tensor(starts)[:, None]
     return ids_NP[keep_NP], rows_N.repeat_interleave(lengths_N), places_NP[keep_NP]
 
 

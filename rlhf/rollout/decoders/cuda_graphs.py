@@ -25,17 +25,18 @@ COLUMNS = 128  # the KV cache length of a graph is a multiple of this
 
 
 class Extent(NamedTuple):
-    """The size of a rollout."""
+    """The rows, columns and random numbers that a rollout needs of a decoder."""
 
-    rows: int  # of the KV cache
+    rows: int  # of the KV cache, that decode
+    parked: int  # rows behind them
     columns: int  # of the KV cache, a multiple of COLUMNS
     requests: int
-    response_tokens: int  # at most, for each request
+    draws: int  # random numbers of each request, at most
 
     @classmethod
-    def for_rollout(cls, rows: int, tokens: int, draws_NT: Tensor) -> Extent:
+    def for_rollout(cls, rows: int, tokens: int, draws_NT: Tensor, *, parked: int = 0) -> Extent:
         """Return the extent for ``rows`` sequences at once, of up to ``tokens`` tokens."""
-        return cls(rows, _round_up_columns(tokens), *draws_NT.shape)
+        return cls(rows, parked, _round_up_columns(tokens), *draws_NT.shape)
 
     def covers(self, other: Extent) -> bool:
         """Return True if a decoder of this extent can serve ``other`` with bit-identical results.
@@ -64,6 +65,9 @@ class GraphedDecoder:
     each row to its own length, one graph serves all lengths.
     """
 
+    rows_are_exact = FusedDecoder.rows_are_exact
+    extends_together = FusedDecoder.extends_together
+
     def __init__(
         self,
         decoder: FusedDecoder,
@@ -79,7 +83,7 @@ class GraphedDecoder:
         self._extent = extent
         self._weights = weights  # addresses of the model's weights, which graphs read
         device = torch.device("cuda", torch.cuda.current_device())
-        self._draws_NT = torch.empty(extent.requests, extent.response_tokens, device=device)
+        self._draws_NT = torch.empty(extent.requests, extent.draws, device=device)
         self._drawn_from: Tensor | None = None  # the tensor of which _draws_NT is a copy
         # The fields of Newest for each row on the GPU, and the host's copy of them.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
@@ -97,12 +101,14 @@ class GraphedDecoder:
         """Update the copies of weights in another precision; other weights are not copied."""
         self._decoder.refresh_weight_copies()
 
-    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill prompts into the rows from ``first_row`` on; return their logits (N, V)."""
-        return self._decoder.prefill(ids_NP, lengths, first_row=first_row)
+    def prefill(
+        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
+    ) -> Tensor:
+        """Prefill tokens into the rows from ``first_row`` on; return their logits (N, V)."""
+        return self._decoder.prefill(ids_NP, lengths, first_row=first_row, starts=starts)
 
     def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
-        """Decode one token for each of the first B rows; return tokens and log-probs (2, B)."""
+        """Decode the ``newest`` tokens, draw the next; return these and their log-probs (2, B)."""
         if draws_NT is not self._drawn_from:
             requests, tokens = draws_NT.shape
             self._draws_NT[:requests, :tokens].copy_(draws_NT)
@@ -132,6 +138,10 @@ class GraphedDecoder:
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._decoder.copy_row(source, target, columns=columns)
+
+    def move_row(self, source: int, target: int, *, columns: int) -> None:
+        """Move a row by a copy, since the rows in use must be the first ones."""
+        self.copy_row(source, target, columns=columns)
 
     def _decode_step(self, rows: int, columns: int) -> Tensor:
         """Decode the newest tokens of the first ``rows`` rows and replace them with drawn tokens.

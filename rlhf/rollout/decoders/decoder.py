@@ -21,19 +21,34 @@ class Newest(NamedTuple):
 
 
 class KvCache(Protocol):
-    """A model with a preallocated KV cache, whose rows are numbered 0, 1, 2, ..."""
+    """A model with a preallocated KV cache, whose rows are numbered 0, 1, 2, ...
 
-    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill right-padded prompts into the rows from ``first_row`` on.
+    ``rows_are_exact``: the logits of a row are the same to the bit whatever else is in the pass.
+    ``extends_together``: a prefill may extend several rows whose lengths differ.
+    """
 
-        Prompt i has lengths[i] tokens. Returns the logits (N, V) after each prompt's last token.
+    rows_are_exact: bool
+    extends_together: bool
+
+    def prefill(
+        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
+    ) -> Tensor:
+        """Prefill right-padded tokens into the rows from ``first_row`` on.
+
+        Text i has lengths[i] tokens, which follow the starts[i] tokens that its row holds; without
+        ``starts`` they are prompts. Returns the logits (N, V) after each text's last token.
+        """
+
+    def move_row(self, source: int, target: int, *, columns: int) -> None:
+        """Move row ``source``, which holds ``columns`` tokens, to row ``target``.
+
+        What row ``source`` holds afterwards is undefined.
         """
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of row ``source``, which holds ``columns`` tokens, to row ``target``.
 
-        This is used when a row ends (the last row moves into its place) and for several responses
-        to one prompt.
+        This is used for several responses to one prompt.
         """
 
 
@@ -64,9 +79,15 @@ class PackingDecoder(Decoder, Protocol):
     """A decoder that can prefill new prompts and decode running rows in the same forward pass."""
 
     def decode_and_prefill(
-        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+        self,
+        ids_B: Tensor,
+        positions: list[int],
+        ids_NP: Tensor,
+        lengths: list[int],
+        *,
+        starts: list[int] | None = None,
     ) -> Tensor:
-        """Decode the rows 0 to B - 1 and prefill the rows from B on.
+        """Decode the rows 0 to B - 1 and prefill the rows from B on, as ``prefill`` does.
 
         Returns the logits (B + N, V): after the B tokens, then after the N prompts.
         """

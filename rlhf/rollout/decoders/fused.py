@@ -8,29 +8,14 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
 from rlhf.base.host_copies import copy_to_device
-from rlhf.kernels.attention_gpu import gpu_attention
+from rlhf.rollout.decoders.cache_attention import Attend, CacheAttention, Heads, attend_both
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
-
-
-class Heads(NamedTuple):
-    """Queries, keys and values of one layer."""
-
-    query_TQD: Tensor
-    key_TKD: Tensor
-    value_TKD: Tensor
-
-
-Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache; returns (T, Q, D)
 
 
 def can_fuse(parts: DecoderModules) -> bool:
@@ -43,6 +28,9 @@ class FusedDecoder:
 
     Only attention depends on the row of a token; other layers treat a pass's tokens as one list.
     """
+
+    rows_are_exact = False  # a matrix product may sum in another order with more rows
+    extends_together = True
 
     def __init__(
         self,
@@ -66,13 +54,12 @@ class FusedDecoder:
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         self._kv_cache = torch.zeros(shape, dtype=dtype, device=self._device)
-        group = parts.num_heads // parts.num_kv_heads
-        self._attention = gpu_attention(self._device, dtype, group=group, size=parts.head_dim)
+        self._attention = CacheAttention(parts, self._device, dtype)
 
     @property
     def reads_all_rows_equally(self) -> bool:
         """Return True if a decode step reads the same columns of the KV cache in every row."""
-        return self._attention is None
+        return self._attention.reads_whole_columns
 
     def refresh_weight_copies(self) -> None:
         """Update the copies of weights in another precision; other weights are not copied."""
@@ -80,10 +67,12 @@ class FusedDecoder:
             casts, weights = zip(*self._casts, strict=True)
             torch._foreach_copy_(casts, weights)
 
-    def prefill(self, ids_NP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill right-padded prompts into rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._build_prefill_attention(ids_NP, first_row)
-        x_TH = self._run_blocks(ids_NP.flatten(), self._prompt_positions(ids_NP), attend)
+    def prefill(
+        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
+    ) -> Tensor:
+        """Prefill right-padded tokens into rows from ``first_row`` on; return logits (N, V)."""
+        attend = self._attention.of_texts(ids_NP, lengths, first_row, starts)
+        x_TH = self._run_blocks(ids_NP.flatten(), self._text_positions(ids_NP, starts), attend)
         return self._compute_logits(x_TH[self._last_token_indices(ids_NP, lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
@@ -96,19 +85,25 @@ class FusedDecoder:
 
         The host never waits for the value of a tensor, so a CUDA graph can capture this.
         """
-        attend = self._build_decode_attention(positions_B, columns)
+        attend = self._attention.of_newest(positions_B, columns)
         return self._compute_logits(self._run_blocks(ids_B, positions_B, attend))
 
     def decode_and_prefill(
-        self, ids_B: Tensor, positions: list[int], ids_NP: Tensor, lengths: list[int]
+        self,
+        ids_B: Tensor,
+        positions: list[int],
+        ids_NP: Tensor,
+        lengths: list[int],
+        *,
+        starts: list[int] | None = None,
     ) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         num_rows = len(ids_B)
         positions_B = copy_to_device(torch.tensor(positions), self._device)
-        positions_T = torch.cat([positions_B, self._prompt_positions(ids_NP)])
-        attend = _combine_attention(
-            self._build_decode_attention(positions_B, max(positions) + 1),
-            self._build_prefill_attention(ids_NP, num_rows),
+        positions_T = torch.cat([positions_B, self._text_positions(ids_NP, starts)])
+        attend = attend_both(
+            self._attention.of_newest(positions_B, max(positions) + 1),
+            self._attention.of_texts(ids_NP, lengths, num_rows, starts),
             num_rows,
         )
         x_TH = self._run_blocks(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
@@ -119,60 +114,24 @@ class FusedDecoder:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
-    def _prompt_positions(self, ids_NP: Tensor) -> Tensor:
-        """Return the positions (N * P) of the prompts' tokens."""
-        num_prompts, num_columns = ids_NP.shape
-        return torch.arange(num_columns, device=self._device).repeat(num_prompts)
+    def move_row(self, source: int, target: int, *, columns: int) -> None:
+        """Move a row by a copy, since the rows in use must be the first ones."""
+        self.copy_row(source, target, columns=columns)
+
+    def _text_positions(self, ids_NP: Tensor, starts: list[int] | None) -> Tensor:
+        """Return the positions (N * P) of the texts' tokens; padding stays within the KV cache."""
+        num_texts, num_columns = ids_NP.shape
+        columns_P = torch.arange(num_columns, device=self._device)
+        if starts is None:
+            return columns_P.repeat(num_texts)
+        starts_N1 = copy_to_device(torch.tensor(starts), self._device)[:, None]
+        return (starts_N1 + columns_P).clamp(max=self._kv_cache.shape[-2] - 1).flatten()
 
     def _last_token_indices(self, ids_NP: Tensor, lengths: list[int]) -> Tensor:
         """Return the indices (N) of the prompts' last tokens among all N * P tokens."""
         num_columns = ids_NP.shape[1]
         last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
         return copy_to_device(torch.tensor(last), self._device)
-
-    def _build_prefill_attention(self, ids_NP: Tensor, first_row: int) -> Attend:
-        """Return the attention function for prompts in the rows from ``first_row`` on."""
-        num_prompts, num_columns = ids_NP.shape
-        rows = slice(first_row, first_row + num_prompts)
-
-        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-            query, key, value = (
-                x.view(num_prompts, num_columns, *x.shape[1:]).transpose(1, 2) for x in heads
-            )
-            kv_cache_2RKLD[0, rows, :, :num_columns] = key
-            kv_cache_2RKLD[1, rows, :, :num_columns] = value
-            # Causal, so that no token attends to the padding on its right.
-            mixed_NQPD = functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
-            )
-            return mixed_NQPD.transpose(1, 2).flatten(0, 1)
-
-        return attend
-
-    def _build_decode_attention(self, positions_B: Tensor, columns: int) -> Attend:
-        """Return the attention function for one new token in each of the first B rows."""
-        kernel, num_rows, parts = self._attention, len(positions_B), self._parts
-        if kernel is not None:
-            return lambda kv_cache_2RKLD, heads: kernel(*heads, kv_cache_2RKLD, positions_B)
-        rows_B = torch.arange(num_rows, device=self._device)
-        hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
-        mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
-        mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
-        grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
-
-        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-            keys_RKLD, values_RKLD = kv_cache_2RKLD.unbind()
-            keys_RKLD[rows_B, :, positions_B] = heads.key_TKD
-            values_RKLD[rows_B, :, positions_B] = heads.value_TKD
-            # Fold grouped query heads into the sequence dimension so that K and V need no repeat.
-            return functional.scaled_dot_product_attention(
-                heads.query_TQD.reshape(grouped),
-                keys_RKLD[:num_rows, :, :columns],
-                values_RKLD[:num_rows, :, :columns],
-                attn_mask=mask_B11L,
-            ).reshape(num_rows, parts.num_heads, parts.head_dim)
-
-        return attend
 
     def _run_blocks(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Run all blocks on the tokens; return the hidden states (T, H)."""
@@ -217,14 +176,3 @@ class FusedDecoder:
         for step in self._final:
             x_BH = step(x_BH)
         return self._head(x_BH)
-
-
-def _combine_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
-    """Return a function that decodes the first ``num_rows`` tokens and prefills the others."""
-
-    def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-        newest_BQD = attend_newest(kv_cache_2RKLD, Heads(*(x[:num_rows] for x in heads)))
-        prompts_TQD = attend_prompts(kv_cache_2RKLD, Heads(*(x[num_rows:] for x in heads)))
-        return torch.cat([newest_BQD, prompts_TQD])
-
-    return attend

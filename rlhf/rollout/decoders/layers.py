@@ -23,21 +23,21 @@ from rlhf.rollout.decoders.projections import (
 )
 
 AdapterOf = Callable[[nn.Module], LowRank | None]  # finds the adapter of a linear layer
-Step = Callable[[Tensor], Tensor]
+TensorFunction = Callable[[Tensor], Tensor]
 Embed = Callable[[Tensor, Tensor], Tensor]
 
 
 class Layer(NamedTuple):
     """The functions of one transformer block."""
 
-    attention_norm: Step
-    mlp_norm: Step
+    attention_norm: TensorFunction
+    mlp_norm: TensorFunction
     query_key_value: list[Projection]
     joint_order: tuple[int, ...]  # of queries, keys and values in a joint projection
-    query_norm: Step | None
-    key_norm: Step | None
+    query_norm: TensorFunction | None
+    key_norm: TensorFunction | None
     output: Projection
-    widen: Step  # to the MLP's hidden state
+    widen: TensorFunction  # to the MLP's hidden state
     down: Projection
 
 
@@ -95,7 +95,7 @@ class LayerBuilder:
             down=self.build_projection(block.down),
         )
 
-    def _build_mlp_hidden(self, block: BlockModules) -> Step:
+    def _build_mlp_hidden(self, block: BlockModules) -> TensorFunction:
         """Build the function that computes the MLP's hidden state."""
         if block.gate is None:
             return self.build_projection(block.up, activation=self._activation)
@@ -193,7 +193,7 @@ class LayerBuilder:
         adapter = self._adapter_of(module) if self._merges else None
         return weight_OI if adapter is None else adapter.merge_into(weight_OI)
 
-    def build_norm(self, module: Any) -> Step:
+    def build_norm(self, module: Any) -> TensorFunction:
         """Build a LayerNorm, or the RMS norm that the transformers families share."""
         weight, bias, epsilon, is_rms, size = self.norm_parameters(module)
         if is_rms:
@@ -210,7 +210,7 @@ class LayerBuilder:
             return Norm(weight, bias, module.eps, False, module.normalized_shape[0])
         return Norm(weight, None, module.variance_epsilon, True, len(module.weight))
 
-    def build_norm_or_projection(self, module: Any) -> Step:
+    def build_norm_or_projection(self, module: Any) -> TensorFunction:
         """Build the function of a norm or linear layer that precedes the output layer."""
         return (
             self.build_projection(module)

@@ -34,6 +34,9 @@ class CacheDecoder:
         CapabilityError: if ``decoding_unsupported_reason`` returns a reason.
     """
 
+    rows_are_exact = False
+    extends_together = False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -54,13 +57,21 @@ class CacheDecoder:
         self._columns_C = torch.arange(tokens, device=device)
         self._takes_positions = "position_ids" in _parameter_names(model.forward)
 
-    def prefill(self, ids_BP: Tensor, lengths: list[int], *, first_row: int) -> Tensor:
-        """Prefill right-padded prompts into rows from ``first_row`` on; return logits (B, V)."""
-        longest = max(lengths)
-        self._kv_cache.prepare_for_prompts(first_row=first_row)
+    def prefill(
+        self, ids_BP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
+    ) -> Tensor:
+        """Prefill right-padded tokens into rows from ``first_row`` on; return logits (B, V).
+
+        Several rows must have one start: a model's forward pass has one length of what it holds.
+        """
+        longest, start = max(lengths), max(starts or [0])
+        assert starts is None or min(starts) == start, "rows of different starts in one pass"
+        self._kv_cache.expect_texts(first_row=first_row, start=start)
         with _restrict_output_layer(self._model, [length - 1 for length in lengths]):
-            positions_BP = self._columns_C[None, :longest].expand(len(lengths), -1)
-            return self._last_token_logits(ids_BP[:, :longest], positions_BP, lengths)
+            columns_P = self._columns_C[start : start + longest]
+            positions_BP = columns_P[None].expand(len(lengths), -1)
+            ends = [start + length for length in lengths]
+            return self._last_token_logits(ids_BP[:, :longest], positions_BP, ends)
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
@@ -72,6 +83,10 @@ class CacheDecoder:
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache.copy_row(source, target, columns)
+
+    def move_row(self, source: int, target: int, *, columns: int) -> None:
+        """Move a row by a copy, since the rows in use must be the first ones."""
+        self.copy_row(source, target, columns=columns)
 
     def _last_token_logits(
         self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]
@@ -111,9 +126,9 @@ class RowCache:
         self._first_row, self._past = 0, 0
         self._positions_B: Tensor | None = None
 
-    def prepare_for_prompts(self, *, first_row: int) -> None:
-        """Prepare for a call with whole prompts for the rows from ``first_row`` on."""
-        self._first_row, self._past, self._positions_B = first_row, 0, None
+    def expect_texts(self, *, first_row: int, start: int) -> None:
+        """Prepare for a call with texts for rows from ``first_row`` on, which hold ``start``."""
+        self._first_row, self._past, self._positions_B = first_row, start, None
 
     def prepare_for_tokens(self, positions: list[int], positions_B: Tensor) -> None:
         """Prepare for a call with one token, at its position, for each of the first rows."""
@@ -161,8 +176,9 @@ class RowCache:
     def _store_tokens(self, kv_cache_RNCD: Tensor, new_BNSD: Tensor) -> Tensor:
         num_rows, _, num_tokens, _ = new_BNSD.shape
         if self._positions_B is None:
-            kv_cache_RNCD[self._first_row :][:num_rows, :, :num_tokens] = new_BNSD
-            return new_BNSD
+            rows, end = slice(self._first_row, self._first_row + num_rows), self._past + num_tokens
+            kv_cache_RNCD[rows, :, self._past : end] = new_BNSD
+            return kv_cache_RNCD[rows, :, :end].to(new_BNSD.dtype) if self._past else new_BNSD
         rows_B = self._row_numbers_B[:num_rows]
         kv_cache_RNCD[rows_B, :, self._positions_B] = new_BNSD[:, :, 0].to(self._dtype)
         return kv_cache_RNCD[:num_rows, :, : self._past + 1].to(new_BNSD.dtype)

@@ -47,7 +47,8 @@ class FixedModels:
         """Half a nat of KL on each token; the score is the number of tokens."""
         logprobs_BT = torch.full(sequences.keep_BT.shape, -1.0)
         scores_B = sequences.lengths_B.float()
-        return ModelOutputs(logprobs_BT, logprobs_BT - 0.5, torch.zeros_like(logprobs_BT), scores_B)
+        zeros_BT = torch.zeros_like(logprobs_BT)
+        return ModelOutputs(logprobs_BT, logprobs_BT - 0.5, zeros_BT, zeros_BT[:, 0], scores_B)
 
 
 class LengthJudge:

@@ -1,0 +1,200 @@
+"""Episodes of several turns: a rollout backend that talks to the other side of a counterpart.
+
+Shapes: B = episodes, T = tokens after the prompt, of turns and observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from rlhf.base.host_copies import copy_to_device
+from rlhf.base.turns import Turns, Utterance
+from rlhf.base.types import Engine, PromptBatch, Ranks, Responses, RolloutBackend
+from rlhf.rollout.fast import FastRollout
+from rlhf.rollout.padding import pad_prompts, unpad_prompts
+from rlhf.rollout.parking import Counterpart, Request
+
+
+class Outcome(NamedTuple):
+    """What an episode came to."""
+
+    rewards: list[float]  # of its turns
+    ended: bool  # by itself
+    truncated: bool
+    success: float  # 1 or 0; 0 also where the environment does not say
+    messages: list[Utterance]
+    failures: list[str]
+
+
+class EpisodeCounterpart(Counterpart, Protocol):
+    """The other side of one batch of episodes."""
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what each episode came to, after all have ended."""
+
+
+class EpisodeLimits(NamedTuple):
+    """The most tokens of a turn, and of an episode after its prompt."""
+
+    turn: int
+    episode: int
+
+
+class EpisodeRollout:
+    """A ``RolloutBackend`` whose responses are episodes.
+
+    The fast backend goes on with other rows while one waits for its observation, and keeps the KV
+    cache of what was said. Every other backend is given all that was said as a prompt, turn by
+    turn: a vLLM server then finds the beginning in its prefix cache.
+    """
+
+    def __init__(
+        self,
+        backend: RolloutBackend,
+        begin: Callable[[PromptBatch], EpisodeCounterpart],
+        limits: EpisodeLimits,
+        *,
+        pad_id: int,
+        ranks: Ranks,
+    ) -> None:
+        self._backend = backend
+        self._begin = begin
+        self._limits = limits
+        self._pad_id = pad_id
+        self._ranks = ranks
+
+    def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
+        """Return one episode per prompt."""
+        counterpart, measures = self._begin(prompts), True
+        if isinstance(self._backend, FastRollout):
+            tokens = self._limits.episode
+            episodes = self._backend.converse(actor, prompts, counterpart, max_tokens=tokens)
+        else:
+            episodes, measures = self._turn_by_turn(actor, prompts, counterpart)
+        device, outcomes = prompts.ids_BP.device, counterpart.outcomes()
+        responses = pad_episodes(episodes, outcomes, pad_id=self._pad_id, device=device)
+        return responses if measures else responses._replace(logprobs_BT=None)
+
+    def _turn_by_turn(
+        self, actor: Engine, prompts: PromptBatch, counterpart: EpisodeCounterpart
+    ) -> tuple[list[Request], bool]:
+        """Return the episodes, and whether the backend measures log-probabilities.
+
+        All turns number k are sampled together. A rank whose episodes have ended samples its first
+        prompt again as long as others work, because a pass of a sharded model needs all ranks.
+        """
+        limit, measures = min(self._limits), True
+        episodes = [Request(i, tuple(ids), limit) for i, ids in enumerate(unpad_prompts(prompts))]
+        active = episodes
+        while self._anyone(bool(active)):
+            rows = active or episodes[:1]
+            responses = self._backend.generate(actor, self._next_turn(prompts, rows))
+            measures = responses.logprobs_BT is not None
+            if not active:
+                continue
+            for episode, turn in zip(active, _rows_of(responses), strict=True):
+                _add_turn(episode, turn)
+                counterpart.end_turn(episode)
+            active = _continue(active, counterpart)
+        return episodes, measures
+
+    def _anyone(self, here: bool) -> bool:
+        return bool(self._ranks.max(torch.tensor(int(here), device=self._ranks.device)))
+
+    def _next_turn(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
+        """Return all that was said in ``episodes`` as prompts, with the draws of the next turn."""
+        said = [[*episode.prompt, *episode.ids] for episode in episodes]
+        ids_BP, attend_BP = pad_prompts(said, pad_id=self._pad_id, device=prompts.ids_BP.device)
+        size = self._limits.turn
+        draws = [prompts.draws_BT[e.index, e.first_draw :][:size] for e in episodes]
+        texts = [prompts.texts[episode.index] for episode in episodes]
+        return PromptBatch(ids_BP, attend_BP, torch.stack(draws), texts, step=prompts.step)
+
+
+class _Turn(NamedTuple):
+    ids: list[int]
+    logprobs: list[float]
+    has_ended: bool
+
+
+def _rows_of(responses: Responses) -> list[_Turn]:
+    logprobs_BT = responses.logprobs_BT
+    if logprobs_BT is None:
+        logprobs_BT = torch.zeros(responses.ids_BT.shape)
+    sides = (responses.ids_BT, logprobs_BT, responses.keep_BT, responses.ended_B)
+    return [
+        _Turn(ids[: sum(keep)], logprobs[: sum(keep)], ended)
+        for ids, logprobs, keep, ended in zip(*(each.tolist() for each in sides), strict=True)
+    ]
+
+
+def _add_turn(episode: Request, turn: _Turn) -> None:
+    """Add a turn to an episode, cut at its limit."""
+    room = episode.limit - len(episode.ids)
+    episode.ids += turn.ids[:room]
+    episode.logprobs += turn.logprobs[:room]
+    episode.has_ended = turn.has_ended and len(turn.ids) <= room
+    episode.turn_ends.append(len(episode.ids))
+
+
+def _continue(active: Sequence[Request], counterpart: Counterpart) -> list[Request]:
+    """Return those of ``active`` that go on, with their observations added."""
+    by_index = {episode.index: episode for episode in active}
+    due, going_on = len(active), []
+    while due:
+        found = counterpart.continuations(wait=True)
+        due -= len(found)
+        for each in found:
+            if each.observation is not None:
+                episode = by_index[each.row]
+                episode.extend(each.observation, limit=each.limit, first_draw=each.first_draw)
+                going_on.append(episode)
+    return sorted(going_on, key=lambda episode: episode.index)
+
+
+def pad_episodes(
+    episodes: Sequence[Request], outcomes: Sequence[Outcome], *, pad_id: int, device: torch.device
+) -> Responses:
+    """Return the episodes as right-padded responses (B, T)."""
+    shape = (len(episodes), max(len(episode.ids) for episode in episodes))
+    ids_BT, turn_BT = torch.full(shape, pad_id), torch.full(shape, -1)
+    logprobs_BT, rewards_BT = torch.zeros(shape), torch.zeros(shape)
+    attend_BT = torch.zeros(shape, dtype=torch.bool)
+    for row, (episode, outcome) in enumerate(zip(episodes, outcomes, strict=True)):
+        size = len(episode.ids)
+        ids_BT[row, :size] = torch.tensor(episode.ids)
+        logprobs_BT[row, :size] = torch.tensor(episode.logprobs)
+        attend_BT[row, :size] = True
+        spans = zip(episode.turn_starts, episode.turn_ends, outcome.rewards, strict=True)
+        for turn, (start, end, reward) in enumerate(spans):
+            turn_BT[row, start:end] = turn
+            rewards_BT[row, end - 1] = reward
+    flags = (
+        torch.tensor([getattr(outcome, name) for outcome in outcomes])
+        for name in ("ended", "truncated", "success")
+    )
+    tensors = (ids_BT, turn_BT >= 0, logprobs_BT, attend_BT, turn_BT, rewards_BT, *flags)
+    (
+        ids_BT,
+        keep_BT,
+        logprobs_BT,
+        attend_BT,
+        turn_BT,
+        rewards_BT,
+        ended_B,
+        truncated_B,
+        success_B,
+    ) = (copy_to_device(each, device) for each in tensors)
+    turns = Turns(
+        attend_BT,
+        turn_BT,
+        rewards_BT,
+        truncated_B,
+        success_B,
+        [outcome.messages for outcome in outcomes],
+        [outcome.failures for outcome in outcomes],
+    )
+    return Responses(ids_BT, keep_BT, ended_B, logprobs_BT, turns)

@@ -1,0 +1,142 @@
+"""Advantages over tokens with holes: observations between the turns of an episode."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlhf.algorithms.advantages import Advantages, gae, turn_gae
+from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
+
+shares = st.floats(0.0, 1.0)
+
+
+def loop(
+    rewards: list[float], values: list[float], last_value: float, *, gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """Advantages and returns from their definition: discounted sums of temporal differences."""
+    after = [*values[1:], last_value]
+    deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
+    advantages = [
+        math.fsum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:]))
+        for t in range(len(deltas))
+    ]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def turns_of(seed: int) -> Tensor:
+    """Random turns of three rows: each begins with a turn and may end with an observation."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(3):
+        sizes = torch.randint(1, 4, (6,), generator=generator).tolist()
+        row = [
+            turn if part == 0 else -1
+            for turn in range(3)
+            for part in (0, 1)
+            for _ in range(sizes.pop())
+        ]
+        rows.append(row[: int(torch.randint(1, len(row) + 1, (1,), generator=generator))])
+    width = max(map(len, rows)) + 1
+    return torch.tensor([row + [-1] * (width - len(row)) for row in rows])
+
+
+def test_a_hole_changes_nothing_by_hand() -> None:
+    # The figures of a leak that other frameworks had: 0.410 and 0.327 instead of these.
+    keep_BT = torch.tensor([[True, True, False, True, True]])
+    rewards_BT, values_BT = f64(0, 0, 0, 0, 1)[None], f64(0.5, 0.6, 9, 0.7, 0.8)[None]
+    found = gae(rewards_BT, values_BT, keep_BT, gamma=1.0, lam=0.95)
+    assert_close(found.advantages_BT[0], [0.456725, 0.3755, 0, 0.29, 0.2])
+    together = gae(
+        rewards_BT[:, keep_BT[0]],
+        values_BT[:, keep_BT[0]],
+        keep_BT[:, keep_BT[0]],
+        gamma=1.0,
+        lam=0.95,
+    )
+    assert torch.equal(found.advantages_BT[keep_BT], together.advantages_BT[0])
+
+
+@quick
+@given(seeds, shares, shares, st.booleans())
+def test_tokens_equal_a_loop_over_those_that_are_kept(
+    seed: int, gamma: float, lam: float, is_cut: bool
+) -> None:
+    turn_BT = turns_of(seed)
+    keep_BT, shape = turn_BT >= 0, turn_BT.shape
+    rewards_BT, values_BT = normal(*shape, seed=seed), normal(*shape, seed=seed + 1)
+    last_B = normal(len(turn_BT), seed=seed + 2) if is_cut else None
+    found = gae(rewards_BT, values_BT, keep_BT, gamma=gamma, lam=lam, last_values_B=last_B)
+    for row, keep_T in enumerate(keep_BT):
+        last = 0.0 if last_B is None else float(last_B[row])
+        sides = (rewards_BT[row][keep_T].tolist(), values_BT[row][keep_T].tolist())
+        advantages, returns = loop(*sides, last, gamma=gamma, lam=lam)
+        assert_close(found.advantages_BT[row][keep_T], advantages)
+        assert_close(found.returns_BT[row][keep_T], returns)
+    assert not found.advantages_BT[~keep_BT].any()
+    assert not found.returns_BT[~keep_BT].any()
+
+
+@quick
+@given(seeds, shares, shares, st.booleans())
+def test_turns_equal_a_loop_over_turns(seed: int, gamma: float, lam: float, is_cut: bool) -> None:
+    turn_BT = turns_of(seed)
+    shape = turn_BT.shape
+    rewards_BT, values_BT = normal(*shape, seed=seed), normal(*shape, seed=seed + 1)
+    costs_BT = normal(*shape, seed=seed + 3)
+    last_B = normal(len(turn_BT), seed=seed + 2) if is_cut else None
+    found = turn_gae(
+        rewards_BT, costs_BT, values_BT, turn_BT, gamma=gamma, lam=lam, last_values_B=last_B
+    )
+    for row, turn_T in enumerate(turn_BT):
+        turns = range(int(turn_T.max()) + 1)
+        rewards = [float(rewards_BT[row][turn_T == turn].sum()) for turn in turns]
+        values = [float(values_BT[row][turn_T == turn][-1]) for turn in turns]
+        last = 0.0 if last_B is None else float(last_B[row])
+        advantages, returns = loop(rewards, values, last, gamma=gamma, lam=lam)
+        for turn in turns:
+            own_T = turn_T == turn
+            expected = [advantages[turn] - cost for cost in costs_BT[row][own_T].tolist()]
+            assert_close(found.advantages_BT[row][own_T], expected)
+            assert_close(found.returns_BT[row][own_T], [returns[turn]] * int(own_T.sum()))
+
+
+@quick
+@given(seeds, st.sampled_from([float("nan"), float("inf"), 7e7]), st.booleans())
+def test_what_stands_in_observations_changes_nothing(
+    seed: int, value: float, by_turn: bool
+) -> None:
+    turn_BT = turns_of(seed)
+    keep_BT, shape = turn_BT >= 0, turn_BT.shape
+    given_BT = [normal(*shape, seed=seed + k) for k in range(3)]
+    spoiled_BT = [each_BT.masked_fill(~keep_BT, value) for each_BT in given_BT]
+
+    def advantages(rewards_BT: Tensor, costs_BT: Tensor, values_BT: Tensor) -> Advantages:
+        if by_turn:
+            return turn_gae(rewards_BT, costs_BT, values_BT, turn_BT, gamma=0.9, lam=0.8)
+        return gae(rewards_BT - costs_BT, values_BT, keep_BT, gamma=0.9, lam=0.8)
+
+    for expected, found in zip(advantages(*given_BT), advantages(*spoiled_BT), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_a_turn_of_one_token_is_a_token() -> None:
+    turn_BT = torch.tensor([[0, -1, 1, -1, -1, 2]])
+    sides = [normal(1, 6, seed=seed) for seed in range(2)]
+    zero_BT = torch.zeros(1, 6, dtype=torch.float64)
+    by_turn = turn_gae(sides[0], zero_BT, sides[1], turn_BT, gamma=0.9, lam=0.7)
+    by_token = gae(*sides, turn_BT >= 0, gamma=0.9, lam=0.7)
+    assert_close(by_turn.advantages_BT, by_token.advantages_BT)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_only_a_cut_episode_has_a_value_after_its_end(gamma: float) -> None:
+    keep_BT = torch.ones(2, 3, dtype=torch.bool)
+    zeros_BT = torch.zeros(2, 3, dtype=torch.float64)
+    found = gae(zeros_BT, zeros_BT, keep_BT, gamma=gamma, lam=1.0, last_values_B=f64(8, 0))
+    assert_close(found.returns_BT, [[8 * gamma**3, 8 * gamma**2, 8 * gamma], [0, 0, 0]])
