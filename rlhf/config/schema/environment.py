@@ -1,0 +1,74 @@
+"""Schema of the config group ``environment``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf.config.choices import EnvironmentKind
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    NO_PHASE,
+    SCORE,
+    SECONDS,
+    key,
+)
+
+
+@dataclass(kw_only=True)
+class FailureRewards:
+    """Reward of the turn in which a failure happens, beside the environment's own reward."""
+
+    timeout: float = key(SCORE)
+    """A step took longer than step_seconds; the episode ends."""
+    exception: float = key(SCORE)
+    """The environment raised an error; the episode ends."""
+    died: float = key(SCORE)
+    """The environment's process ended; the episode ends."""
+    invalid: float = key(SCORE)
+    """The environment returned something else than a step; the episode ends."""
+    malformed: float = key(SCORE)
+    """The environment could not read the turn, such as a tool call that is no JSON."""
+    cut_turn: float = key(SCORE)
+    """The turn reached rollout.max_response_tokens before its end."""
+    too_long: float = key(SCORE)
+    """The next observation does not fit into max_tokens; the episode is cut."""
+
+
+@dataclass(kw_only=True)
+class EnvironmentConfig:
+    """An environment that the policy talks to over several turns (docs/environments.md)."""
+
+    kind: EnvironmentKind
+    """none, an embedded one, the adapter of a package, tools, or custom."""
+    id: str | None
+    """Name of the environment in its package, for gymnasium, textarena, reasoning_gym and gem."""
+    target: str | None
+    """MODULE:CLASS for kind=tools and kind=custom."""
+    run_code: bool
+    """kind=tools and kind=custom: agree to run this class's code."""
+    options: dict[str, Any]
+    """Keyword arguments of the environment."""
+    max_turns: int = key(ABOVE_0)
+    """Turns of the policy in an episode; after them the episode is cut."""
+    max_tokens: int = key(ABOVE_0)
+    """Tokens of an episode after its prompt, those of observations included."""
+    step_seconds: float = key(SECONDS)
+    """Seconds in which an environment must answer; then its process is ended."""
+    processes: int = key(AT_LEAST_0, affects=NO_PHASE)
+    """Processes of a rank in which environments run; 0: embedded ones, in the rank's own."""
+    max_failures: int = key(AT_LEAST_0, affects=NO_PHASE)
+    """Faults of environments in one step after which the run ends."""
+    failure_rewards: FailureRewards
+    """Reward of the turn in which a failure happens, beside the environment's own reward."""
+
+    @property
+    def is_used(self) -> bool:
+        """Return True if responses are episodes of several turns."""
+        return self.kind is not EnvironmentKind.none
+
+    @property
+    def turns(self) -> int:
+        """Return the most turns of a response: 1 without an environment."""
+        return self.max_turns if self.is_used else 1

@@ -1,0 +1,1 @@
+"""Environments: what the policy talks to over several turns, and what rewards it."""

@@ -1,0 +1,112 @@
+"""Make the environment that a configuration names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_code import import_user_object
+from rlhf.config.choices import EnvironmentKind
+from rlhf.config.schema.environment import EnvironmentConfig
+from rlhf.environments.blackjack import Blackjack
+from rlhf.environments.calculator import Calculator
+from rlhf.environments.gem_adapter import GemText
+from rlhf.environments.gymnasium_adapter import GymnasiumText
+from rlhf.environments.interface import Environment
+from rlhf.environments.number_guessing import NumberGuessing
+from rlhf.environments.reasoning_gym_adapter import ReasoningQuestion
+from rlhf.environments.textarena_adapter import TextArenaGame
+from rlhf.environments.third_party import SeparateRandomness, global_random
+from rlhf.environments.tools import ToolEnvironment, has_tools
+
+EMBEDDED: dict[EnvironmentKind, Callable[..., Environment]] = {
+    EnvironmentKind.number_guessing: NumberGuessing,
+    EnvironmentKind.calculator: Calculator,
+    EnvironmentKind.blackjack: Blackjack,
+}
+ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
+    EnvironmentKind.gymnasium: GymnasiumText,
+    EnvironmentKind.textarena: TextArenaGame,
+    EnvironmentKind.reasoning_gym: ReasoningQuestion,
+    EnvironmentKind.gem: GemText,
+}
+OF_USERS = (EnvironmentKind.tools, EnvironmentKind.custom)
+EXAMPLE = "such as my_games:Chess"
+
+
+def build_environment(config: EnvironmentConfig) -> Environment:
+    """Return the environment that ``config`` names.
+
+    Raises:
+        ConfigError: if it cannot be made; the message names the key.
+    """
+    return environment_factory(config)()
+
+
+def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
+    """Return a function that makes environments; the code of a user is imported only once.
+
+    Raises:
+        ConfigError: if a key that the kind needs is missing, or the code cannot be imported.
+    """
+    kind = config.kind
+    if kind in EMBEDDED:
+        return lambda: _made(f"environment.kind={kind}", EMBEDDED[kind], config)
+    if kind in ADAPTERS:
+        if config.id is None:
+            raise ConfigError(
+                f"environment.id is missing: environment.kind={kind} needs the name of one of its "
+                "environments"
+            )
+        name = config.id
+        return lambda: SeparateRandomness(
+            _made(f"environment.id={name}", ADAPTERS[kind], config, id=name)
+        )
+    if kind not in OF_USERS:
+        raise ConfigError(f"environment.kind={kind}: there is no environment to make")
+    return _factory_of_user(config)
+
+
+def _factory_of_user(config: EnvironmentConfig) -> Callable[[], Environment]:
+    target = config.target
+    if target is None or not all(target.partition(":")):
+        raise ConfigError(
+            f"environment.target={target}: environment.kind={config.kind} needs MODULE:CLASS, "
+            f"{EXAMPLE}"
+        )
+    if not config.run_code:
+        raise ConfigError(
+            f"environment.target={target} runs code; if you have read it, add "
+            "environment.run_code=true"
+        )
+    found, _ = import_user_object("environment.target", target)
+    if not inspect.isclass(found):
+        raise ConfigError(f"environment.target={target}: must be a class, {EXAMPLE}")
+    key = f"environment.target={target}"
+    has_steps = callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))
+    if config.kind is EnvironmentKind.custom and has_steps:
+        return lambda: SeparateRandomness(_made(key, found, config))
+    if not has_tools(found):
+        form = "reset(self, **row) and a public method for each tool"
+        if config.kind is EnvironmentKind.custom:
+            form = f"reset(self, *, seed, row) and step(self, text), or {form}"
+        raise ConfigError(f"{key}: must have the methods {form}")
+    return lambda: SeparateRandomness(ToolEnvironment(_made(key, found, config)))
+
+
+def _made(key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any) -> Any:
+    """Call a class with ``environment.options``, after a check that it takes them.
+
+    Numbers that its constructor draws are the same for every episode.
+    """
+    try:
+        inspect.signature(made).bind(**more, **config.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"environment.options={config.options}: {key} does not take them ({error}); it takes "
+            f"{inspect.signature(made)}"
+        ) from error
+    with global_random(0):
+        return made(**more, **config.options)

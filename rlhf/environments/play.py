@@ -1,0 +1,85 @@
+"""Episodes that one of an environment's own players plays: its expert, or a random one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlhf.config.choices import FailureName
+from rlhf.environments.interface import (
+    EnvironmentPool,
+    EpisodeStart,
+    Observation,
+    Player,
+    Reply,
+)
+
+TOGETHER = 256  # episodes that are open at once
+
+
+class PlayedTurn(NamedTuple):
+    """A turn of a player, and what followed it."""
+
+    text: str
+    observation: Observation | None  # None: the episode ended
+    reward: float
+
+
+class PlayedEpisode(NamedTuple):
+    """One episode as it was played; ``failure`` ended it."""
+
+    first: Observation
+    turns: list[PlayedTurn]
+    success: float | None
+    failure: FailureName | None
+    problem: str
+
+    @property
+    def total(self) -> float:
+        """Return the sum of the rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+
+def as_observation(given: Observation | str) -> Observation:
+    """Return what an environment says as an observation; text alone is the user's."""
+    return given if isinstance(given, Observation) else Observation(given)
+
+
+def play_episodes(
+    pool: EnvironmentPool, starts: Sequence[EpisodeStart], *, player: Player | None, max_turns: int
+) -> list[PlayedEpisode]:
+    """Play an episode from each of ``starts``; without a ``player`` only begin it."""
+    episodes: list[PlayedEpisode] = []
+    for begin in range(0, len(starts), TOGETHER):
+        some = starts[begin : begin + TOGETHER]
+        found: dict[int, PlayedEpisode] = {}
+        for episode, start in enumerate(some):
+            pool.reset(episode, seed=start.seed, row=start.row)
+        is_open = set(range(len(some)))
+        while is_open:
+            for reply in pool.replies(wait=True):
+                found[reply.episode] = _with_reply(found.get(reply.episode), reply)
+                turns = len(found[reply.episode].turns)
+                ends = reply.step.terminated or reply.step.truncated or reply.failure is not None
+                if player is None or ends or turns == max_turns:
+                    is_open.discard(reply.episode)
+                else:
+                    pool.step(reply.episode, player)
+        episodes += [found[episode] for episode in range(len(some))]
+    return episodes
+
+
+def _with_reply(played: PlayedEpisode | None, reply: Reply) -> PlayedEpisode:
+    step = reply.step
+    observation = as_observation(step.observation)
+    if played is None:
+        return PlayedEpisode(observation, [], None, reply.failure, reply.problem)
+    over = step.terminated or step.truncated or reply.failure is not None
+    turn = PlayedTurn(reply.turn, None if over else observation, step.reward)
+    success = step.info.get("success")
+    return played._replace(
+        turns=[*played.turns, turn],
+        success=None if success is None else float(success),
+        failure=reply.failure,
+        problem=reply.problem,
+    )

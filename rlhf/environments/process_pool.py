@@ -1,0 +1,78 @@
+"""Environments in processes of their own, which can neither stall nor end the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import wait as wait_for_any
+from typing import Any
+
+from rlhf.config.schema.environment import EnvironmentConfig
+from rlhf.environments.environment_host import Host
+from rlhf.environments.interface import EpisodeStart, Player, Reply
+
+LONGEST_WAIT = 1000.0  # seconds; more milliseconds than fit into an int are refused
+
+
+class ProcessPool:
+    """A pool of ``config.processes`` processes; episode e lives in process e modulo their number.
+
+    A call that takes more than ``config.step_seconds`` ends its process, and with it only its own
+    episode: the others are replayed in a new process before their next turn.
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Start the processes.
+
+        Raises:
+            ConfigError: if they cannot make the environment; then none is left running.
+        """
+        self._hosts = [Host(config) for _ in range(config.processes)]
+        self._failures: list[Reply] = []  # of calls that could not be sent
+        try:
+            for host in self._hosts:
+                host.start()
+            for host in self._hosts:
+                host.finish_start()
+        except BaseException:
+            self.close()
+            raise
+        self.facts = self._hosts[0].facts
+
+    def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
+        """Begin the episode with this number, in place of an earlier one."""
+        self._failures += self._host(episode).begin(episode, EpisodeStart(seed, row))
+
+    def step(self, episode: int, turn: str | Player) -> None:
+        """Give a turn of the policy to an episode, or let a player take it.
+
+        Raises:
+            KeyError: if the episode has not begun, or has ended.
+        """
+        self._failures += self._host(episode).give(episode, turn)
+
+    def replies(self, *, wait: bool) -> list[Reply]:
+        """Return replies since the last call; with ``wait`` at least one, [] if none is due."""
+        found, self._failures = self._failures, []
+        while True:
+            running: dict[Any, Host] = {
+                host.process.fileno(): host for host in self._hosts if host.process
+            }
+            until = min(host.until for host in self._hosts)
+            seconds = min(max(until - time.monotonic(), 0.0), LONGEST_WAIT)
+            seconds = seconds if wait and not found else 0.0
+            is_due = any(host.is_due for host in self._hosts)
+            for readable in wait_for_any([*running], seconds if is_due else 0.0):
+                found += running[readable].receive()
+            for host in self._hosts:
+                found += host.expire()
+            if found or not wait or not any(host.is_due for host in self._hosts):
+                return found
+
+    def close(self) -> None:
+        """End all processes."""
+        for host in self._hosts:
+            host.close()
+
+    def _host(self, episode: int) -> Host:
+        return self._hosts[episode % len(self._hosts)]
