@@ -71,7 +71,7 @@ def adapter_lr(lora: LoraConfig, role: LoraRole) -> float | None:
     return lora.critic_lr if role is LoraRole.critic and lora.critic_lr else lora.lr
 
 
-def reward_columns(config: RunConfig) -> dict[str, str]:
+def reward_key_by_column(config: RunConfig) -> dict[str, str]:
     """Return each data column that a part of the score reads, and the config key that names it."""
     return {
         column: f"rewards.{name}.columns"

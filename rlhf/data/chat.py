@@ -22,6 +22,7 @@ ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
 TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
 PROBE = "probe42"
+OBSERVERS = {"user": "Human", "tool": "Tool"}  # the speakers of observations in plain turns
 
 
 def split_turns(prompt: str) -> tuple[list[dict[str, str]], str]:
@@ -55,6 +56,11 @@ def plain_template(opening: str) -> str:
         "{%- endfor %}"
         f"{{%- if add_generation_prompt %}}{{{{- {ASSISTANT_TURN!r} }}}}{{%- endif %}}"
     )
+
+
+def plain_observation(role: str, text: str) -> str:
+    """Return an observation of an episode as plain text, ready for the assistant's next turn."""
+    return f"\n\n{OBSERVERS[role]}: {text}{ASSISTANT_TURN}"
 
 
 def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
@@ -107,6 +113,28 @@ class ChatTemplate:
                 "drops the response, or ends it differently from other responses", prompt
             )
         return body + self._end
+
+    def observation(self, role: str, text: str) -> str:
+        """Return the text between a response's end token and the assistant's next turn.
+
+        Raises:
+            DataError: if the template cannot render it, or changes what was said before.
+        """
+        question = {"role": "user", "content": "question"}
+        # A thought in front: some templates drop the thoughts of earlier turns.
+        answer = {"role": "assistant", "content": f"<think>\n{PROBE}\n</think>\n\n{PROBE}"}
+        said, added = [question, answer], {"role": role, "content": text}
+        before = self._render(said, PROBE, add_generation_prompt=False)
+        before = before.removesuffix(self._tail) + self._end
+        whole = self._render([*said, added], PROBE, add_generation_prompt=True)
+        if not whole.startswith(before):
+            raise DataError(
+                "data.template=chat: the chat template renders earlier turns differently when "
+                f"another turn follows ({role}), so an episode's tokens would change after they "
+                "were sampled; use data.template=plain, or a chat_template that keeps every turn "
+                "as it was said, thoughts included"
+            )
+        return whole[len(before) :]
 
     def _text_after_prompt(self, prompt: str, response: str) -> str:
         messages, begun = split_turns(prompt)

@@ -29,8 +29,11 @@ def collate_sequences(
     device: torch.device,
     max_width: int = 0,
     width: int | None = None,
+    observed: Sequence[Sequence[Sequence[int]]] = (),
 ) -> SequenceBatch:
     """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included.
+
+    ``observed`` holds the start and end of each observation of an episode, which is not marked.
 
     The width may be rounded up to at most ``max_width`` tokens.
     """
@@ -38,6 +41,9 @@ def collate_sequences(
     ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
     columns_S = torch.arange(width)
     keep_BS = attend_BS & (columns_S >= torch.tensor(prompt_tokens)[:, None])
+    for row, spans in enumerate(observed):
+        for start, end in spans:
+            keep_BS[row, start:end] = False
     return SequenceBatch(*(copy_to_device(part, device) for part in (ids_BS, attend_BS, keep_BS)))
 
 

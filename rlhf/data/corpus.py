@@ -16,12 +16,13 @@ from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS
 from rlhf.data.layouts import Row
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tables import Table, download_dataset, is_saved_dataset, iterate_rows, tables_at
-from rlhf.data.tokens import Encoder, Limit, sft_columns
+from rlhf.data.tokens import Limit, sft_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,6 +9,23 @@ from typing import Any, NamedTuple
 from rlhf.config.choices import Phase
 
 
+class Exchange(NamedTuple):
+    """A response in an episode, and the observation that followed it."""
+
+    response: str
+    observation: str | None
+    """None: the episode ended."""
+    role: str = "user"
+
+
+class RecordedEpisode(NamedTuple):
+    """An episode of an environment, whose first observation is a record's prompt."""
+
+    seed: int
+    turns: tuple[Exchange, ...] = ()
+    """A demonstration."""
+
+
 class Record(NamedTuple):
     """One example; a field that its source does not have is None.
 
@@ -22,11 +39,27 @@ class Record(NamedTuple):
     text: str | None = None
     columns: Mapping[str, Any] | None = None
     """Other columns of its row, which rewards read; None: no reward reads any."""
+    episode: RecordedEpisode | None = None
+    """The episode that begins with the prompt; None: no environment."""
 
     @property
     def texts(self) -> tuple[str | None, ...]:
         """Return prompt, chosen, rejected and text, each of which may be None."""
         return (self.prompt, self.chosen, self.rejected, self.text)
+
+    @property
+    def spoken(self) -> tuple[str | None, ...]:
+        """Return the texts, and those of the turns of an episode."""
+        turns = self.episode.turns if self.episode else ()
+        return self.texts + tuple(
+            text for turn in turns for text in (turn.response, turn.observation)
+        )
+
+
+def episode_seeds(records: Sequence[Record]) -> list[int] | None:
+    """Return the seeds of the records' episodes; None without an environment."""
+    seeds = [record.episode.seed for record in records if record.episode is not None]
+    return seeds or None
 
 
 class RawDataset(NamedTuple):

@@ -214,7 +214,7 @@ def _fill_bins(
             bins[place if place in bins else for_training].extend(by_key.pop(key))
     groups = list(by_key.items())
     rng.shuffle(groups)
-    groups.sort(key=lambda item: len(item[1]), reverse=True)  # stable; small groups even out sizes
+    groups.sort(key=lambda item: len(item[1]), reverse=True)  # small groups last even out sizes
     for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
         places[key] = _choose_bin(len(group), bins, sizes=sizes, groups_left=left)
         bins[places[key]].extend(group)

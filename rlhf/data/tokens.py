@@ -22,7 +22,7 @@ from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Phase, Template
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import ChatTemplate
+from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 
@@ -39,63 +39,6 @@ class TokenData(NamedTuple):
     train: Dataset
     eval: Dataset
     left_out: dict[str, int]
-
-
-class Encoder:
-    """An encoder of text to ids with one tokenizer, separately for prompts and responses."""
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, template: Template = Template.plain
-    ) -> None:
-        """Store the tokenizer; ``template`` selects the format of conversations.
-
-        Raises:
-            DataError: if ``template`` is chat and the tokenizer's chat template cannot be used.
-        """
-        self._tokenizer = tokenizer
-        self._chat = ChatTemplate(tokenizer) if template is Template.chat else None
-        self.end_id: int = tokenizer.eos_token_id
-
-    def opening_ids(self) -> list[int]:
-        """Return the ids that the tokenizer puts before every text: none, or its opening token."""
-        return self._encode_with_opening([""])[0]
-
-    def prompts(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of texts that begin a sequence, with the opening token if there is one."""
-        if self._chat is None:
-            return self._encode_with_opening(texts)
-        return self._encode([self._chat.render_prompt(text) for text in texts])
-
-    def responses(self, prompts: list[str], texts: list[str]) -> list[list[int]]:
-        """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
-        if self._chat is None:
-            return self.texts_with_end(texts)
-        pairs = list(zip(prompts, texts, strict=True))
-        openings = [self._chat.render_prompt(prompt) for prompt in prompts]
-        endings = [self._chat.render_response(prompt, text) for prompt, text in pairs]
-        wholes = self._encode([a + b for a, b in zip(openings, endings, strict=True)])
-        # A sequence must begin with the ids of the prompt in a rollout. If the tokenizer merges
-        # letters of prompt and response into one token, the response is encoded separately.
-        return [
-            whole[len(opening) :] if whole[: len(opening)] == opening else apart
-            for whole, opening, apart in zip(
-                wholes, self._encode(openings), self._encode(endings), strict=True
-            )
-        ]
-
-    def texts_with_end(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of plain texts, without an opening token and with the end token."""
-        return [[*ids, self.end_id] for ids in self._encode(texts)]
-
-    def _encode_with_opening(self, texts: list[str]) -> list[list[int]]:
-        encoded: list[list[int]] = self._tokenizer(texts).input_ids if texts else []
-        return [ids[:-1] if len(ids) > 1 and ids[-1] == self.end_id else ids for ids in encoded]
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=False).input_ids
-        return encoded
 
 
 Columns = dict[str, list[Any]]
@@ -122,6 +65,8 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     The first ``prompt_tokens`` ids of a sequence precede the response. Plain text has no prompt and
     is encoded unchanged with any template.
     """
+    if any(record.episode for _, record in rows):
+        return episode_columns(rows, encoder, limit)
     left_out: Counter[str] = Counter()
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
     plain = [(i, r) for i, r in rows if r.text is not None]
@@ -141,6 +86,33 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
         columns["ids"].append(prompt + response)
         columns["prompt_tokens"].append(len(prompt))
         columns["length"].append(length)
+    return columns, left_out
+
+
+def episode_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
+    """Return the columns of SFT sequences of several turns, and counts of dropped ones by reason.
+
+    Column ``observed`` has the start and end of every observation after the prompt.
+    """
+    left_out: Counter[str] = Counter()
+    columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "observed": []}
+    for index, record in rows:
+        turns = record.episode.turns if record.episode else ()
+        prompt = record.prompt or ""
+        said = [(turn.role, turn.observation or "") for turn in turns[:-1]]
+        observations = [*encoder.observations(said), []]
+        responses = encoder.responses([prompt] * len(turns), [turn.response for turn in turns])
+        (ids,), observed = encoder.prompts([prompt]), []
+        length = len(ids)
+        for response, observation in zip(responses, observations, strict=True):
+            ids = ids + response + observation
+            observed.append([len(ids) - len(observation), len(ids)])
+        if len(ids) > limit.tokens:
+            left_out[f"longer than {limit.key}={limit.tokens}"] += 1
+            continue
+        values = (index, ids, length, len(ids), observed[:-1])
+        for name, value in zip(columns, values, strict=True):
+            columns[name].append(value)
     return columns, left_out
 
 
@@ -264,7 +236,7 @@ def cache_key(
     for records in (part.train, part.eval):
         digest.update(b"\x00side")
         for record in records:
-            digest.update(json.dumps(record.texts).encode())
+            digest.update(json.dumps(record.spoken if record.episode else record.texts).encode())
     return digest.hexdigest()[:32]
 
 

@@ -7,6 +7,7 @@ quickly (a data set of the hub, large files) is not read.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
@@ -19,13 +20,15 @@ from rlhf.config.batches import phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
 from rlhf.data.tables import SAMPLE
-from rlhf.data.tokens import COLUMNS_OF, Encoder, limit_of
+from rlhf.data.tokens import COLUMNS_OF, Limit, limit_of
 from rlhf.models.tokenizers import train_byte_level_bpe
 from rlhf.planning.steps import Load, Loads, total_examples
+from rlhf.runtime.run_data import load_episodes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -43,22 +46,29 @@ def read_loads(config: RunConfig) -> Loads | None:
         DataError: if the data is malformed or too small; with plan=only, None is returned instead.
     """
     data = config.data
-    if data.source is Source.hub or not (data.source is Source.synthetic or _is_small(data)):
+    if data.source is Source.environment and config.environment.processes:
+        return None  # a plan runs nobody's code
+    is_made = data.source in (Source.synthetic, Source.environment)
+    if data.source is Source.hub or not (is_made or _is_small(data)):
         return None
-    made = min(data.size, GENERATED) if data.source is Source.synthetic else 0
+    made = min(data.size, GENERATED) if is_made else 0
     scale = data.size / made if made else 1.0
     if made:
         data = replace(data, size=made)
     try:
-        sets = load_datasets(data, seed=config.seed)
-        divided = divide_over_phases(
-            sets, split=data.split, eval_share=data.eval_share, seed=config.seed
-        )
+        if data.source is Source.environment:
+            order = config.phase.order
+            parts = load_episodes(data, config.environment, order, seed=config.seed)
+        else:
+            sets, seed = load_datasets(data, seed=config.seed), config.seed
+            divided = divide_over_phases(
+                sets, split=data.split, eval_share=data.eval_share, seed=seed
+            )
+            parts = {phase: blend_datasets(each, seed=seed) for phase, each in divided.items()}
     except DataError:
         if config.plan is PlanMode.only:
             return None  # the data may be on another machine, for which this plan is made
         raise
-    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
     encoder = Encoder(_Lengths(_load_or_train_tokenizer(config, parts.values())))
     records = total_examples(config.data) or 0
     return {
@@ -79,7 +89,7 @@ def _load_of_phase(
     kept = len(columns["row"]) / max(1, min(ENCODED, len(part.train)))
     answer = None
     if phase is Phase.ppo and Phase.sft in config.phase.order:
-        answer = _answer_tokens(parts[Phase.sft], encoder, config.rollout.max_response_tokens)
+        answer = _answer_tokens(parts[Phase.sft], encoder, config.tokens_after_prompt[1])
     return Load(
         answer=answer,
         steps=phase_steps(config, phase, examples=round(len(part.train) * kept * scale)),
@@ -90,8 +100,14 @@ def _load_of_phase(
 
 def _answer_tokens(part: PhaseData, encoder: Encoder, most: int) -> float | None:
     """Return the mean length in tokens of SFT's answers, each truncated to ``most``; None: none."""
-    texts = [record.chosen for record in part.train[:ENCODED] if record.chosen]
-    lengths = [min(most, len(ids)) for ids in encoder.texts_with_end(texts)]
+    records = [record for record in part.train[:ENCODED] if record.chosen]
+    lengths = [
+        min(most, len(ids)) for ids in encoder.texts_with_end([r.chosen or "" for r in records])
+    ]
+    if any(record.episode for record in records):
+        found, _ = COLUMNS_OF[Phase.sft](list(enumerate(records)), encoder, Limit("", sys.maxsize))
+        pairs = zip(found["length"], found["prompt_tokens"], strict=True)
+        lengths = [min(most, length - prompt) for length, prompt in pairs]
     return sum(lengths) / len(lengths) if lengths else None
 
 
@@ -139,4 +155,4 @@ def _load_or_train_tokenizer(config: RunConfig, parts: Iterable[PhaseData]) -> T
 
 def _sample_texts(parts: Iterable[PhaseData]) -> Iterable[str]:
     records: Iterable[Record] = (r for part in parts for r in islice(part.train, ENCODED))
-    return (text for record in records for text in record.texts if text)
+    return (text for record in records for text in record.spoken if text)

@@ -41,7 +41,9 @@ def advice(asked: RunConfig, planner: Planner) -> list[str]:
 
 def _fitting_texts(changes: Iterable[Change], planner: Planner) -> list[str]:
     """Return the text of every change with which the run fits."""
-    return [text for words, config in changes if (text := _text_if_fitting(words, config, planner))]
+    return [
+        text for words, config in changes if (text := _advice_if_it_fits(words, config, planner))
+    ]
 
 
 def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
@@ -106,13 +108,13 @@ def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Ch
     while nodes <= MOST_NODES:
         larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
         words = f"{prefix}hardware.nodes={nodes}"
-        if _text_if_fitting(words, larger, planner):
+        if _advice_if_it_fits(words, larger, planner):
             yield words, larger
             return
         nodes *= 2
 
 
-def _text_if_fitting(words: str, config: RunConfig, planner: Planner) -> str | None:
+def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
     """Return ``words`` with ZeRO setting and GiB per rank, or None if the run does not fit."""
     try:
         check_lora(config)

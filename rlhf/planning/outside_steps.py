@@ -29,7 +29,7 @@ def build_sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.tokens,
-        response_tokens=rollout.max_response_tokens,
+        response_tokens=scene.config.tokens_after_prompt[1],
         tensor_parallel=tensor_parallel_size(scene),
         gathers=gathers,
         layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
@@ -80,7 +80,7 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
     if prompts:
         how = build_sampling(scene, responses=prompts, rows=min(micro, prompts))
         answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
-    response = config.rollout.max_response_tokens
+    response = config.tokens_after_prompt[1]
     for model in scene.models:
         work = scene.forward_work(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens

@@ -210,12 +210,13 @@ def _plan_rollout(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhaseP
     config, at, actor = scene.config, scene.at, scene.models[0]
     settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
     # The fast rollout allocates its KV cache for the longest allowed prompts.
-    tokens = settings.max_prompt_tokens + settings.max_response_tokens
+    tokens = settings.max_prompt_tokens + config.tokens_after_prompt[1]
+    held = 2 * rows if config.environment.is_used else rows  # parked episodes keep their KV cache
     parts = scene.resident_bytes()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
     parts["kv_cache"] = memory_model.kv_cache_bytes(
-        actor.shape, rows=rows, tokens=tokens, size=size
+        actor.shape, rows=held, tokens=tokens, size=size
     )
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
@@ -246,7 +247,7 @@ def _plan_training(
 ) -> PhasePlan:
     """Plan scoring and training of one PPO step with micro-batches of size ``micro``."""
     config, at = scene.config, scene.at
-    response = config.rollout.max_response_tokens
+    response = config.tokens_after_prompt[1]
     longest = scene.load.longest + response
     moments = memory_outside_steps(scene) | {
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),

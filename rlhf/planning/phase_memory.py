@@ -14,10 +14,10 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.planning import memory_model
 from rlhf.planning.memory_model import Parts, States
-from rlhf.planning.process_memory import cpu_process_bytes, gpu_process_bytes
+from rlhf.planning.process_memory import cpu_process_bytes, host_bytes_of_gpu_process
 from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes
-from rlhf.planning.training_memory import backward_pass_bytes
+from rlhf.planning.training_memory import backward_pass_moments
 
 KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
@@ -91,7 +91,7 @@ class PhaseMemory:
             parts += held
         machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            parts["process"] = int(gpu_process_bytes(ranks=machine.ranks))
+            parts["process"] = int(host_bytes_of_gpu_process(ranks=machine.ranks))
         else:
             parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
         return parts
@@ -119,7 +119,7 @@ class PhaseMemory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copy_bytes(model, size=size, dtype=self.at.machine.dtype)
         is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
-        moments = backward_pass_bytes(
+        moments = backward_pass_moments(
             model,
             tokens=math.ceil(sequences * tokens / share),
             positions=math.ceil(sequences * positions / share),
@@ -177,8 +177,8 @@ class PhaseMemory:
 
     @property
     def response_tokens(self) -> float:
-        """Return the expected number of tokens of a PPO response."""
-        most = self.config.rollout.max_response_tokens
+        """Return the expected number of tokens of a PPO response or episode."""
+        most = self.config.tokens_after_prompt[1]
         return most if self.load.answer is None else self.load.answer
 
     @property

@@ -17,7 +17,7 @@ LARGEST = 2**30  # bytes; the lines of larger files are not counted
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The data of one phase: SFT examples, pairs of the reward and dpo phases, or PPO prompts."""
+    """How much one phase processes: numbers and lengths of examples, pairs or prompts."""
 
     steps: int | None
     """Optimizer steps, or rounds of PPO; None if the examples cannot be counted."""
@@ -107,8 +107,8 @@ def total_examples(data: DataConfig) -> int | None:
 def describe_examples(data: DataConfig) -> str:
     """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl"."""
     total = total_examples(data)
-    if data.source is Source.synthetic:
-        return f"{data.size:,} generated examples (data=synthetic)"
+    if data.source in (Source.synthetic, Source.environment):
+        return f"{data.size:,} generated examples (data={data.source})"
     paths = data.path if isinstance(data.path, list) else [data.path]
     place = ", ".join(map(str, data.sets if data.path is None else paths))
     if total is None:

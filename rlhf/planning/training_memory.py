@@ -18,7 +18,7 @@ class PassMoments(NamedTuple):
     embedding: Parts
 
 
-def backward_pass_bytes(
+def backward_pass_moments(
     model: ModelUse,
     *,
     tokens: int,

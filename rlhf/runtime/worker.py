@@ -28,14 +28,13 @@ from rlhf.checkpoint.phase_state import (
 from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
-from rlhf.config.roles import reward_columns, reward_model_base
+from rlhf.config.roles import reward_model_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import all_ask_for_assistant, plain_template
-from rlhf.data.reading import describe_data, load_datasets
-from rlhf.data.splits import PhaseData, blend_datasets, check_usable_examples, divide_over_phases
+from rlhf.data.encoding import Encoder
+from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.data.tokens import Encoder
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe_kernels
@@ -52,6 +51,7 @@ from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_reuse import run_phase, verify_finished_phases
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
+from rlhf.runtime.run_data import load_phase_data
 from rlhf.runtime.run_result import build_run_result, require_finite_objective, unfinished_phases
 from rlhf.runtime.watchdog import Process, start_watchdog
 from rlhf.tracking.console import Console, build_console
@@ -224,26 +224,6 @@ def find_checkpoints(
     return found
 
 
-def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseData]:
-    """Load the records of each phase, blended from all data sets."""
-    data = config.data
-    datasets = load_datasets(data, seed=config.seed, keep=reward_columns(config))
-    for dataset in datasets:
-        console.say(describe_data(dataset))
-    divided = divide_over_phases(
-        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
-    )
-    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
-    for phase, part in parts.items():
-        if part.removed:
-            console.say(
-                f"{phase}: {part.removed} examples removed because their prompt is held out, or "
-                "assigned to a phase that does not use their data set"
-            )
-    check_usable_examples(parts, config.phase.order)
-    return parts
-
-
 def create_or_load_tokenizer(
     config: RunConfig, run_dir: Path, parts: dict[Phase, PhaseData]
 ) -> PreTrainedTokenizerBase:
@@ -261,7 +241,7 @@ def create_or_load_tokenizer(
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
             texts = (
-                text for part in parts.values() for r in part.train for text in r.texts if text
+                text for part in parts.values() for r in part.train for text in r.spoken if text
             )
             if config.from_run is None:
                 tokenizer = load_or_train_tokenizer(owner, key=key, texts=texts)

@@ -22,7 +22,8 @@ Compose = Callable[[list[str]], DictConfig]
 ORDERS = ([Phase.sft, Phase.reward, Phase.ppo], [Phase.sft, Phase.dpo], [Phase.ppo])
 # Each takes a reason: a run of tests/runtime/test_effects.py, or a look at what reads it.
 NO_EFFECT = """
-alarms.* checkpoint.* data.cache_dir experiment from_run hardware.batch_size hardware.*_gb
+alarms.* checkpoint.* data.cache_dir environment.max_failures environment.processes
+experiment from_run hardware.batch_size hardware.*_gb
 hardware.*_gib hardware.*_tflops hardware.keep_freed_memory hardware.name hardware.price_per_hour
 launcher.* model.learning_rates.* name phase.order plan resume reuse.* reward_model.learning_rates.*
 rollout.server.* run_dir tracking.*

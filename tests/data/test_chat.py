@@ -8,9 +8,10 @@ from tokenizers.processors import TemplateProcessing
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
 from rlhf.data.chat import ChatTemplate, all_ask_for_assistant, plain_template, split_turns
+from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
+from rlhf.data.tokens import Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
 ONE = "\n\nHuman: say kiwi\n\nAssistant:"
@@ -208,6 +209,40 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     assert chat.render_response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
     with pytest.raises(DataError, match="drops the response"):
         chat.render_response(ONE, "<think>hm</think>")
+
+
+DROPS_THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+NO_TOOLS = (
+    "{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + CHATML
+)
+
+
+def test_an_observation_is_what_the_template_writes_between_turns() -> None:
+    tokenizer = with_template(CHATML)
+    (ids,) = Encoder(tokenizer, Template.chat).observations([("tool", "42")])
+    assert tokenizer.decode(ids) == "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
+    (ids,) = Encoder(tokenizer).observations([("tool", "42")])
+    assert tokenizer.decode(ids) == "\n\nTool: 42\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (DROPS_THOUGHTS, "renders earlier turns differently when another turn follows"),
+        (NO_TOOLS, "no tools"),
+    ],
+)
+def test_a_template_that_rewrites_history_or_has_no_tools_is_refused(
+    template: str, reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        Encoder(with_template(template), Template.chat).observations([("tool", "42")])
 
 
 def test_all_phases_see_the_template(tmp_path) -> None:

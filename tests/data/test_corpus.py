@@ -16,9 +16,9 @@ from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DataConfig
 from rlhf.data.corpus import blocks_of_texts, cut_blocks, ptx_blocks, ptx_texts
+from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tokens import Encoder
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = [f"text number {n} of many" for n in range(20)]

@@ -8,9 +8,10 @@ import pytest
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
+from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tokens import Encoder, Limit, cache_key, tokenise
+from rlhf.data.tokens import Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = ["\n\nHuman: say kiwi\n\nAssistant:", " kiwi", " plum and fig", "some text"]

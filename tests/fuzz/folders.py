@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlhf.data.tokens import Encoder
+from rlhf.data.encoding import Encoder
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import LoraSpec, save_adapter
 from rlhf.models.pretrained import require_one_label_model

@@ -10,9 +10,6 @@ from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, reward_model_ba
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 
-RESPONSE_TOKENS = "rollout.max_prompt_tokens + rollout.max_response_tokens"
-
-
 # Beginnings of the names of sizes in transformers' configurations.
 COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
 
@@ -112,12 +109,15 @@ def check_sequence_lengths(config: RunConfig) -> None:
 
     The lengths that pretrained models allow are not known here.
     """
-    rollout = config.rollout
+    key_after, after = config.tokens_after_prompt
     tokens = {
         Phase.dpo: ("dpo.max_tokens", config.dpo.max_tokens),
         Phase.sft: ("sft.max_tokens", config.sft.max_tokens),
         Phase.reward: ("reward.max_tokens", config.reward.max_tokens),
-        Phase.ppo: (RESPONSE_TOKENS, rollout.max_prompt_tokens + rollout.max_response_tokens),
+        Phase.ppo: (
+            f"rollout.max_prompt_tokens + {key_after}",
+            config.rollout.max_prompt_tokens + after,
+        ),
     }
     for phase in config.phase.order:
         name, wanted = tokens[phase]

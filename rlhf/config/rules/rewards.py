@@ -18,6 +18,7 @@ OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
 READ = {
     RewardKind.model: OF_ALL,
     RewardKind.gold: OF_ALL,
+    RewardKind.environment: ("kind", "weight"),
     RewardKind.function: (*OF_PROCESSES, "function*", "run_code", "columns"),
     RewardKind.http: (*OF_PROCESSES, "url*", "token_variable", "batch_size", "retries", "columns"),
     RewardKind.length: (*OF_PROCESSES, "least", "most", "slack"),
@@ -42,6 +43,11 @@ def check_rewards(config: RunConfig) -> None:
                 f"{others[0]}; it has answer"
             )
     kinds = {part.kind for part in config.rewards.values()}
+    if RewardKind.environment in kinds and not config.environment.is_used:
+        raise ConfigError(
+            "rewards with kind=environment and environment.kind=none: there is no environment; "
+            "choose one, such as environment=number_guessing"
+        )
     if RewardKind.gold in kinds and config.data.source is not Source.synthetic:
         raise ConfigError(
             f"rewards with kind=gold and data.source={config.data.source}: the judge scores the "

@@ -12,6 +12,7 @@ from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import Device, Phase
 from rlhf.config.rules.checkpoint import check_checkpoint
 from rlhf.config.rules.data import check_data
+from rlhf.config.rules.environment import check_environment
 from rlhf.config.rules.launcher import check_launcher
 from rlhf.config.rules.lora import check_lora
 from rlhf.config.rules.model import check_models, check_sequence_lengths
@@ -33,6 +34,7 @@ def validate(config: RunConfig) -> None:
     check_bounds(config)
     check_run_name(config.name)
     check_phase_order(config.phase.order)
+    check_environment(config)
     check_rewards(config)
     check_models(config)
     check_sequence_lengths(config)

@@ -38,13 +38,15 @@ class DatasetConfig:
     """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
 
 
-GENERATED = [
-    Unread(
-        lambda data: data.source is Source.synthetic,
-        "data.source=synthetic generates the examples",
+def _generated_by(source: Source) -> Unread:
+    return Unread(
+        lambda data: data.source is source,
+        f"data.source={source} generates the examples",
         "use data=local or data=hub with data.path=FILE_OR_HUB_ID",
     )
-]
+
+
+GENERATED = [_generated_by(Source.synthetic), _generated_by(Source.environment)]
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,7 @@ from rlhf.config.choices import (
     Reuse,
 )
 from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -131,7 +132,17 @@ class RunConfig:
     dpo: DpoConfig = key(affects=results_of(Phase.dpo))
     ppo: PpoConfig = key(affects=results_of(Phase.ppo))
     rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
+    environment: EnvironmentConfig = key(
+        affects=results_of(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
+    )
     rewards: dict[str, RewardTerm] = key(affects=results_of(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
     tracking: TrackingConfig = key(affects=NO_PHASE)
+
+    @property
+    def tokens_after_prompt(self) -> tuple[str, int]:
+        """Return key and value of the most tokens after a prompt: of a response, or an episode."""
+        if self.environment.is_used:
+            return "environment.max_tokens", self.environment.max_tokens
+        return "rollout.max_response_tokens", self.rollout.max_response_tokens

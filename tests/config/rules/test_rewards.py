@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import to_hydra_override
-from rlhf.config.roles import has_reward_model, reward_columns, reward_model_base
+from rlhf.config.roles import has_reward_model, reward_key_by_column, reward_model_base
 from rlhf.config.rules.rewards import READ
 
 Compose = Callable[[list[str]], DictConfig]
@@ -23,6 +23,7 @@ FUNCTION = "kind: function, function: 'my_rewards:brief', run_code: true"
 WORKING = {
     "model": "kind: model",
     "gold": "kind: gold, weight: -0.5, normalise: true",
+    "environment": "kind: environment, weight: 2",
     "function": f"{FUNCTION}, columns: [answer], timeout_seconds: 3, fallback: 0",
     "http": "kind: http, url: 'http://localhost:8000/score', batch_size: 8, retries: 0",
     "length": "kind: length, least: 2, most: 40, slack: 10",
@@ -37,6 +38,8 @@ WORKING = {
 @pytest.mark.parametrize("kind", RewardKind)
 def test_each_kind_works_with_its_keys(kind: RewardKind, compose: Compose) -> None:
     given = [] if kind is RewardKind.model else RULE
+    if kind is RewardKind.environment:
+        given = [*RULE, "data=environment", "environment=number_guessing"]
     config = to_run_config(
         compose([*given, to_hydra_override(f"rewards.part={{{WORKING[kind]}}}")])
     )
@@ -108,6 +111,6 @@ def test_without_a_reward_model_the_critic_starts_from_the_sft_model(compose: Co
     config = to_run_config(compose([*RULE, "data=local", "data.path=x", parts]))
     assert not has_reward_model(config)
     assert reward_model_base(config)[0] == "model"
-    assert reward_columns(config) == {"answer": "rewards.right.columns"}
+    assert reward_key_by_column(config) == {"answer": "rewards.right.columns"}
     mixed = compose([to_hydra_override("rewards={learned: {kind: model}, ends: {kind: stop}}")])
     assert has_reward_model(to_run_config(mixed))

@@ -48,7 +48,11 @@ def keys_with_bounds(of: type, prefix: str = "") -> Iterator[str]:
             yield from keys_with_bounds(kinds[each.name], f"{prefix}{each.name}.")
 
 
-WAITS = [key for key in schema_types() if re.search("timeout|_seconds$|watchdog", key)]
+WAITS = [
+    key
+    for key in schema_types()
+    if re.search("timeout|_seconds$|watchdog", key) and "rewards" not in key
+]
 JUDGE = "+rewards.judge={kind: http, url: 'http://host', timeout_seconds"
 
 

@@ -1,0 +1,121 @@
+"""The records of a run: from data sets, or episodes of its environment.
+
+SFT learns from the turns of the environment's expert; PPO begins with first observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from random import Random
+
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.config.choices import SPLIT_PHASES, Phase, Source
+from rlhf.config.roles import reward_key_by_column
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.environment import EnvironmentConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.chat import plain_observation
+from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.records import Exchange, Record, RecordedEpisode
+from rlhf.data.splits import (
+    PhaseData,
+    blend_datasets,
+    check_usable_examples,
+    divide_over_phases,
+    largest_remainder,
+)
+from rlhf.environments.interface import EnvironmentPool, EpisodeStart, Observation, Player
+from rlhf.environments.play import PlayedEpisode, play_episodes
+from rlhf.environments.pools import build_pool
+from rlhf.tracking.console import Console
+
+MANY = 2**31  # seeds of some packages have 32 bits with a sign
+
+
+def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseData]:
+    """Load the records of each phase, blended from all data sets."""
+    data = config.data
+    if data.source is Source.environment:
+        return load_episodes(data, config.environment, config.phase.order, seed=config.seed)
+    datasets = load_datasets(data, seed=config.seed, keep=reward_key_by_column(config))
+    for dataset in datasets:
+        console.say(describe_data(dataset))
+    divided = divide_over_phases(
+        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
+    )
+    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    for phase, part in parts.items():
+        if part.removed:
+            console.say(
+                f"{phase}: {part.removed} examples removed because their prompt is held out, or "
+                "assigned to a phase that does not use their data set"
+            )
+    check_usable_examples(parts, config.phase.order)
+    return parts
+
+
+def load_episodes(
+    data: DataConfig, environment: EnvironmentConfig, order: Sequence[Phase], *, seed: int
+) -> dict[Phase, PhaseData]:
+    """Return the episodes of the phases in ``order``, divided by data.split.
+
+    Each episode has a seed of its own, which follows from ``seed``.
+
+    Raises:
+        ConfigError: if the environment has no expert whose turns SFT could learn.
+        DataError: if an episode fails, or a phase gets too few of them.
+    """
+    seeds = Random(f"episodes {seed}").sample(range(MANY), data.size)
+    parts: dict[Phase, PhaseData] = {}
+    with closing(build_pool(environment)) as pool:
+        for phase, size in zip(SPLIT_PHASES, largest_remainder(data.size, data.split), strict=True):
+            own, seeds = seeds[:size], seeds[size:]
+            if phase not in order:
+                parts[phase] = PhaseData([], [])
+                continue
+            records = _play(environment, pool, own, plays=phase is Phase.sft)
+            held_out = max(1, round(size * data.eval_share))
+            if held_out >= size:
+                raise DataError(
+                    f"data.size={data.size} with data.split={data.split}: the {phase} phase gets "
+                    f"{size} episodes and needs two or more, one of them held out"
+                )
+            parts[phase] = PhaseData(records[held_out:], records[:held_out])
+    return parts
+
+
+def _play(
+    environment: EnvironmentConfig, pool: EnvironmentPool, seeds: list[int], *, plays: bool
+) -> list[Record]:
+    """Return a record for each seed, with the expert's turns if it ``plays``."""
+    if plays and Player.expert not in pool.facts.players:
+        raise ConfigError(
+            f"environment.kind={environment.kind}: it has no expert (demonstration), so SFT has "
+            "nothing to learn from; use phase=ppo with model=pretrained model.path=FOLDER"
+        )
+    player = Player.expert if plays else None
+    starts = [EpisodeStart(seed) for seed in seeds]
+    played = play_episodes(pool, starts, player=player, max_turns=environment.max_turns)
+    for episode, start in zip(played, starts, strict=True):
+        if episode.failure is not None:
+            raise DataError(
+                f"environment.kind={environment.kind}: the episode with seed {start.seed} failed "
+                f"({episode.failure}): {episode.problem}"
+            )
+    return [_record(start, episode) for start, episode in zip(starts, played, strict=True)]
+
+
+def _record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
+    turns = tuple(Exchange(f" {turn.text}", *_observed(turn.observation)) for turn in episode.turns)
+    chosen = turns[0].response if turns else None
+    return Record(
+        plain_observation(episode.first.role, episode.first.text),
+        chosen,
+        columns={},
+        episode=RecordedEpisode(start.seed, turns),
+    )
+
+
+def _observed(observation: Observation | None) -> tuple[str | None, str]:
+    return (None, "user") if observation is None else (observation.text, observation.role)
