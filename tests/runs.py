@@ -29,6 +29,15 @@ TINY_RUN = [
     "rollout.max_response_tokens=8",
 ]
 
+# With these an environment takes the place of the reward model.
+EPISODES = [
+    "phase=pipeline_rule",
+    "model@reward_model=gold",
+    "data=environment",
+    "environment=number_guessing",
+    "+rewards.environment={kind: environment}",
+    "rollout.max_response_tokens=5",
+]
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 

@@ -34,7 +34,7 @@ def _measure_form(name: str) -> Form:
     """Return the form of the value called ``name`` in a phase's result."""
     if name.endswith("_ci"):
         return [MAYBE_FLOAT, MAYBE_FLOAT]
-    if "_parts_" in name or name == "minimal_pairs":
+    if "_parts_" in name or name.startswith("failures_") or name == "minimal_pairs":
         return {OTHERS: MAYBE_FLOAT}
     return MAYBE_FLOAT
 
@@ -67,6 +67,7 @@ SAMPLE: Form = {
     **{f"{name}?": MAYBE_FLOAT for name in ("score", "kl", "gold")},
     **{f"token_{name}?": [MAYBE_FLOAT] for name in ("kl", "values", "advantages")},
     "gold_parts?": {OTHERS: MAYBE_FLOAT},
+    "turns?": [{"role": str, "text": str}],
 }
 ANSWER: Form = {
     **{name: str for name in ("model", "decoder", "prompt", "response")},

@@ -1,8 +1,9 @@
 """Chat with a model of a run.
 
-    python -m rlhf.chat RUN_DIR [--model sft|actor|actor_ema|FOLDER]
+    python -m rlhf.chat RUN_DIR [--model sft|actor|actor_ema|FOLDER] [--environment]
 
-Each line is a message. Answers go to stdout and everything else to stderr, so that
+With --environment the model plays an episode of the run's environment. Otherwise each line is a
+message. Answers go to stdout and everything else to stderr, so that
 `echo hello | python -m rlhf.chat RUN_DIR` prints the answer only.
 """
 
@@ -70,13 +71,19 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     sampling = replace(sampling, temperature=parse_temperature(str(given), option="--temperature"))
     if options.max_tokens is not None:
         sampling = replace(sampling, max_tokens=options.max_tokens)
+    if options.environment:
+        from rlhf.chat.environment_player import play_episode
+
+        run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+        play_episode(models, run_dir, sampling, seed=options.seed or 0, write=write)
+        return
     dialogue = Dialogue(models, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 - line editing and history for input()
 
         say(f"{models.folder}: temperature {sampling.temperature:g}. /help lists the commands.")
-        if not models.talker.has_turns:
+        if not models.talker.expects_turns:
             say("Trained on prompts without turns: each line is a prompt by itself.")
     run_chat_loop(lambda: input("> " if is_terminal else ""), dialogue.handle_line)
     if is_terminal:
@@ -92,7 +99,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="default: rollout.max_response_tokens"
     )
-    parser.add_argument("--seed", type=int, help="for equal answers again")
+    parser.add_argument("--seed", type=int, help="for equal answers again, or another episode")
+    parser.add_argument("--environment", action="store_true", help="let the model play an episode")
     options = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.chat.run_models import RunModels
-from rlhf.chat.talker import ChatMessage, Reply, Talker, WriteText
+from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
 
 COMMANDS: Mapping[str, str] = {
@@ -122,7 +122,7 @@ class Dialogue:
                 "the oldest turns are dropped from here on."
             )
 
-    def _stream_answer(self, talker: Talker, ids: list[int]) -> Reply:
+    def _stream_answer(self, talker: Talker, ids: list[int]) -> SampledAnswer:
         answer = talker.answer(ids, self._sampling, self._write)
         self._write("\n")
         match answer.why:
@@ -136,7 +136,7 @@ class Dialogue:
         return answer
 
     def _set_system(self, text: str) -> None:
-        if not self._models.talker.has_turns:
+        if not self._models.talker.expects_turns:
             self._say("The model was trained on prompts without turns: no system message.")
             return
         self._system = [_message("system", text)] if text else []

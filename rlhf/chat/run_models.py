@@ -12,7 +12,7 @@ from torch import nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.chat.talker import Reply, Talker
+from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import frozen_keys
@@ -92,7 +92,7 @@ class RunModels:
         for folder in (sft, later):
             yield f"{folder.parent.name}/{folder.name}", self._load_talker(folder)
 
-    def score(self, talker: Talker, prompt_ids: list[int], answer: Reply) -> float | None:
+    def score(self, talker: Talker, prompt_ids: list[int], answer: SampledAnswer) -> float | None:
         """Return the reward model's score of an answer; None if the run has no reward model.
 
         Raises:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import DataError
-from rlhf.data.tokens import Encoder
+from rlhf.data.encoding import Encoder
 from rlhf.rollout.hf import replace_generation_config
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
@@ -21,7 +21,7 @@ ChatMessage = Mapping[str, str]
 WriteText = Callable[[str], None]
 
 
-class Reply(NamedTuple):
+class SampledAnswer(NamedTuple):
     """An answer as text and token ids; ``why`` is ended, cut (too long) or stopped (Ctrl-C)."""
 
     text: str
@@ -43,7 +43,7 @@ class Talker:
         self._stop = stop
 
     @property
-    def has_turns(self) -> bool:
+    def expects_turns(self) -> bool:
         """Return True if prompts are conversations; otherwise each prompt is a text by itself."""
         return self.tokenizer.chat_template is not None
 
@@ -61,7 +61,7 @@ class Talker:
         """
         from jinja2 import TemplateError
 
-        if not self.has_turns:
+        if not self.expects_turns:
             return Encoder(self.tokenizer).prompts([messages[-1]["content"]])[0]
         tokenizer: Any = self.tokenizer
         try:
@@ -74,7 +74,9 @@ class Talker:
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def answer(self, prompt_ids: list[int], sampling: SamplingSettings, write: WriteText) -> Reply:
+    def answer(
+        self, prompt_ids: list[int], sampling: SamplingSettings, write: WriteText
+    ) -> SampledAnswer:
         """Sample an answer and pass its text to ``write`` as it grows; Ctrl-C stops it.
 
         Temperature 0 always takes the likeliest token.
@@ -102,7 +104,7 @@ class Talker:
         except KeyboardInterrupt:
             why = "stopped"
             streamer.end()
-        return Reply(streamer.text.strip(), streamer.ids, why)
+        return SampledAnswer(streamer.text.strip(), streamer.ids, why)
 
     def _generation_config(self, sampling: SamplingSettings) -> GenerationConfig:
         from transformers import GenerationConfig

@@ -27,7 +27,7 @@ from rlhf.report.page import render_template
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
-LENGTH = "[0-9]{1,3}"  # of a request's body in bytes; a choice has about 30
+LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes, where a choice has 30
 SECONDS = 10  # until a connection that sends nothing is closed
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",

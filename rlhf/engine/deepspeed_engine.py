@@ -102,7 +102,7 @@ class DeepSpeedEngine(BaseEngine):
         """
         is_due = self._deepspeed.is_gradient_accumulation_boundary()
         assert is_due, "micro-batches of the plan are missing"
-        self._scale_learning_rates()
+        self._set_scheduled_learning_rates()
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
         grad_norm = 0.0 if self._measures_norm else self._unsharded_grad_norm()
@@ -115,7 +115,7 @@ class DeepSpeedEngine(BaseEngine):
             self._average.update()
         return StepReport(learning_rate, grad_norm, is_skipped)
 
-    def _scale_learning_rates(self) -> None:
+    def _set_scheduled_learning_rates(self) -> None:
         """Multiply the scheduled learning rates by the current ``lr_scale``, for this step only."""
         scheduled = self._deepspeed.lr_scheduler.get_last_lr()
         for group, lr in zip(self._deepspeed.optimizer.param_groups, scheduled, strict=True):

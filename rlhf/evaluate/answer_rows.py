@@ -22,6 +22,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.environments.pools import build_pool
 from rlhf.export import context_of_run
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
@@ -31,7 +32,9 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.policies import build_rollout_backend, policy_source
+from rlhf.phases.shared.episode_counterpart import build_answering_backend
+from rlhf.phases.shared.episode_measures import shown_texts
+from rlhf.phases.shared.policies import policy_source
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
@@ -39,7 +42,8 @@ from rlhf.phases.shared.policy_evaluation import (
     measure_answers,
 )
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, response_texts, zero_scores
-from rlhf.runtime.worker import load_phase_data, quieten_libraries
+from rlhf.runtime.run_data import load_phase_data
+from rlhf.runtime.worker import quieten_libraries
 
 # The policies that a run can have, in training order, and their folders in the run directory.
 POLICIES = {
@@ -92,6 +96,8 @@ class Evaluator:
         self._reference = self._build_policy(policy_source(self.config))
         self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
+        environment = self.config.environment
+        self._pool = build_pool(environment) if environment.is_used else None
 
     @property
     def decoders(self) -> list[Decoding]:
@@ -139,12 +145,13 @@ class Evaluator:
             temperature=self.config.rollout.temperature,
         )
         backend = partial(
-            build_rollout_backend,
+            build_answering_backend,
+            self._pool,
             self.config,
             context.tokenizer,
+            context.settings.dtype,
+            context.ranks,
             temperature=decoder.temperature,
-            dtype=context.settings.dtype,
-            ranks=context.ranks,
         )
         policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
         answering = partial(answer_prompts, context, policy, self.prompts, num_prompts=num_prompts)
@@ -153,28 +160,34 @@ class Evaluator:
                 key: values_B.tolist()
                 for key, values_B in measure_answers(context, rollout).items()
             }
-            texts = response_texts(context.tokenizer, rollout.responses)
+            shown = shown_texts(rollout, response_texts(context.tokenizer, rollout.responses))
             for row in batch.keep_B.nonzero().flatten().tolist():
                 measured = {key: each[row] for key, each in values.items()}
                 yield {
                     "model": name,
                     "decoder": decoder.name,
                     "sample": sample,
-                    "prompt": rollout.prompts.texts[row],
-                    "response": texts[row],
+                    "prompt": shown[row][0],
+                    "response": shown[row][1],
                     **measured,
                     "right": self._is_right(measured),
                 }
 
     def close(self) -> None:
-        """End the processes that compute rewards."""
+        """End the processes of rewards and environments."""
+        if self._pool is not None:
+            self._pool.close()
         if self._rewards is not None:
             self._rewards.close()
 
     def _is_right(self, measured: Mapping[str, float]) -> bool | None:
-        """Return True if the judge or all rules accept the answer; None if the run has neither."""
-        if "gold/exact" in measured:
-            return bool(measured["gold/exact"])
+        """Return True if the judge or all rules accept the answer, or the episode is a success.
+
+        None if the run has neither.
+        """
+        for name in ("gold/exact", "episode/success"):
+            if name in measured:
+                return bool(measured[name])
         kinds = {name: part.kind for name, part in self.config.rewards.items()}
         rules = [measured[f"parts/{name}"] for name, kind in kinds.items() if kind in RIGHT]
         return all(score == 1 for score in rules) if rules else None

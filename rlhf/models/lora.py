@@ -145,7 +145,7 @@ def _low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the parameters of ``model`` that an adapter folder holds; they may be shards."""
-    return {n: p for n, p in model.named_parameters() if _is_saved(model, n)}
+    return {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
 
 
 def save_adapter(
@@ -167,7 +167,10 @@ def save_adapter(
     from safetensors.torch import save_file
 
     config = copy(model.peft_config[ADAPTER])
-    if any(p.requires_grad and not _is_saved(model, n) for n, p in model.named_parameters()):
+    if any(
+        p.requires_grad and not _is_saved_with_adapter(model, n)
+        for n, p in model.named_parameters()
+    ):
         raise ConfigError(
             "lora.export=adapter with lora.train_rest=true: the adapters do not contain all "
             "trained weights; use lora.export=merged"
@@ -180,7 +183,7 @@ def save_adapter(
     weights = {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.to("cpu", copy=True)
         for name, tensor in stream
-        if _is_saved(model, name)
+        if _is_saved_with_adapter(model, name)
     }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
@@ -247,7 +250,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         return lora.merge_and_unload()
 
 
-def _is_saved(model: PreTrainedModel, name: str) -> bool:
+def _is_saved_with_adapter(model: PreTrainedModel, name: str) -> bool:
     """Return True if adapter folders hold the parameter: part of an adapter or a trained head."""
     heads = model.peft_config[ADAPTER].modules_to_save or []
     return is_adapter_name(name) or name.partition(".")[0] in heads

@@ -45,7 +45,7 @@ from rlhf.phases.shared.supervised import (
     local_share,
     measure_held_out,
     run_supervised,
-    split_columns,
+    split_table_rows,
     take_optimizer_step,
 )
 
@@ -161,7 +161,7 @@ class DpoTrainer:
             result = self._compute_loss(batch)
             return result.loss / num_pairs, _metrics(result)
 
-        batches = (self._collate(part) for part in split_columns(rows, micro))
+        batches = (self._collate(part) for part in split_table_rows(rows, micro))
         _, values = take_optimizer_step(context, Phase.dpo, self.policy, batches, loss_of)
         return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
 

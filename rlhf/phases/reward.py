@@ -26,8 +26,9 @@ from rlhf.config.batches import phase_plans
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.batching import pair_steps
+from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
-from rlhf.data.tokens import Encoder, Limit, pair_columns
+from rlhf.data.tokens import Limit, pair_columns
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
@@ -43,7 +44,7 @@ from rlhf.phases.shared.supervised import (
     local_share,
     measure_held_out,
     run_supervised,
-    split_columns,
+    split_table_rows,
     take_optimizer_step,
 )
 
@@ -210,7 +211,7 @@ class RewardTrainer:
             return result.loss / num_prompts, _metrics(result)
 
         max_tokens = self._context.config.reward.max_tokens
-        parts = split_columns({**rows, "weights": weights}, self.plan.micro)
+        parts = split_table_rows({**rows, "weights": weights}, self.plan.micro)
         batches = (
             (
                 collate_pair_rows(self._context, part, max_tokens=max_tokens),

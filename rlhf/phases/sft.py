@@ -37,7 +37,7 @@ from rlhf.phases.shared.supervised import (
     local_share,
     measure_held_out,
     run_supervised,
-    split_columns,
+    split_table_rows,
     take_optimizer_step,
 )
 
@@ -145,7 +145,7 @@ class SftTrainer:
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
         started, context = time.monotonic(), self._context
-        batches = [_collate(context, part) for part in split_columns(rows, self.plan.micro)]
+        batches = [_collate(context, part) for part in split_table_rows(rows, self.plan.micro)]
         counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
         # Ranks that share sequences count the same tokens.
         num_kept, num_tokens = (
@@ -187,4 +187,5 @@ def _collate(context: RunContext, rows: Rows) -> SequenceBatch:
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,
         max_width=context.config.sft.max_tokens,
+        observed=() if learns_all else rows.get("observed", ()),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlhf.config.freeze import frozen_keys, read_command
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
+EPISODE = r"^\[episode \d+\]"  # which samples.jsonl writes before the prompt of an episode
 OF_ALL_DATA = (
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
     *("data.bucket_by_length", "data.cache_dir"),
@@ -22,17 +24,20 @@ OF_ALL_DATA = (
 def suggest_commands(run_dir: Path) -> list[str]:
     """Return lines with commands that use or measure the model, or repeat the run with changes."""
     folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
+    source = frozen_keys(run_dir).get("data.source")
+    plays = ["--environment"] if source == Source.environment else []
     lines = ["What to type next"]
     if folders:
-        prompts = [sample["prompt"] for sample in read_lines(run_dir / "samples.jsonl", SAMPLE)]
+        samples = read_lines(run_dir / "samples.jsonl", SAMPLE)
+        prompts = [re.sub(EPISODE, "", sample["prompt"]) for sample in samples]
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
             *python_example(
                 str(relative_to_cwd(folders[0])), prompts, has_chat_template=has_template
             ),
-            "  # talk to it, and measure it",
-            shlex.join(["python", "-m", "rlhf.chat", str(relative_to_cwd(run_dir))]),
+            f"  # {'let it play' if plays else 'talk to it'}, and measure it",
+            shlex.join(["python", "-m", "rlhf.chat", str(relative_to_cwd(run_dir)), *plays]),
             shlex.join(["python", "-m", "rlhf.evaluate", str(relative_to_cwd(run_dir))]),
         ]
     if any(run_dir.glob("wandb/offline-run-*")):
@@ -46,7 +51,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
             "  # the same run, held closer to the reference",
             _launch_command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
         ]
-    if frozen_keys(run_dir).get("data.source") != Source.local:
+    if source not in (Source.local, Source.environment):
         lines += [
             "  # learn from your own examples",
             _launch_command(_without_data(typed), {"data": "local", "data.path": "FILE"}),

@@ -51,6 +51,28 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Weight of tokens for that mismatch", ("ppo/rollout_weight",)),
         Panel("Speed", ("speed/tokens_per_second",)),
     ),
+    "PPO: episodes": (
+        Panel(
+            "Return and successes",
+            ("ppo/episode/return", "ppo/episode/success", "ppo/eval_episode/success"),
+            ("return", "successes", "held-out successes"),
+        ),
+        Panel("Turns", ("ppo/episode/turns", "ppo/eval_episode/turns"), ("rollouts", "held-out")),
+        Panel("Episodes that were cut", ("ppo/episode/truncated",)),
+        Panel(
+            "Failures of an episode",
+            (
+                "ppo/episode/failures/malformed",
+                "ppo/episode/failures/cut_turn",
+                "ppo/episode/failures/too_long",
+                "ppo/episode/failures/exception",
+                "ppo/episode/failures/timeout",
+                "ppo/episode/failures/died",
+                "ppo/episode/failures/invalid",
+            ),
+            ("malformed", "cut turn", "too long", "exception", "timeout", "died", "invalid"),
+        ),
+    ),
     "PPO: time and memory": (
         Panel(
             "Seconds of a step",

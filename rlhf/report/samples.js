@@ -67,6 +67,14 @@
   // The text of a response; with shading, each token's background shows its value.
   const textOf = (sample) => {
     const key = shade.value;
+    if ((!key || !sample[key]) && sample.turns) {
+      const said = element("span", "text", "");
+      for (const turn of sample.turns) {
+        const words = turn.role === "assistant" ? turn.text : `${turn.role}: ${turn.text}`;
+        said.append(element("span", turn.role === "assistant" ? "turn" : "turn observed", words));
+      }
+      return said;
+    }
     if (!key || !sample[key]) return element("span", "text", sample.response);
     const text = element("span", "text", "");
     const most = largest(key);

@@ -195,6 +195,9 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     )
     yield from _gain_rows(ppo, "score")
     yield from _part_rows(ppo, "score")
+    for row, name in {"optimal return": "optimum", "random turns' return": "random_return"}.items():
+        if name in ppo:
+            yield SummaryRow(f"  {row}", after=_number_text(ppo[name]))
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -206,6 +209,9 @@ POLICY_ROWS = {
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
+    "return of an episode": "return",
+    "share of successes": "success",
+    "turns of an episode": "turns",
     "response tokens": "response_tokens",
     "share that ended": "ended_share",
     "corpus perplexity": "corpus_perplexity",

@@ -45,6 +45,18 @@ def run(script: str, *arguments: str, figures: Path, **how: Any) -> dict[str, An
 
 
 @pytest.mark.slow
+def test_episodes(tmp_path: Path) -> None:
+    found = run("episodes.py", "--repeats", "1", figures=tmp_path / "episodes.json")
+    single, *episodes = found["rows"]
+    assert single["times_single"] == 1.0
+    assert len(episodes) == 3
+    for row in episodes:
+        assert row["tokens_per_second"] > 0
+        assert all(abs(tokens - 64 * 64) < 0.2 * 64 * 64 for tokens in row["samples"]["tokens"])
+    assert episodes[2]["generate"] > 0.3, "three pauses of 100 ms"
+
+
+@pytest.mark.slow
 def test_rollout(tmp_path: Path) -> None:
     ways = ["generate fp32, dynamic cache", "rollout=hf bf16", "rollout=fast bf16"]
     arguments = ["--repeats", "3", "--tokens", "128", "--ways", *ways]  # a step must show

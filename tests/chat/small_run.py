@@ -18,14 +18,14 @@ POSITIONS = 128
 
 
 def save_run(
-    run_dir: Path, compose: Callable[[list[str]], DictConfig], *, has_turns: bool = True
+    run_dir: Path, compose: Callable[[list[str]], DictConfig], *, expects_turns: bool = True
 ) -> Path:
     """Save a run of SFT, reward model and PPO; every model is drawn from a seed of its own."""
     config = to_run_config(compose(["hardware=cpu", "rollout.max_response_tokens=12"]))
     run_dir.mkdir()
     write_frozen_config(config, run_dir)
     tokenizer = train_tokenizer([WORDS] * 9, vocab_size=330)
-    tokenizer.chat_template = plain_template("") if has_turns else None
+    tokenizer.chat_template = plain_template("") if expects_turns else None
     source = source_of("llama", fields={"max_position_embeddings": POSITIONS})
     models = {
         "sft/model": build_actor(source, tokenizer, seed=1),

@@ -17,7 +17,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.chat.__main__ import main
-from rlhf.chat.talker import Reply, Talker
+from rlhf.chat.talker import SampledAnswer, Talker
 from tests.chat.small_run import POSITIONS, save_run
 from tests.runs import ROOT, start
 
@@ -32,9 +32,11 @@ def run_dir(compose: Compose, tmp_path: Path) -> Path:
 def test_hostile_answers_do_not_reach_the_terminal(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def answer(_: Talker, ids: list[int], __: object, write: Callable[[str], None]) -> Reply:
+    def answer(
+        _: Talker, ids: list[int], __: object, write: Callable[[str], None]
+    ) -> SampledAnswer:
         write("\x1b[2Jred\x07\r")
-        return Reply("red", ids, "ended")
+        return SampledAnswer("red", ids, "ended")
 
     monkeypatch.setattr(Talker, "answer", answer)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))

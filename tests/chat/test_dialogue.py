@@ -16,10 +16,10 @@ from tokenizers.processors import TemplateProcessing
 from rlhf.base.errors import DataError
 from rlhf.chat.dialogue import COMMANDS, Dialogue
 from rlhf.chat.run_models import RunModels
-from rlhf.chat.talker import Reply, Talker
+from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.config.choices import Template
 from rlhf.data.chat import plain_template
-from rlhf.data.tokens import Encoder
+from rlhf.data.encoding import Encoder
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import POSITIONS, save_run
 
@@ -63,12 +63,12 @@ class Script:
 
         def answer(
             talker: Talker, ids: list[int], sampling: SamplingSettings, write: Callable[..., None]
-        ) -> Reply:
+        ) -> SampledAnswer:
             self.prompts.append(talker.tokenizer.decode(ids))
             self.temperatures.append(sampling.temperature)
             text = left.pop(0)
             write(text)
-            return Reply(text, talker.tokenizer(text).input_ids, "ended")
+            return SampledAnswer(text, talker.tokenizer(text).input_ids, "ended")
 
         monkeypatch.setattr(Talker, "answer", answer)
 
@@ -106,7 +106,7 @@ def test_prompts_without_turns_stand_alone(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(monkeypatch, "One.", "Two.")
-    screen = Screen(save_run(tmp_path / "raw", compose, has_turns=False))
+    screen = Screen(save_run(tmp_path / "raw", compose, expects_turns=False))
     screen.type("hello there", "/system Be good.", "and more")
     assert script.prompts == ["hello there", "and more"]
     assert "without turns" in screen.said[0]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.killer import PATH
-from tests.runs import ON_GPU, TINY_RUN, finished, launch_on_gpu, metrics, python
+from tests.runs import EPISODES, ON_GPU, TINY_RUN, finished, launch_on_gpu, metrics, python
 from tests.soak import differing_files
 
 pytestmark = [
@@ -47,7 +47,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gpu_computes_what_a_cpu_does(trained: Path) -> None:
-    there, here = (metrics(trained / name) for name in ("gpu", "cpu"))
+    assert_same_metrics(trained)
+
+
+def test_episodes_of_a_gpu_are_those_of_a_cpu(tmp_path: Path) -> None:
+    """Rows are parked beside CUDA graphs, and extended by observations."""
+    run = on_gpu(tmp_path / "gpu", *EPISODES, "zero=stage1")
+    assert run.returncode == 0, run.stderr
+    finished(tmp_path / "cpu", *FEW, *EPISODES)
+    assert_same_metrics(tmp_path)
+
+
+def assert_same_metrics(folder: Path) -> None:
+    there, here = (metrics(folder / name) for name in ("gpu", "cpu"))
     assert len(there) == len(here)
     for gpu_line, cpu_line in zip(there, here, strict=True):
         assert gpu_line.keys() == cpu_line.keys()

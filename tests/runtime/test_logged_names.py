@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.tracking.metric_table import METRICS, documented_name
-from tests.runs import finished
+from tests.runs import EPISODES, finished
 
 pytestmark = pytest.mark.slow
 
@@ -38,5 +38,7 @@ def test_runs_log_every_name_of_the_table_and_no_other(tmp_path: Path) -> None:
     corpus = f"data.ptx_path={tmp_path / 'corpus.txt'}"
     pipeline = finished(tmp_path / "pipeline", *OPTIONS, corpus)
     dpo = finished(tmp_path / "dpo", "phase=pipeline_dpo")
-    logged = {documented_name(name) for name in names(pipeline) | names(dpo)}
+    episodes = finished(tmp_path / "episodes", *EPISODES, "ppo.eval_every=1")
+    found = names(pipeline) | names(dpo) | names(episodes)
+    logged = {documented_name(name) for name in found}
     assert logged | ON_GPUS == set(METRICS)

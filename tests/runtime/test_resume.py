@@ -15,7 +15,7 @@ import pytest
 from rlhf.checkpoint.phase_state import checkpoint_folders, find_latest_intact_checkpoint
 from rlhf.gpu_check.equal_runs import differing_files
 from tests.killer import PATH
-from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
+from tests.runs import EPISODES, ROOT, TINY_RUN, finished, launch, metrics, python, start
 from tests.runtime.test_launcher import children
 from tests.soak import EVERY_STEP, progress, soak
 
@@ -48,6 +48,7 @@ CASES = {
         *TWO_RANKS[1:],
     ],
     "DeepSpeed, stage 3, averages": ["zero=stage3", *TWO_RANKS, "ppo.ema_beta=0.9"],
+    "episodes": [*EPISODES, "ppo.gae_unit=turn"],
     "LoRA and DPO": ["lora=default", "phase=pipeline_dpo"],
 }
 

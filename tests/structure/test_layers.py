@@ -16,7 +16,8 @@ FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py
 # The core trains, samples, logs, saves and resumes. Instruments prepare a run, or look at it; the
 # core imports none of them.
 ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint"}
-CORE = {"base", "config", "algorithms", "kernels", "rewards", "phases", "runtime"} | ADAPTERS
+CORE = {"base", "config", "algorithms", "kernels", "rewards", "environments", "phases", "runtime"}
+CORE |= ADAPTERS
 INSTRUMENTS = {
     "chat",
     "compare",
@@ -37,14 +38,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"base"},
     "kernels": {"base"},
     "rewards": SHARED,
+    "environments": SHARED,
     **dict.fromkeys(ADAPTERS, SHARED | {"algorithms", "kernels"}),
-    "phases": SHARED | {"algorithms", "rewards"} | ADAPTERS,
-    "runtime": SHARED | {"algorithms", "kernels", "rewards", "phases"} | ADAPTERS,
+    "phases": SHARED | {"algorithms", "environments", "rewards"} | ADAPTERS,
+    "runtime": SHARED | {"algorithms", "environments", "kernels", "rewards", "phases"} | ADAPTERS,
     "planning": SHARED | {"models"},
     "jobs": SHARED | ADAPTERS | {"planning", "runtime"},
     "report": SHARED | {"tracking", "checkpoint"},
     "compare": SHARED | {"tracking", "data", "report"},
-    "chat": SHARED | ADAPTERS | {"report"},
+    "chat": SHARED | ADAPTERS | {"environments", "report"},
     "export": SHARED | {"algorithms", "rewards", "phases"} | ADAPTERS,
     "evaluate": CORE | {"export", "report"},
     "gpu_check": CORE | {"jobs", "planning"},
@@ -67,7 +69,14 @@ ONLY_IN = {
     "wandb": ("rlhf/tracking/", "rlhf/report/dashboards.py"),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/jobs/"),
 }
-TORCH_FREE = ("launch.py", "rlhf/base/cpu.py", "rlhf/config/", "rlhf/planning/", "rlhf/rewards/")
+TORCH_FREE = (
+    "launch.py",
+    "rlhf/base/cpu.py",
+    "rlhf/config/",
+    "rlhf/environments/",
+    "rlhf/planning/",
+    "rlhf/rewards/",
+)
 NEVER_IN = {
     "torch": TORCH_FREE,
     "rlhf.base.types": TORCH_FREE,

@@ -15,6 +15,7 @@ from rlhf.data.corpus import PtxBlocks
 from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.episode_measures import play_at_random
 from rlhf.phases.shared.exporting import (
     build_critic_export,
     build_export,
@@ -74,7 +75,7 @@ class PpoEvaluation:
         if log is not None:
             log(evaluation.metrics())
         if when == "after":
-            result |= self._gain_intervals()
+            result |= self._gain_intervals() | self._yardsticks()
         if self._blocks:
             result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
         return result
@@ -87,6 +88,20 @@ class PpoEvaluation:
             for name, gain in gains.items()
             if math.isfinite(gain.half)  # NaN for a single prompt or if a score is not finite
         }
+
+    def _yardsticks(self) -> dict[str, float]:
+        """Return what returns of the environment are compared with: its optimum, random turns."""
+        pool, config = self._engine.pool, self._context.config
+        if pool is None:
+            return {}
+        rows = self._prompts.examples["row"][: config.ppo.eval_prompts]
+        records = [self._prompts.records[row] for row in rows]
+        max_turns = config.environment.max_turns
+        found = {
+            "optimum": pool.facts.optimum,
+            "random_return": play_at_random(pool, records, max_turns=max_turns),
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def evaluate_metrics(self) -> dict[str, float]:
         """Evaluate the policy and return its metrics."""

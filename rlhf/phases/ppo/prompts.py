@@ -12,6 +12,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.batching import rows_of_this_rank
 from rlhf.data.collate import collate_prompts
+from rlhf.data.records import episode_seeds
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class PromptLoader:
             chosen["ids"],
             [each.prompt or "" for each in records],
             [each.columns or {} for each in records],
+            episode_seeds(records),
             step=step,
             config=context.config,
             ranks=context.ranks,
@@ -48,6 +50,7 @@ def shard_prompt_batch(
     ids: list[list[int]],
     texts: list[str],
     columns: Extras,
+    seeds: list[int] | None = None,
     *,
     step: int,
     config: RunConfig,
@@ -56,7 +59,8 @@ def shard_prompt_batch(
 ) -> PromptBatch:
     """Return this rank's share of the prompts of one step, given the prompts of all ranks.
 
-    ``columns`` has, for each prompt, the values of the dataset columns that rewards read.
+    ``columns`` has, for each prompt, the values of the dataset columns that rewards read, and
+    ``seeds`` the seeds of its episode with an environment.
 
     Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. Random numbers are drawn
     for all ranks before they are divided, so that a response does not depend on the number of
@@ -65,7 +69,7 @@ def shard_prompt_batch(
     rows = [row for row in range(len(ids)) for _ in range(config.ppo.responses_per_prompt)]
     draws_BT = torch.rand(
         len(rows),
-        config.rollout.max_response_tokens,
+        config.environment.turns * config.rollout.max_response_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
     mine = rows_of_this_rank(rows, ranks)
@@ -77,4 +81,5 @@ def shard_prompt_batch(
         pad_id=pad_id,
         device=ranks.device,
     )
-    return prompts._replace(step=step + 1)
+    own = None if seeds is None else [seeds[row] for row in mine]
+    return prompts._replace(step=step + 1, seeds=own)

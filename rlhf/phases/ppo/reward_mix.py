@@ -79,6 +79,9 @@ class RewardMix:
                 case RewardKind.gold:
                     rated = ratings(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
+                case RewardKind.environment:
+                    assert responses.turns is not None, "kind=environment without an environment"
+                    scores_B = responses.turns.rewards_BT.sum(dim=1)
                 case _:
                     try:
                         scores_B = model_scores_B.new_tensor(self._isolated[name].receive_scores())

@@ -15,13 +15,14 @@ from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.data.tokens import Encoder
 from rlhf.engine.deepspeed_config import hybrid_engine_section
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.environments.pools import build_pool
 from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
@@ -32,11 +33,11 @@ from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 from rlhf.phases.ppo.prompts import shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_speed import StepSpeed
+from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
     build_reference,
-    build_rollout_backend,
     critic_source,
     policy_source,
     trainable_policy_source,
@@ -48,6 +49,9 @@ from rlhf.rollout.hybrid.hybrid_rollout import adapt_deepspeed_layers, copy_gene
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+Seeds = list[int] | None  # of the episodes that begin with prompts; None: no environment
 
 
 class RLHFEngine:
@@ -96,8 +100,9 @@ class RLHFEngine:
         if self.settings.hybrid_engine is not None:
             layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
+        self.pool = build_pool(config.environment) if config.environment.is_used else None
         dtype, ranks = self.settings.dtype, self.ranks
-        backend = partial(build_rollout_backend, config, self.tokenizer, dtype=dtype, ranks=ranks)
+        backend = partial(build_answering_backend, self.pool, config, self.tokenizer, dtype, ranks)
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
         # The actor with the rollout backends that an evaluation samples with.
@@ -121,23 +126,25 @@ class RLHFEngine:
         return engines if self.critic is None else engines | {"critic": self.critic}
 
     def prompts(
-        self, texts: list[str], columns: Extras | None = None, *, step: int = 0
+        self, texts: list[str], columns: Extras | None = None, seeds: Seeds = None, *, step: int = 0
     ) -> PromptBatch:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 
-        ``columns`` has, for each prompt, the dataset columns that rewards read. Each prompt is
-        repeated ``ppo.responses_per_prompt`` times in a row. The responses are sampled with the
-        random numbers that a run uses in its step ``step``.
+        ``columns`` has the dataset columns that rewards read of each prompt, ``seeds`` the seeds of
+        their episodes. Each prompt is repeated ``ppo.responses_per_prompt`` times in a row.
+        Responses are sampled with the random numbers that a run uses in its step ``step``.
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
         rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
         config, ranks = self.config, self.ranks
         return shard_prompt_batch(
-            ids, texts, rows, step=step, config=config, ranks=ranks, pad_id=pad_id
+            ids, texts, rows, seeds, step=step, config=config, ranks=ranks, pad_id=pad_id
         )
 
     def close(self) -> None:
-        """End the reward processes, close the engines and free their memory."""
+        """End the processes of rewards and environments, close the engines, free their memory."""
+        if self.pool is not None:
+            self.pool.close()
         if self.rewards is not None:
             self.rewards.close()
         for engine in self._engines:
@@ -216,12 +223,10 @@ class RLHFEngine:
         )
 
     def _require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
-        rollout = self.config.rollout
+        name, tokens = self.config.tokens_after_prompt
+        tokens += self.config.rollout.max_prompt_tokens
         require_enough_positions(
-            model,
-            rollout.max_prompt_tokens + rollout.max_response_tokens,
-            key=key,
-            wanted="rollout.max_prompt_tokens + max_response_tokens",
+            model, tokens, key=key, wanted=f"rollout.max_prompt_tokens + {name}"
         )
 
     def _build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:

@@ -17,6 +17,7 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
 from rlhf.phases.ppo.targets import Targets
+from rlhf.phases.shared.episode_measures import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
 
 
@@ -67,6 +68,8 @@ def rollout_metrics(
         for name, scores_B in zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True):
             metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
+    for name, values_B in episode_values(rollout.responses).items():
+        metrics[f"ppo/episode/{name}"] = Mean.of(values_B)
     measured_BT = rollout.responses.logprobs_BT
     if measured_BT is not None and not rollout.reuses_logprobs:
         metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)

@@ -14,8 +14,9 @@ from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBack
 from rlhf.config.choices import Phase
 from rlhf.data.batching import EvalRows, eval_batches
 from rlhf.data.collate import collate_prompts
-from rlhf.data.records import Record
+from rlhf.data.records import Record, episode_seeds
 from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.episode_measures import episode_results, episode_values, shown_texts
 from rlhf.phases.shared.phase_data import phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
@@ -65,6 +66,7 @@ class PolicyEvaluation(NamedTuple):
     gold_parts: dict[str, float]  # "gold", "exact" and parts of the gold score; empty: no judge
     exact_greedy: float | None  # share of exactly right greedy answers; None: no judge
     score_parts: dict[str, float]  # scores of the parts of ``rewards``; empty: no parts
+    episode_parts: dict[str, float]  # return, success, turns, ...; empty: no environment
     by_prompt: dict[str, list[float]]  # score, kl, tokens and gold parts of each prompt's answer
 
     def result(self, when: str) -> dict[str, Any]:
@@ -75,6 +77,7 @@ class PolicyEvaluation(NamedTuple):
             f"ended_share_{when}": self.ended_share,
             f"response_tokens_{when}": self.response_tokens,
         }
+        values |= episode_results(self.by_prompt, when)
         if self.score_parts:
             values[f"score_parts_{when}"] = self.score_parts
         if not self.gold_parts:
@@ -99,6 +102,7 @@ class PolicyEvaluation(NamedTuple):
         if self.exact_greedy is not None:
             values["eval_exact_greedy"] = self.exact_greedy
         values |= {f"eval_parts/{name}": value for name, value in self.score_parts.items()}
+        values |= {f"eval_episode/{name}": value for name, value in self.episode_parts.items()}
         return {f"ppo/{name}": value for name, value in values.items()}
 
 
@@ -130,6 +134,7 @@ def evaluate_policy(
         gold_parts=_strip_prefix("gold/", means),
         exact_greedy=means.get("greedy"),
         score_parts=_strip_prefix("parts/", means),
+        episode_parts=_strip_prefix("episode/", means),
         by_prompt=by_prompt,
     )
 
@@ -142,6 +147,7 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         "kl": kl_per_sequence(rollout),
         "ended": responses.ended_B,
         "tokens": responses.keep_BT.sum(dim=1),
+        **{f"episode/{name}": each for name, each in episode_values(responses).items()},
     } | _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
         scores_KB = rollout.parts.scores_BK.unbind(1)
@@ -184,12 +190,14 @@ def sample_answers(
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
         advantages_BT = advantages(rollout)
         texts = response_texts(context.tokenizer, rollout.responses)
+        turns, shown = rollout.responses.turns, shown_texts(rollout, texts)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
         for row in batch.keep_B.nonzero().flatten().tolist():
-            prompt = rollout.prompts.texts[row]
+            prompt, response = shown[row]
             sample = Sample(
                 prompt=prompt,
-                response=texts[row],
+                response=response,
+                turns=None if turns is None else [m._asdict() for m in turns.messages[row]],
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
                 kl=kls[row],
@@ -264,7 +272,7 @@ def _batches(
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,
-        context.config.rollout.max_response_tokens,
+        context.config.environment.turns * context.config.rollout.max_response_tokens,
         generator=random_stream(context.config.seed, "evaluation", *([sample] if sample else [])),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
@@ -277,7 +285,7 @@ def _prompts(
 ) -> PromptBatch:
     chosen = held_out.examples[batch.rows]
     records = [held_out.records[row] for row in chosen["row"]]
-    return collate_prompts(
+    prompts = collate_prompts(
         chosen["ids"],
         [each.prompt or "" for each in records],
         draws_NT[batch.rows],
@@ -285,3 +293,4 @@ def _prompts(
         device=context.ranks.device,
         columns=[each.columns or {} for each in records],
     )
+    return prompts._replace(seeds=episode_seeds(records))

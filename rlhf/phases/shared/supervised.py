@@ -88,7 +88,7 @@ def local_share(
     return [items[place] for place in places]
 
 
-def split_columns(rows: Rows, size: int) -> Iterator[Rows]:
+def split_table_rows(rows: Rows, size: int) -> Iterator[Rows]:
     """Yield ``rows`` in parts of ``size`` rows; the last part may be shorter."""
     for start in range(0, len(next(iter(rows.values()))), size):
         yield {name: values[start : start + size] for name, values in rows.items()}

@@ -50,7 +50,7 @@ def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
         config.data,
         context.parts[Phase.sft],
         context.tokenizer,
-        block_tokens=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        block_tokens=config.rollout.max_prompt_tokens + config.tokens_after_prompt[1],
         seed=config.seed,
         learns=config.ppo.ptx_coef > 0,
     )

@@ -1,0 +1,205 @@
+"""The other side of episodes: environments, which answer the turns of the policy.
+
+It is where text meets tokens: a turn is decoded once, for the environment, and an observation is
+encoded once, for the policy. No text is encoded again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.errors import RolloutError
+from rlhf.base.turns import Utterance
+from rlhf.base.types import PromptBatch, Ranks, RolloutBackend
+from rlhf.config.choices import Dtype, FailureName
+from rlhf.config.schema.environment import EnvironmentConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.chat import plain_observation
+from rlhf.data.encoding import Encoder
+from rlhf.environments.interface import EnvironmentPool, Observation, Reply
+from rlhf.environments.play import as_observation
+from rlhf.phases.shared.policies import build_rollout_backend
+from rlhf.phases.shared.scoring import describe_step
+from rlhf.rollout.episodes import EpisodeLimits, EpisodeRollout, Outcome
+from rlhf.rollout.parking import Continuation, Request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ENVIRONMENT_FAULTS = tuple(FailureName)[:4]
+
+
+def build_answering_backend(
+    pool: EnvironmentPool | None,
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: Dtype,
+    ranks: Ranks,
+    **options: Any,
+) -> RolloutBackend:
+    """Build a backend whose responses are episodes with ``pool``; without one, single responses.
+
+    ``options`` are those of ``build_rollout_backend``.
+    """
+    backend = build_rollout_backend(config, tokenizer, dtype=dtype, ranks=ranks, **options)
+    if pool is None:
+        return backend
+    limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
+    encoder = Encoder(tokenizer, config.data.template)
+    encoder.observations([("user", "")])  # a template that cannot render one is refused here
+    begin = partial(Episodes, config.environment, pool, tokenizer, encoder, limits)
+    pad_id = tokenizer.pad_token_id
+    return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
+
+
+@dataclass
+class _Episode:
+    """One episode so far."""
+
+    rewards: list[float] = field(default_factory=list)  # of its turns
+    messages: list[Utterance] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    ended: bool = False
+    truncated: bool = False
+    success: float = 0.0
+    tokens: int = 0  # after the prompt
+    is_cut: bool = False  # the last turn reached its limit before its end token
+
+
+class Episodes:
+    """One batch of episodes with environments; an ``EpisodeCounterpart``.
+
+    Raises:
+        RolloutError: if an environment begins otherwise than its prompt, or, also from
+            ``continuations``, if faults of environments end more than max_failures episodes.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        pool: EnvironmentPool,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+        limits: EpisodeLimits,
+        prompts: PromptBatch,
+    ) -> None:
+        """Begin the episodes of ``prompts``."""
+        self._config = config
+        self._pool = pool
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._prompts = prompts
+        self._limits = limits
+        self._faults: Counter[str] = Counter()
+        self._failed: dict[int, Reply] = {}  # episodes whose environment did not begin
+        self._due: list[Reply] = []
+        assert prompts.seeds is not None, "prompts of episodes have seeds"
+        self._episodes = [_Episode() for _ in prompts.seeds]
+        rows = prompts.columns or [{}] * len(prompts.seeds)
+        for index, (seed, row) in enumerate(zip(prompts.seeds, rows, strict=True)):
+            pool.reset(index, seed=seed, row=row)
+        for _ in self._episodes:
+            self._due = self._due or pool.replies(wait=True)
+            self._begin(self._due.pop())
+
+    def end_turn(self, request: Request) -> None:
+        """Decode the turn that has just ended, and give it to the environment."""
+        episode, index = self._episodes[request.index], request.index
+        ids = request.ids[request.turn_starts[-1] :]
+        text = self._tokenizer.decode(ids, skip_special_tokens=True).strip()
+        episode.messages.append(Utterance("assistant", text))
+        episode.tokens, episode.is_cut = len(request.ids), not request.has_ended
+        if index in self._failed:
+            self._due.append(self._failed[index])
+        else:
+            self._pool.step(index, text)
+
+    def continuations(self, *, wait: bool) -> list[Continuation]:
+        """Return what follows turns: the next observation's ids, or the end of an episode."""
+        replies, self._due = self._due or self._pool.replies(wait=wait), []
+        answers = [(reply.episode, self._take(reply)) for reply in replies]
+        open_ones = [(index, answer) for index, answer in answers if answer is not None]
+        ids = self._encoder.observations([(answer.role, answer.text) for _, answer in open_ones])
+        over = [Continuation(index, None) for index, answer in answers if answer is None]
+        return over + [
+            self._next_turn(index, added) for (index, _), added in zip(open_ones, ids, strict=True)
+        ]
+
+    def outcomes(self) -> list[Outcome]:
+        """Return what each episode came to."""
+        return [
+            Outcome(e.rewards, e.ended, e.truncated, e.success, e.messages, e.failures)
+            for e in self._episodes
+        ]
+
+    def _begin(self, reply: Reply) -> None:
+        """Check that an environment begins as its prompt says, or note that it failed."""
+        if reply.failure is not None:
+            self._failed[reply.episode] = reply
+            return
+        first, expected = as_observation(reply.step.observation), self._prompts.texts[reply.episode]
+        if not expected.endswith(plain_observation(first.role, first.text)):
+            raise RolloutError(
+                f"environment.kind={self._config.kind}: with the same seed and row, reset returned "
+                f"{first.text[:80]!r} now and {expected[-80:]!r} when the data was made; take all "
+                "randomness from the seed"
+            )
+
+    def _take(self, reply: Reply) -> Observation | None:
+        """Note what a reply brings; return the next observation, None if the episode is over."""
+        episode, step = self._episodes[reply.episode], reply.step
+        found = [FailureName.cut_turn] if episode.is_cut else []
+        found += [FailureName.malformed] if step.info.get("malformed") else []
+        found += [] if reply.failure is None else [reply.failure]
+        episode.failures += found
+        episode.rewards.append(step.reward + sum(self._price(name) for name in found))
+        if "success" in step.info:
+            episode.success = float(step.info["success"])
+        if reply.failure in ENVIRONMENT_FAULTS:
+            self._count_fault(reply)
+            return None
+        episode.ended = step.terminated
+        at_limit = len(episode.rewards) == self._config.max_turns
+        episode.truncated = not step.terminated and (step.truncated or at_limit)
+        if episode.ended or episode.truncated:
+            return None
+        observation = as_observation(step.observation)
+        episode.messages.append(Utterance(observation.role, observation.text))
+        return observation
+
+    def _next_turn(self, index: int, added: list[int]) -> Continuation:
+        """Return an observation's ids, or the end of the episode if they do not fit."""
+        episode = self._episodes[index]
+        if episode.is_cut:
+            added = [self._encoder.end_id, *added]  # the turn has no end token of its own
+        begin = episode.tokens + len(added)
+        if begin >= self._limits.episode:
+            episode.failures.append(FailureName.too_long)
+            episode.rewards[-1] += self._price(FailureName.too_long)
+            episode.truncated = True
+            episode.messages.pop()  # the policy never reads it
+            return Continuation(index, None)
+        return Continuation(
+            index,
+            added,
+            limit=min(begin + self._limits.turn, self._limits.episode),
+            first_draw=len(episode.rewards) * self._limits.turn,
+        )
+
+    def _price(self, failure: FailureName) -> float:
+        price: float = getattr(self._config.failure_rewards, failure.value)
+        return price
+
+    def _count_fault(self, reply: Reply) -> None:
+        """Count a fault of an environment, and end the run if there are too many."""
+        self._faults[str(reply.failure)] += 1
+        if self._faults.total() > self._config.max_failures:
+            counts = ", ".join(f"{count} {name}" for name, count in self._faults.items())
+            raise RolloutError(
+                f"environment.kind={self._config.kind} failed {describe_step(self._prompts)} in "
+                f"{self._faults.total()} episodes ({counts}), more than environment.max_failures="
+                f"{self._config.max_failures}; the last one: {reply.problem}"
+            )

@@ -1,0 +1,166 @@
+"""A PPO step on episodes: what is learned, against loops in float64, and what must not matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from rlhf.base.turns import Turns, Utterance
+from rlhf.base.types import LogprobOptions, Rollout, TermScores
+from rlhf.config.choices import RewardKind
+from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.shared.scoring import (
+    WholeSequences,
+    response_logprobs,
+    response_values,
+    score_responses,
+)
+from tests.algorithms import loop_reference as reference
+from tests.phases.ppo.ppo_pieces import MICRO, TEMPERATURE, separate_engine, some_rollout
+
+Compose = Callable[[list[str]], DictConfig]
+# The turn of each token; -1: an observation, and padding behind the last turn.
+TURNS = torch.tensor([[0, 0, 0, -1, -1], [0, 0, -1, 1, 1], [0, -1, -1, -1, -1], [0, -1, 1, 1, -1]])
+REWARDS = torch.tensor([[0, 0, 1.5, 0, 0], [0, 0.5, 0, 0, 1], [-1, 0, 0, 0, 0], [0.25, 0, 0, 2, 0]])
+CUT = torch.tensor([False, True, False, True])
+WEIGHT = 0.8
+
+
+def config_of(compose: Compose, *overrides: str) -> PpoConfig:
+    plain = ["experiment=number_guessing", "ppo.ppo_epochs=1", "ppo.warmup_steps=0"]
+    return to_run_config(compose([*plain, *overrides])).ppo
+
+
+@pytest.fixture
+def engine() -> Any:
+    built = separate_engine()
+    built.config.rewards = {"game": RewardTerm(kind=RewardKind.environment, weight=WEIGHT)}
+    return built
+
+
+@pytest.fixture
+def rollout(engine: Any) -> Rollout:
+    """Episodes as the engine's own models see them."""
+    plain = some_rollout()
+    turns = Turns(
+        plain.responses.keep_BT,
+        TURNS,
+        REWARDS,
+        CUT,
+        CUT.float(),
+        [[Utterance("assistant", "")]] * 4,
+        [[]] * 4,
+    )
+    responses = plain.responses._replace(keep_BT=TURNS >= 0, ended_B=~CUT, turns=turns)
+    scored = score_responses(engine.models, plain.prompts, responses, micro_batch_size=MICRO)
+    noise_BT = torch.randn(TURNS.shape, generator=torch.Generator().manual_seed(1))
+    returns_B = REWARDS.sum(dim=1)
+    return scored._replace(
+        logprobs_BT=scored.logprobs_BT + 0.1 * noise_BT,
+        scores_B=WEIGHT * returns_B,
+        parts=TermScores(returns_B[:, None], torch.zeros(4, 1, dtype=torch.bool)),
+    )
+
+
+def written(x_BT: Tensor) -> list[list[float]]:
+    """The cells that the policy wrote, one list for each row."""
+    return [row[turn >= 0].tolist() for row, turn in zip(x_BT, TURNS, strict=True)]
+
+
+def advantages_of(
+    rewards: list[list[float]], rollout: Rollout, *, gamma: float, lam: float
+) -> tuple[list[list[float]], list[list[float]]]:
+    """The loop for tokens, with the critic's value after episodes that were cut."""
+    found: tuple[list[list[float]], list[list[float]]] = ([], [])
+    last = (rollout.last_values_B * CUT).tolist()
+    for row, values in enumerate(written(rollout.values_BT)):
+        carried = [*rewards[row][:-1], rewards[row][-1] + gamma * last[row]]
+        (advantages,), (returns,) = reference.gae([carried], [values], gamma=gamma, lam=lam)
+        found[0].append(advantages)
+        found[1].append(returns)
+    return found
+
+
+def test_a_step_agrees_with_loops(engine: Any, rollout: Rollout, compose: Compose) -> None:
+    overrides = ["ppo.kl_ctl=0.3", "ppo.gamma=0.9", "ppo.lam=0.8", "ppo.clip_reward_value=1.1"]
+    config = config_of(compose, *overrides)
+    stats = PPOTrainer(engine, config).train_rlhf(rollout)
+    old, other = written(rollout.logprobs_BT), written(rollout.reference_logprobs_BT)
+    kl = reference.kl_per_token(old, other, "k1")
+    given = written((WEIGHT * REWARDS).clamp(-1.1, 1.1))
+    rewards = [
+        [g - 0.3 * k for g, k in zip(*rows, strict=True)] for rows in zip(given, kl, strict=True)
+    ]
+    advantages, returns = advantages_of(rewards, rollout, gamma=0.9, lam=0.8)
+    sequences = WholeSequences(rollout.prompts, rollout.responses)
+    with torch.no_grad():
+        options = LogprobOptions(TEMPERATURE)
+        new = written(response_logprobs(engine.actor, sequences, options).logprobs_BT)
+        values = written(response_values(engine.critic, sequences))
+    actor = reference.policy_loss(
+        new, old, reference.whiten(advantages, shift_mean=True), cliprange=config.cliprange
+    )
+    critic = reference.value_loss(values, written(rollout.values_BT), returns, cliprange=None)
+    assert stats.actor_loss == pytest.approx(actor.mean, abs=1e-5)
+    assert stats.critic_loss == pytest.approx(critic.mean, abs=1e-5)
+    expected = {
+        "ppo/kl_to_reference": math.fsum(map(math.fsum, kl)) / 4,
+        "ppo/response_tokens": 11 / 4,
+        "ppo/episode/turns": 1.5,
+        "ppo/episode/return": float(REWARDS.sum()) / 4,
+        "ppo/episode/observation_tokens": 2 / 4,
+        "ppo/episode/truncated": 0.5,
+        "ppo/reward_mean": math.fsum(map(math.fsum, rewards)) / 4,
+    }
+    found = {name: stats.metrics[name] for name in expected}
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_episode_alone_is_scored_as_one_sequence(engine: Any, rollout: Rollout) -> None:
+    """Log-probabilities and values of turns behind an observation are those of the whole text."""
+    prompts, responses = rollout.prompts, rollout.responses
+    for row, turn_T in enumerate(TURNS):
+        prompt = prompts.ids_BP[row][prompts.attend_BP[row]]
+        text = responses.ids_BT[row][responses.attend_BT[row]]
+        ids = torch.cat([prompt, text])[None]
+        with torch.no_grad():
+            logits_SV = engine.actor.module.pretrained(ids).logits[0] / TEMPERATURE
+            values_S = engine.critic(ids)[0]
+        places = torch.arange(len(text))[turn_T[: len(text)] >= 0] + len(prompt)
+        expected = logits_SV.log_softmax(-1)[places - 1].gather(1, ids[0, places, None])[:, 0]
+        scored = score_responses(engine.models, prompts, responses, micro_batch_size=MICRO)
+        torch.testing.assert_close(scored.logprobs_BT[row][turn_T >= 0], expected)
+        torch.testing.assert_close(scored.values_BT[row][turn_T >= 0], values_S[places - 1])
+        torch.testing.assert_close(scored.last_values_B[row], values_S[-1])
+
+
+@pytest.mark.parametrize("unit", ["token", "turn"])
+def test_what_stands_in_observations_changes_no_gradient(
+    rollout: Rollout, compose: Compose, unit: str
+) -> None:
+    config = config_of(compose, f"ppo.gae_unit={unit}")
+    gradients = []
+    for value in (0.0, 1e3, float("nan")):
+        engine = separate_engine()
+        engine.config.rewards = {"game": RewardTerm(kind=RewardKind.environment)}
+        spoiled = rollout._replace(
+            **{
+                name: getattr(rollout, name).masked_fill(TURNS < 0, value)
+                for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT")
+            }
+        )
+        PPOTrainer(engine, config).train_rlhf(spoiled)
+        gradients.append([engine.actor.gradients[0], engine.critic.gradients[0]])
+    for others in gradients[1:]:
+        for expected, found in zip(gradients[0], others, strict=True):
+            assert all(torch.equal(expected[name], found[name]) for name in expected)
+            assert any(each.abs().max() > 0 for each in expected.values())
