@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlhf.base.types import Engine, PromptBatch, Responses
 
 GENERATED = "time/generate_seconds"
+FIRST = "\n\nHuman: go\n\nAssistant:"  # what waiting.py says first
 
 
 class Capped:
@@ -55,6 +56,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     parts = []
     for step in range(WARM_UPS + task["repeats"]):
         prompts = work.prompts(step, vocab=task["vocab"], device=device)
+        if task.get("episodes"):
+            rows = len(prompts.texts)
+            prompts = prompts._replace(seeds=[step] * rows, texts=[FIRST] * rows)
         parts.append(_iteration(trainer, prompts, wait))
     counted = parts[WARM_UPS:]
     found: dict[str, Any] = {name: [part[name] for part in counted] for name in counted[0]}
@@ -80,6 +84,7 @@ def _iteration(trainer: Any, prompts: PromptBatch, wait: Callable[[], None]) -> 
         "train": ended - scored,
         "iteration": ended - started,
         "tokens": float(rollout.responses.keep_BT.sum()),
+        "tokens_with_observations": float(rollout.responses.attend_BT.sum()),
         "reused": float(rollout.reuses_logprobs),
     }
 
