@@ -59,19 +59,6 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel("Turns", ("ppo/episode/turns", "ppo/eval_episode/turns"), ("rollouts", "held-out")),
         Panel("Episodes that were cut", ("ppo/episode/truncated",)),
-        Panel(
-            "Failures of an episode",
-            (
-                "ppo/episode/failures/malformed",
-                "ppo/episode/failures/cut_turn",
-                "ppo/episode/failures/too_long",
-                "ppo/episode/failures/exception",
-                "ppo/episode/failures/timeout",
-                "ppo/episode/failures/died",
-                "ppo/episode/failures/invalid",
-            ),
-            ("malformed", "cut turn", "too long", "exception", "timeout", "died", "invalid"),
-        ),
     ),
     "PPO: time and memory": (
         Panel(
