@@ -41,10 +41,11 @@ class NumberGuessing:
     def step(self, text: str) -> Step:
         """Compare a guess with the number; the episode ends when it is right or the last one."""
         self._left -= 1
-        if not re.fullmatch(rf"-?\d{{1,{LONGEST_GUESS}}}", text.strip(), re.ASCII):
+        answer = text.strip()  # also of control characters, which int does not read
+        if not re.fullmatch(rf"-?\d{{1,{LONGEST_GUESS}}}", answer, re.ASCII):
             info = {"malformed": True, "success": False}
             return Step("not a number", terminated=self._left == 0, info=info)
-        guess = int(text)
+        guess = int(answer)
         if guess == self._number:
             return Step("right", reward=1.0, terminated=True, info={"success": True})
         low, high = self._known
@@ -52,8 +53,8 @@ class NumberGuessing:
             self._known = (max(low, guess + 1), high)
         else:
             self._known = (low, min(high, guess - 1))
-        answer = "higher" if guess < self._number else "lower"
-        return Step(answer, terminated=self._left == 0, info={"success": False})
+        hint = "higher" if guess < self._number else "lower"
+        return Step(hint, terminated=self._left == 0, info={"success": False})
 
     def demonstration(self) -> str:
         """Guess at random what the answers so far allow: right form, poor strategy."""

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlhf.base.errors import ConfigError
@@ -65,6 +65,7 @@ def test_the_same_seed_gives_the_same_episode(make: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("make", EMBEDDED)
 @given(seed=st.integers(0, 2**63), text=st.text(max_size=30))
+@example(seed=0, text="0\x1f")
 def test_any_text_is_answered(make: Callable[[], Any], seed: int, text: str) -> None:
     env = make()
     observation = env.reset(seed=seed, row={})
