@@ -236,7 +236,8 @@ def cache_key(
     for records in (part.train, part.eval):
         digest.update(b"\x00side")
         for record in records:
-            digest.update(json.dumps(record.spoken if record.episode else record.texts).encode())
+            turns = [record.episode.turns] if record.episode else []
+            digest.update(json.dumps([*record.texts, *turns]).encode())
     return digest.hexdigest()[:32]
 
 

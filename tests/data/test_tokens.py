@@ -9,7 +9,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.encoding import Encoder
-from rlhf.data.records import Record
+from rlhf.data.records import Exchange, Record, RecordedEpisode
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
@@ -109,6 +109,12 @@ def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> Non
     assert sft["length"][:] == [len(ids) for ids in sft["ids"]]
 
 
+def episode_of(role: str) -> PhaseData:
+    """An episode of two turns, with an observation that ``role`` says."""
+    turns = (Exchange(" kiwi", "plum", role), Exchange(" fig", None))
+    return PhaseData([PAIR._replace(episode=RecordedEpisode(1, turns))], [])
+
+
 def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
     part = PhaseData([PAIR], [])
     other_tokenizer = train_tokenizer(["entirely different text"], vocab_size=280)
@@ -119,8 +125,10 @@ def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
         cache_key(PhaseData([], [PAIR]), Phase.sft, tokenizer, limit=10),
         cache_key(PhaseData([PAIR._replace(chosen=" fig")], []), Phase.sft, tokenizer, limit=10),
         cache_key(part, Phase.sft, other_tokenizer, limit=10),
+        cache_key(episode_of("user"), Phase.sft, tokenizer, limit=10),
+        cache_key(episode_of("tool"), Phase.sft, tokenizer, limit=10),
     }
-    assert len(keys) == 6
+    assert len(keys) == 8
     assert cache_key(part, Phase.sft, tokenizer, limit=10) in keys
 
 
