@@ -9,6 +9,7 @@ from typing import Any
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_code import import_user_object
 from rlhf.config.choices import EnvironmentKind
+from rlhf.config.rules.environment_keys import check_environment_keys
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.environments.blackjack import Blackjack
 from rlhf.environments.calculator import Calculator
@@ -32,17 +33,6 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
     EnvironmentKind.reasoning_gym: ReasoningQuestion,
     EnvironmentKind.gem: GemText,
 }
-OF_USERS = (EnvironmentKind.tools, EnvironmentKind.custom)
-EXAMPLE = "such as my_games:Chess"
-
-
-def build_environment(config: EnvironmentConfig) -> Environment:
-    """Return the environment that ``config`` names.
-
-    Raises:
-        ConfigError: if it cannot be made; the message names the key.
-    """
-    return environment_factory(config)()
 
 
 def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
@@ -52,39 +42,22 @@ def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
         ConfigError: if a key that the kind needs is missing, or the code cannot be imported.
     """
     kind = config.kind
+    if not config.is_used:
+        raise ConfigError(f"environment.kind={kind}: there is no environment to make")
+    check_environment_keys(config)
     if kind in EMBEDDED:
         return lambda: _made(f"environment.kind={kind}", EMBEDDED[kind], config)
     if kind in ADAPTERS:
-        if config.id is None:
-            raise ConfigError(
-                f"environment.id is missing: environment.kind={kind} needs the name of one of its "
-                "environments"
-            )
-        name = config.id
-        return lambda: SeparateRandomness(
-            _made(f"environment.id={name}", ADAPTERS[kind], config, id=name)
-        )
-    if kind not in OF_USERS:
-        raise ConfigError(f"environment.kind={kind}: there is no environment to make")
+        key = f"environment.id={config.id}"
+        return lambda: SeparateRandomness(_made(key, ADAPTERS[kind], config, id=config.id))
     return _factory_of_user(config)
 
 
 def _factory_of_user(config: EnvironmentConfig) -> Callable[[], Environment]:
-    target = config.target
-    if target is None or not all(target.partition(":")):
-        raise ConfigError(
-            f"environment.target={target}: environment.kind={config.kind} needs MODULE:CLASS, "
-            f"{EXAMPLE}"
-        )
-    if not config.run_code:
-        raise ConfigError(
-            f"environment.target={target} runs code; if you have read it, add "
-            "environment.run_code=true"
-        )
-    found, _ = import_user_object("environment.target", target)
+    found, _ = import_user_object("environment.target", str(config.target))
+    key = f"environment.target={config.target}"
     if not inspect.isclass(found):
-        raise ConfigError(f"environment.target={target}: must be a class, {EXAMPLE}")
-    key = f"environment.target={target}"
+        raise ConfigError(f"{key}: must be a class, such as my_games:Chess")
     has_steps = callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))
     if config.kind is EnvironmentKind.custom and has_steps:
         return lambda: SeparateRandomness(_made(key, found, config))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError
 from rlhf.config.schema.environment import EnvironmentConfig
-from rlhf.environments.factories import EMBEDDED, environment_factory
+from rlhf.environments.factories import environment_factory
 from rlhf.environments.local_pool import LocalPool
 from rlhf.environments.process_pool import ProcessPool
 
@@ -17,9 +16,4 @@ def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
     """
     if config.processes > 0:
         return ProcessPool(config)
-    if config.kind not in EMBEDDED:
-        raise ConfigError(
-            f"environment.processes=0: environment.kind={config.kind} runs code of others, which "
-            "could stall the run; set environment.processes=1 or more"
-        )
     return LocalPool(environment_factory(config))

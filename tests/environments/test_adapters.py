@@ -16,7 +16,7 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.environments import third_party
 from rlhf.environments.blackjack import Blackjack
-from rlhf.environments.factories import build_environment
+from rlhf.environments.factories import environment_factory
 from rlhf.environments.interface import Step
 from tests.environments.test_blackjack import best_turn
 from tests.environments.test_factories import config_of
@@ -28,7 +28,7 @@ TOY_TEXT = "Blackjack-v1 FrozenLake-v1 FrozenLake8x8-v1 CliffWalking-v1 Taxi-v4"
 def made(kind: str, id: str, **options: Any) -> Any:
     module = {"gem": "gem"}.get(kind, kind)
     pytest.importorskip(module, reason=f"the package of environment.kind={kind} is not installed")
-    return build_environment(config_of(kind, id=id, options=options))
+    return environment_factory(config_of(kind, id=id, options=options))()
 
 
 def transcript(env: Any, seed: int, turns: list[str] | Random) -> list[Any]:
@@ -181,4 +181,4 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setattr(third_party, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"environment\.kind={kind}: .*not installed; {install}"):
-        build_environment(config_of(kind, id="some"))
+        environment_factory(config_of(kind, id="some"))()

@@ -14,7 +14,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import EnvironmentKind
 from rlhf.config.schema.environment import EnvironmentConfig, FailureRewards
 from rlhf.environments.calculator import Calculator
-from rlhf.environments.factories import build_environment
+from rlhf.environments.factories import environment_factory
 from rlhf.environments.local_pool import LocalPool
 from rlhf.environments.pools import build_pool
 
@@ -79,27 +79,27 @@ def of_user(name: str, kind: str = "custom", **keys: Any) -> EnvironmentConfig:
 
 
 def test_options_reach_the_environment() -> None:
-    environment = build_environment(config_of("calculator", options={"terms": 3}))
+    environment = environment_factory(config_of("calculator", options={"terms": 3}))()
     assert isinstance(environment, Calculator)
     assert environment.reset(seed=1, row={}).count("=") == 1
-    custom = build_environment(of_user("Steps", options={"size": 4}))
+    custom = environment_factory(of_user("Steps", options={"size": 4}))()
     assert custom.reset(seed=1, row={}).startswith("size 4")
     assert custom.optimum == 2.0
 
 
 @pytest.mark.parametrize("kind", ["custom", "tools"])
 def test_a_class_of_tools_is_recognised(kind: str) -> None:
-    environment = build_environment(of_user("Tools", kind))
+    environment = environment_factory(of_user("Tools", kind))()
     assert environment.reset(seed=1, row={"prompt": ""}).endswith("\n\nlook")
     assert environment.tools[0]["function"]["name"] == "look"
 
 
 def test_episodes_do_not_share_global_random_numbers() -> None:
     def turns(*others: int) -> list[Any]:
-        one = build_environment(of_user("Steps"))
+        one = environment_factory(of_user("Steps"))()
         found: list[Any] = [one.reset(seed=5, row={})]
         for seed in others:
-            build_environment(of_user("Steps")).reset(seed=seed, row={})
+            environment_factory(of_user("Steps"))().reset(seed=seed, row={})
             found.append(
                 one.step("x").observation if hasattr(one.step("x"), "a") else one.step("x")
             )
@@ -112,8 +112,11 @@ def test_episodes_do_not_share_global_random_numbers() -> None:
     ("config", "reason"),
     [
         (config_of("none"), r"environment\.kind=none: there is no environment"),
-        (config_of("gymnasium"), r"environment\.id is missing: environment\.kind=gymnasium"),
-        (config_of("custom"), r"environment\.target=None: .* needs MODULE:CLASS"),
+        (config_of("gymnasium"), r"environment\.id is missing: kind=gymnasium needs it"),
+        (
+            config_of("custom"),
+            r"\.target is missing: kind=custom needs it; .*=MODULE:CLASS",
+        ),
         (
             config_of("custom", target="own_games"),
             r"=own_games: .* MODULE:CLASS",
@@ -135,10 +138,10 @@ def test_episodes_do_not_share_global_random_numbers() -> None:
 )
 def test_what_cannot_be_made_is_refused(config: EnvironmentConfig, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        build_environment(config)
+        environment_factory(config)()
 
 
 def test_only_embedded_environments_run_in_the_rank() -> None:
     assert isinstance(build_pool(config_of("blackjack", processes=0)), LocalPool)
-    with pytest.raises(ConfigError, match=r"environment\.processes=0: environment\.kind=custom"):
+    with pytest.raises(ConfigError, match=r"environment\.processes=0 with kind=custom: only num"):
         build_pool(replace(of_user("Steps"), processes=0))

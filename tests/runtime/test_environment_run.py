@@ -137,6 +137,10 @@ def test_an_environment_of_ones_own(tmp_path: Path) -> None:
             "environment.kind=number_guessing with ppo.scale_reward=running",
         ),
         (["environment.options={lows: 2}"], "environment.options={'lows': 2}"),
+        (
+            ["ppo.gae_unit=turn", "ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"],
+            "with ppo.gae_unit=turn and ppo.advantage_estimator=rloo: only gae has time steps",
+        ),
         (["data.size=2"], "needs two or more, one of them held out"),
     ],
 )
