@@ -14,7 +14,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.planning import memory_model
 from rlhf.planning.memory_model import Parts, States
-from rlhf.planning.process_memory import cpu_process_bytes, host_bytes_of_gpu_process
+from rlhf.planning.process_memory import cpu_process_bytes, gpu_bytes_of_process
 from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes
 from rlhf.planning.training_memory import backward_pass_moments
@@ -91,7 +91,7 @@ class PhaseMemory:
             parts += held
         machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            parts["process"] = int(host_bytes_of_gpu_process(ranks=machine.ranks))
+            parts["process"] = int(gpu_bytes_of_process(ranks=machine.ranks))
         else:
             parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
         return parts

@@ -17,7 +17,7 @@ MANY_STEPS = 300
 RECORD = 2000  # bytes per example in memory
 
 
-def host_bytes_of_gpu_process(*, ranks: int) -> float:
+def gpu_bytes_of_process(*, ranks: int) -> float:
     """Return the GPU bytes of a process without models; more if there are several ``ranks``."""
     return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
 
