@@ -1,10 +1,18 @@
-"""Write NaN and the infinities, which JSON does not have, as null, and read them back as NaN."""
+"""Numbers that are not finite: JSON, which does not have them, holds null, read back as NaN."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
+
+
+def float_or_infinity(number: SupportsFloat) -> float:
+    """Return ``number`` as a float; infinity if it is a whole number that no float can hold."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def replace_non_finite(value: object) -> object:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+SECONDS_TO_START = 120.0  # foreign code may import much
 SECONDS_TO_END = 10.0
 CHUNK = 1 << 20  # bytes
 LONGEST_LINE = 1 << 28  # bytes
@@ -95,9 +96,9 @@ def _seconds_until(until: float) -> float:
 
 
 def serve_lines(
-    descriptor: int, answers: Callable[[Iterator[str]], Iterable[Mapping[str, Any]]]
+    descriptor: int, answers: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
 ) -> None:
-    """Send what ``answers`` yields for the lines on the socket, until its other end is closed."""
+    """Send what ``answers`` yields for the messages, until the other end of the socket closes."""
     # OSError: the run has ended, or the code closed the socket. Nobody could read a message.
     with (
         suppress(OSError),
@@ -105,7 +106,7 @@ def serve_lines(
         channel.makefile("rw") as lines,
     ):
         own = os.getpid()
-        for answer in answers(iter(lines)):
+        for answer in answers(map(json.loads, lines)):
             if os.getpid() != own:
                 os._exit(1)  # a process that the user's code forked returned too
             lines.write(json.dumps(answer, default=str) + "\n")

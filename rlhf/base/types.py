@@ -9,64 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.base.host_copies import copy_to_device
-from rlhf.base.metrics import Maximum, Metrics
 from rlhf.base.turns import Turns
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The rank of this process, the number of ranks, and the collectives that the phases use."""
-
-    rank: int = 0
-    size: int = 1
-    device: torch.device = torch.device("cpu")
-
-    @property
-    def is_main(self) -> bool:
-        """Return True on rank 0, the only rank that prints and writes."""
-        return self.rank == 0
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of ``tensor`` over all ranks, on every rank."""
-        return self._all_reduce(tensor, torch.distributed.ReduceOp.SUM)
-
-    def max(self, tensor: Tensor) -> Tensor:
-        """Return the elementwise maximum of ``tensor`` over all ranks, on every rank."""
-        return self._all_reduce(tensor, torch.distributed.ReduceOp.MAX)
-
-    def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
-        if self.size == 1:
-            return tensor
-        reduced = tensor.detach().clone()
-        torch.distributed.all_reduce(reduced, op=op)
-        return reduced
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        if self.size > 1:
-            torch.distributed.barrier()
-
-    def reduce_metrics(self, metrics: Metrics) -> Metrics:
-        """Return the merged metrics of all ranks, with two collectives for all metrics together."""
-        if self.size == 1 or not metrics:
-            return metrics
-        is_max = {name: isinstance(metric, Maximum) for name, metric in metrics.items()}
-        parts = {n: [getattr(m, f.name) for f in fields(m)] for n, m in metrics.items()}
-        sums = self.sum(torch.stack([t for n, ts in parts.items() if not is_max[n] for t in ts]))
-        peaks = [t for n, ts in parts.items() if is_max[n] for t in ts]
-        maxima = self.max(torch.stack(peaks)) if peaks else torch.empty(0)
-        queues = {False: iter(sums.unbind()), True: iter(maxima.unbind())}
-        return {
-            name: type(metric)(*(next(queues[is_max[name]]) for _ in fields(metric)))
-            for name, metric in metrics.items()
-        }
 
 
 class SequenceBatch(NamedTuple):

@@ -11,9 +11,7 @@ from rlhf.chat.talker import WriteText
 from rlhf.config.freeze import load_run
 from rlhf.data.chat import plain_observation
 from rlhf.data.encoding import Encoder
-from rlhf.environments.checked_answers import has_ended
 from rlhf.environments.interface import EnvironmentPool, Reply
-from rlhf.environments.play import as_observation
 from rlhf.environments.pools import build_pool
 from rlhf.rollout.sampling import SamplingSettings
 
@@ -37,18 +35,18 @@ def play_episode(
     with closing(build_pool(config.environment)) as pool:
         pool.reset(0, seed=seed, row={})
         reply = _next_reply(pool)
-        first = as_observation(reply.step.observation)
+        first = reply.observation
         write(f"{first.role}: {first.text}\n")
         ids = encoder.prompts([plain_observation(first.role, first.text)])[0]
         for _ in range(config.environment.max_turns):
-            if has_ended(reply):
+            if reply.has_ended:
                 break
             write("assistant: ")
             answer = talker.answer(ids, sampling, write)
             pool.step(0, answer.text)
             reply = _next_reply(pool)
             total += reply.step.reward
-            said = as_observation(reply.step.observation)
+            said = reply.observation
             write(f"\n{said.role}: {said.text}\n")
             ended = [] if answer.why == "ended" else [encoder.end_id]
             ids = [*ids, *answer.ids, *ended, *encoder.observations([(said.role, said.text)])[0]]

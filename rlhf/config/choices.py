@@ -73,7 +73,7 @@ class EnvironmentKind(StrEnum):
 
 
 class FailureName(StrEnum):
-    """What can go wrong in an episode; the first four are faults of the environment."""
+    """What can go wrong in an episode: faults of the environment, then of the policy."""
 
     timeout = "timeout"  # a step took longer than environment.step_seconds
     exception = "exception"  # the environment raised an error

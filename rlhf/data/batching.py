@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.base.errors import DataError
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.random_streams import Shuffle
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 
 T = TypeVar("T")
 

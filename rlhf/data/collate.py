@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 
 from rlhf.base.host_copies import copy_to_device
+from rlhf.base.padded_rows import pad_rows
 from rlhf.base.types import Extras, PreferenceBatch, PromptBatch, SequenceBatch
 from rlhf.data.batching import padded_width
-
-
-def _pad_right(rows: Sequence[Sequence[int]], *, width: int, pad_id: int) -> tuple[Tensor, Tensor]:
-    ids_BS = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    attend_BS = torch.zeros((len(rows), width), dtype=torch.bool)
-    for row, ids in enumerate(rows):
-        ids_BS[row, : len(ids)] = torch.tensor(ids)
-        attend_BS[row, : len(ids)] = True
-    return ids_BS, attend_BS
 
 
 def collate_sequences(
@@ -38,7 +30,7 @@ def collate_sequences(
     The width may be rounded up to at most ``max_width`` tokens.
     """
     width = width or padded_width(max(len(row) for row in ids), max_width=max_width)
-    ids_BS, attend_BS = _pad_right(ids, width=width, pad_id=pad_id)
+    ids_BS, attend_BS = pad_rows(ids, pad_id=pad_id, width=width)
     columns_S = torch.arange(width)
     keep_BS = attend_BS & (columns_S >= torch.tensor(prompt_tokens)[:, None])
     for row, spans in enumerate(observed):
@@ -78,11 +70,6 @@ def collate_prompts(
     columns: Extras | None = None,
 ) -> PromptBatch:
     """Return left-padded prompts (B, P), so that every response starts after the last column."""
-    reversed_rows = [row[::-1] for row in ids]
-    width = max(len(row) for row in ids)
-    ids_BP, attend_BP = _pad_right(reversed_rows, width=width, pad_id=pad_id)
-    ids_BP, attend_BP = (
-        copy_to_device(ids_BP.flip(1), device),
-        copy_to_device(attend_BP.flip(1), device),
-    )
+    padded = pad_rows(ids, pad_id=pad_id, on_left=True)
+    ids_BP, attend_BP = (copy_to_device(each, device) for each in padded)
     return PromptBatch(ids_BP, attend_BP, copy_to_device(draws_BT, device), texts, columns)

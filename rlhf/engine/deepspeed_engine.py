@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks, StepReport
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.engine.masters import Masters, masters_of
 from rlhf.engine.training_state import (

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import FileStore, HashStore, Store  # type: ignore[attr-defined]
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.precision import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role, has_half_weights, stage_of

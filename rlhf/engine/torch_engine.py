@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.types import Ranks, StepReport
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.base import BaseEngine

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.engine.masters import Masters, Split, fp32_weights
 
 ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 

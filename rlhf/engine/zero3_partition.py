@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config

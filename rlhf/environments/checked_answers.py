@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
+from rlhf.base.finite_numbers import float_or_infinity
 from rlhf.base.user_code import failure_reason
 from rlhf.config.choices import FailureName
 from rlhf.config.schema.keys import LARGEST_SCORE
-from rlhf.environments.interface import Observation, Reply, Step
+from rlhf.environments.interface import Observation, Reply, Step, as_observation
 
 LONGEST_TEXT = 10**6  # characters of an observation, and of an info as JSON
 ROLES = ("user", "tool")
@@ -37,18 +37,13 @@ def failed(episode: int, failure: FailureName, problem: str) -> Reply:
     return Reply(episode, Step(Observation("")), failure, problem)
 
 
-def has_ended(reply: Reply) -> bool:
-    """Return True if the episode takes no turn after this reply."""
-    return reply.failure is not None or reply.step.terminated or reply.step.truncated
-
-
 def checked_observation(answer: Any) -> Observation:
     """Return what ``reset`` or a step returned as an observation.
 
     Raises:
         InvalidAnswerError: if it is no text, or more than ``LONGEST_TEXT``.
     """
-    found = answer if isinstance(answer, Observation) else Observation(answer)
+    found = as_observation(answer)
     if not isinstance(found.text, str):
         kind = type(found.text).__name__
         raise InvalidAnswerError(f"the observation is a {kind}: must be a str or an Observation")
@@ -81,7 +76,7 @@ def checked_step(answer: Any) -> Step:
     reward = step.reward
     if isinstance(reward, bool) or not isinstance(reward, Real):
         raise InvalidAnswerError(f"the reward is a {type(reward).__name__}: must be a number")
-    if not abs(value := _as_float(reward)) <= LARGEST_SCORE:
+    if not abs(value := float_or_infinity(reward)) <= LARGEST_SCORE:
         raise InvalidAnswerError(f"the reward is {value}: must be a finite number up to 1e15")
     for name in ("terminated", "truncated"):
         if not _is_bool(getattr(step, name)):
@@ -115,10 +110,3 @@ def _checked_info(info: Any) -> dict[str, Any]:
 
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # or NumPy's
-
-
-def _as_float(value: Real) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # a whole number of more than 308 digits
-        return math.inf

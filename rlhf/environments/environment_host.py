@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.isolated_process import IsolatedProcess
+from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess
 from rlhf.config.choices import FailureName
 from rlhf.config.schema.environment import EnvironmentConfig
-from rlhf.environments.checked_answers import failed, has_ended
+from rlhf.environments.checked_answers import failed
 from rlhf.environments.interface import (
     EnvironmentFacts,
     EpisodeStart,
@@ -24,7 +24,6 @@ from rlhf.environments.interface import (
     Step,
 )
 
-SECONDS_TO_START = 120.0  # an environment's package may import much
 SECONDS_TO_SEND = 1.0  # the rest of a line whose beginning has arrived
 
 
@@ -116,7 +115,8 @@ class Host:
             if not self._is_ready:
                 return []
             call = self._waiting[0]
-            if call.turn is not None and call.repeats is None and self._is_elsewhere(call.history):
+            is_elsewhere = call.history.process != self.starts
+            if call.turn is not None and call.repeats is None and is_elsewhere:
                 self._waiting.extendleft(reversed(_replays(call)))
                 call.history.process = self.starts
                 continue
@@ -135,7 +135,7 @@ class Host:
                     return self._end_process(FailureName.died)
                 self._running = None  # the process ended between two calls: this one did nothing
                 self._waiting.appendleft(call)
-                self._drop_process()
+                self.close()
         return []
 
     def receive(self) -> list[Reply]:
@@ -146,7 +146,7 @@ class Host:
                 return self._receive_ready()
             line = self.process.receive(time.monotonic() + SECONDS_TO_SEND)
             if (call := self._running) is None:
-                self._drop_process()  # nothing was asked
+                self.close()  # nothing was asked
                 return []
             reply = _reply_in(line, call.episode)
         except TimeoutError:
@@ -161,8 +161,12 @@ class Host:
         return self._end_process(FailureName.timeout) if time.monotonic() >= self.until else []
 
     def close(self) -> None:
-        """End the process."""
-        self._drop_process()
+        """End the process; what waits is answered by the next one."""
+        if self.process is not None:
+            self.process.close()
+        # Replays begin again from the start in the next process.
+        self._waiting = deque(call for call in self._waiting if call.repeats is None)
+        self.process, self.until, self._is_ready = None, math.inf, False
 
     def _receive_ready(self) -> list[Reply]:
         assert self.process is not None
@@ -180,7 +184,7 @@ class Host:
                 return []
             problem = "it answered differently when it was replayed after another episode's failure"
             reply = failed(call.episode, FailureName.invalid, problem)
-        if has_ended(reply):
+        if reply.has_ended:
             self._forget(call.episode)
         else:
             call.history.answers.append(reply.step)
@@ -195,23 +199,13 @@ class Host:
         if not self._is_ready:
             failure, problem = FailureName.died, "its process does not start again"
             calls = list(self._waiting)
-        self._drop_process()
+        self.close()
         self._running = None
         replies = []
         for call in calls:
             reply = failed(call.episode, failure, problem or "its process ended")
             replies += self._answered(call, reply)
         return [*replies, *self.advance()]
-
-    def _drop_process(self) -> None:
-        if self.process is not None:
-            self.process.close()
-        # Replays begin again from the start in the next process.
-        self._waiting = deque(call for call in self._waiting if call.repeats is None)
-        self.process, self.until, self._is_ready = None, math.inf, False
-
-    def _is_elsewhere(self, history: _History) -> bool:
-        return history.process != self.starts
 
     def _forget(self, episode: int) -> None:
         self._histories.pop(episode, None)

@@ -7,7 +7,6 @@ for each call ``{"episode": e, "start": [seed, row]}``, ``{"episode": e, "text":
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +25,8 @@ def serve_environments(descriptor: int) -> None:
     serve_lines(descriptor, _answers)
 
 
-def _answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    given = json.loads(next(lines, "null"))
+def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    given = next(messages, None)
     if given is None:
         return
     try:
@@ -41,8 +40,7 @@ def _answers(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         return
     yield facts._asdict()
     episodes = EpisodeEnvironments(make)
-    for line in lines:
-        call = json.loads(line)
+    for call in messages:
         if "start" in call:
             reply = episodes.reset(call["episode"], EpisodeStart(*call["start"]))
         else:

@@ -21,6 +21,11 @@ class Observation(NamedTuple):
     role: str = "user"  # who says it, as the chat template names the speakers: user or tool
 
 
+def as_observation(given: Observation | str) -> Observation:
+    """Return what an environment says as an observation; text alone is the user's."""
+    return given if isinstance(given, Observation) else Observation(given)
+
+
 class Step(NamedTuple):
     """What follows a turn of the policy."""
 
@@ -89,6 +94,16 @@ class Reply(NamedTuple):
     failure: FailureName | None = None
     problem: str = ""  # the failure in one line, for messages
     turn: str = ""  # of a player
+
+    @property
+    def has_ended(self) -> bool:
+        """Return True if the episode takes no turn after this reply."""
+        return self.failure is not None or self.step.terminated or self.step.truncated
+
+    @property
+    def observation(self) -> Observation:
+        """Return what the environment says."""
+        return as_observation(self.step.observation)
 
 
 class EnvironmentPool(Protocol):

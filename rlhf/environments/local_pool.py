@@ -6,12 +6,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-from rlhf.environments.checked_answers import (
-    checked_observation,
-    checked_step,
-    has_ended,
-    reply_of,
-)
+from rlhf.environments.checked_answers import checked_observation, checked_step, reply_of
 from rlhf.environments.interface import (
     Environment,
     EnvironmentFacts,
@@ -77,7 +72,7 @@ class EpisodeEnvironments:
                 return text
 
     def _finished(self, reply: Reply) -> Reply:
-        if has_ended(reply):
+        if reply.has_ended:
             self._environments.pop(reply.episode, None)
         return reply
 

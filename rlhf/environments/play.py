@@ -40,11 +40,6 @@ class PlayedEpisode(NamedTuple):
         return sum(turn.reward for turn in self.turns)
 
 
-def as_observation(given: Observation | str) -> Observation:
-    """Return what an environment says as an observation; text alone is the user's."""
-    return given if isinstance(given, Observation) else Observation(given)
-
-
 def play_episodes(
     pool: EnvironmentPool, starts: Sequence[EpisodeStart], *, player: Player | None, max_turns: int
 ) -> list[PlayedEpisode]:
@@ -60,8 +55,7 @@ def play_episodes(
             for reply in pool.replies(wait=True):
                 found[reply.episode] = _with_reply(found.get(reply.episode), reply)
                 turns = len(found[reply.episode].turns)
-                ends = reply.step.terminated or reply.step.truncated or reply.failure is not None
-                if player is None or ends or turns == max_turns:
+                if player is None or reply.has_ended or turns == max_turns:
                     is_open.discard(reply.episode)
                 else:
                     pool.step(reply.episode, player)
@@ -70,13 +64,11 @@ def play_episodes(
 
 
 def _with_reply(played: PlayedEpisode | None, reply: Reply) -> PlayedEpisode:
-    step = reply.step
-    observation = as_observation(step.observation)
     if played is None:
-        return PlayedEpisode(observation, [], None, reply.failure, reply.problem)
-    over = step.terminated or step.truncated or reply.failure is not None
-    turn = PlayedTurn(reply.turn, None if over else observation, step.reward)
-    success = step.info.get("success")
+        return PlayedEpisode(reply.observation, [], None, reply.failure, reply.problem)
+    observation = None if reply.has_ended else reply.observation
+    turn = PlayedTurn(reply.turn, observation, reply.step.reward)
+    success = reply.step.info.get("success")
     return played._replace(
         turns=[*played.turns, turn],
         success=None if success is None else float(success),

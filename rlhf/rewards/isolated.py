@@ -9,14 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.isolated_process import IsolatedProcess
+from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.rewards.answers import Answers
 
-SECONDS_TO_START = 120.0  # a function's module may import much
 # The other kinds have a process of their own.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError, RewardError
+from rlhf.base.finite_numbers import float_or_infinity
 from rlhf.base.user_code import failure_reason, import_user_object
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers, ScoreFunction
@@ -191,11 +192,4 @@ def _parse_scores(status: int, body: bytes) -> list[float]:
     for row, score in enumerate(content["scores"]):
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise RewardError(f"score {row} of the answer is {json.dumps(score)[:40]}: no number")
-    return [_as_float(score) for score in content["scores"]]
-
-
-def _as_float(score: float) -> float:
-    try:
-        return float(score)
-    except OverflowError:  # a whole number of more than 308 digits
-        return float("inf")
+    return [float_or_infinity(score) for score in content["scores"]]

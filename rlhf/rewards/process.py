@@ -7,8 +7,8 @@ whether it can be used, then for each batch its fields and ``{"scores": [...]}``
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from typing import Any
 
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
@@ -27,9 +27,9 @@ def serve_scores(descriptor: int) -> None:
     serve_lines(descriptor, _answer_requests)
 
 
-def _answer_requests(lines: Iterator[str]) -> Iterator[dict[str, object]]:
+def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
     """Yield the answer to each request: first whether the part can be used, then its scores."""
-    given = json.loads(next(lines, "null"))
+    given = next(messages, None)
     if given is None:
         return
     try:
@@ -40,10 +40,10 @@ def _answer_requests(lines: Iterator[str]) -> Iterator[dict[str, object]]:
         yield {"error": str(error)}
         return
     yield {"ready": True}
-    for line in lines:
+    for batch in messages:
         try:
             with translate_errors(RewardError):
-                answer: dict[str, object] = {"scores": list(scorer(Answers(**json.loads(line))))}
+                answer: dict[str, object] = {"scores": list(scorer(Answers(**batch)))}
         except RlhfError as error:
             answer = {"error": str(error)}
         yield answer

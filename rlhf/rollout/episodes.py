@@ -6,33 +6,39 @@ Shapes: B = episodes, T = tokens after the prompt, of turns and observations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 
 from rlhf.base.host_copies import copy_to_device
+from rlhf.base.padded_rows import pad_rows
+from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns, Utterance
-from rlhf.base.types import Engine, PromptBatch, Ranks, Responses, RolloutBackend
+from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
 from rlhf.rollout.fast import FastRollout
-from rlhf.rollout.padding import pad_prompts, unpad_prompts
+from rlhf.rollout.padding import unpad_prompts
 from rlhf.rollout.parking import Counterpart, Request
+from rlhf.rollout.vllm_client import Sampled
 
 
-class Outcome(NamedTuple):
-    """What an episode came to."""
+@dataclass(kw_only=True)
+class Outcome:
+    """What an episode has come to so far."""
 
-    rewards: list[float]  # of its turns
-    ended: bool  # by itself
-    truncated: bool
-    success: float  # 1 or 0; 0 also where the environment does not say
-    messages: list[Utterance]
-    failures: list[str]
+    rewards: list[float] = field(default_factory=list)  # of its turns
+    messages: list[Utterance] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    ended: bool = False  # by itself
+    truncated: bool = False
+    success: float = 0.0  # 1 or 0; 0 also where the environment does not say
 
 
 class EpisodeCounterpart(Counterpart, Protocol):
     """The other side of one batch of episodes."""
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> Sequence[Outcome]:
         """Return what each episode came to, after all have ended."""
 
 
@@ -89,7 +95,7 @@ class EpisodeRollout:
         limit, measures = min(self._limits), True
         episodes = [Request(i, tuple(ids), limit) for i, ids in enumerate(unpad_prompts(prompts))]
         active = episodes
-        while self._anyone(bool(active)):
+        while self._ranks.any(bool(active)):
             rows = active or episodes[:1]
             responses = self._backend.generate(actor, self._next_turn(prompts, rows))
             measures = responses.logprobs_BT is not None
@@ -101,37 +107,29 @@ class EpisodeRollout:
             active = _continue(active, counterpart)
         return episodes, measures
 
-    def _anyone(self, here: bool) -> bool:
-        return bool(self._ranks.max(torch.tensor(int(here), device=self._ranks.device)))
-
     def _next_turn(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
         """Return all that was said in ``episodes`` as prompts, with the draws of the next turn."""
         said = [[*episode.prompt, *episode.ids] for episode in episodes]
-        ids_BP, attend_BP = pad_prompts(said, pad_id=self._pad_id, device=prompts.ids_BP.device)
+        padded = pad_rows(said, pad_id=self._pad_id, on_left=True)
+        ids_BP, attend_BP = (copy_to_device(each, prompts.ids_BP.device) for each in padded)
         size = self._limits.turn
         draws = [prompts.draws_BT[e.index, e.first_draw :][:size] for e in episodes]
         texts = [prompts.texts[episode.index] for episode in episodes]
         return PromptBatch(ids_BP, attend_BP, torch.stack(draws), texts, step=prompts.step)
 
 
-class _Turn(NamedTuple):
-    ids: list[int]
-    logprobs: list[float]
-    has_ended: bool
-
-
-def _rows_of(responses: Responses) -> list[_Turn]:
+def _rows_of(responses: Responses) -> list[Sampled]:
     logprobs_BT = responses.logprobs_BT
     if logprobs_BT is None:
         logprobs_BT = torch.zeros(responses.ids_BT.shape)
     sides = (responses.ids_BT, logprobs_BT, responses.keep_BT, responses.ended_B)
     return [
-        _Turn(ids[: sum(keep)], logprobs[: sum(keep)], ended)
+        Sampled(ids[: sum(keep)], logprobs[: sum(keep)], ended)
         for ids, logprobs, keep, ended in zip(*(each.tolist() for each in sides), strict=True)
     ]
 
 
-def _add_turn(episode: Request, turn: _Turn) -> None:
+def _add_turn(episode: Request, turn: Sampled) -> None:
     """Add a turn to an episode, cut at its limit."""
     room = episode.limit - len(episode.ids)
     episode.ids += turn.ids[:room]
@@ -172,29 +170,17 @@ def pad_episodes(
         for turn, (start, end, reward) in enumerate(spans):
             turn_BT[row, start:end] = turn
             rewards_BT[row, end - 1] = reward
-    flags = (
-        torch.tensor([getattr(outcome, name) for outcome in outcomes])
-        for name in ("ended", "truncated", "success")
-    )
-    tensors = (ids_BT, turn_BT >= 0, logprobs_BT, attend_BT, turn_BT, rewards_BT, *flags)
-    (
-        ids_BT,
-        keep_BT,
-        logprobs_BT,
-        attend_BT,
-        turn_BT,
-        rewards_BT,
-        ended_B,
-        truncated_B,
-        success_B,
-    ) = (copy_to_device(each, device) for each in tensors)
+    ended_B = torch.tensor([outcome.ended for outcome in outcomes])
+    truncated_B = torch.tensor([outcome.truncated for outcome in outcomes])
+    success_B = torch.tensor([outcome.success for outcome in outcomes])
+    copy = partial(copy_to_device, to=device)
     turns = Turns(
-        attend_BT,
-        turn_BT,
-        rewards_BT,
-        truncated_B,
-        success_B,
-        [outcome.messages for outcome in outcomes],
-        [outcome.failures for outcome in outcomes],
+        attend_BT=copy(attend_BT),
+        turn_BT=copy(turn_BT),
+        rewards_BT=copy(rewards_BT),
+        truncated_B=copy(truncated_B),
+        success_B=copy(success_B),
+        messages=[outcome.messages for outcome in outcomes],
+        failures=[outcome.failures for outcome in outcomes],
     )
-    return Responses(ids_BT, keep_BT, ended_B, logprobs_BT, turns)
+    return Responses(copy(ids_BT), copy(turn_BT >= 0), copy(ended_B), copy(logprobs_BT), turns)

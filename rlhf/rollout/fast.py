@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from rlhf.base.decoder_modules import DecoderModules
-from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.config.choices import When
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
@@ -120,7 +121,7 @@ class FastRollout:
                     end_id=self._end_id,
                     stop=self._stop,
                     max_rows=rows,
-                    any_rank_works=self._is_true_on_any_rank if is_layerwise else bool,
+                    any_rank_works=self._ranks.any if is_layerwise else bool,
                     counterpart=counterpart,
                 )
                 with self._autocast_for(decoder):
@@ -195,12 +196,9 @@ class FastRollout:
             case When.auto:
                 needed = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
                 lacks = needed * self._settings.dtype.itemsize > free_bytes(self._ranks.device) / 2
-                return not self._is_true_on_any_rank(lacks)
+                return not self._ranks.any(lacks)
             case choice:
                 return choice is When.always
-
-    def _is_true_on_any_rank(self, here: bool) -> bool:
-        return bool(self._ranks.max(torch.tensor(int(here), device=self._ranks.device)))
 
 
 def free_bytes(device: torch.device) -> int:

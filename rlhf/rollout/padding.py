@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.types import PromptBatch, Responses
@@ -17,19 +16,6 @@ def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
     """Return the token ids of each prompt without padding; this copies to the host twice."""
     rows = zip(prompts.ids_BP.tolist(), prompts.attend_BP.tolist(), strict=True)
     return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
-
-
-def pad_prompts(
-    rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return left-padded prompts (B, P), and the mask of their tokens."""
-    width = max(len(row) for row in rows)
-    ids_BP = torch.full((len(rows), width), pad_id)
-    attend_BP = torch.zeros((len(rows), width), dtype=torch.bool)
-    for row, ids in enumerate(rows):
-        ids_BP[row, width - len(ids) :] = torch.tensor(ids)
-        attend_BP[row, width - len(ids) :] = True
-    return copy_to_device(ids_BP, device), copy_to_device(attend_BP, device)
 
 
 def pad_responses(

@@ -11,7 +11,8 @@ from uuid import uuid4
 import torch
 
 from rlhf.base.errors import RolloutError
-from rlhf.base.types import Engine, PromptBatch, Ranks, Responses
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.rollout.padding import pad_responses, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient

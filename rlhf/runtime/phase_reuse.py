@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import Timeout
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import reason_of
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.finished_phase import (
     STATE,
     copy_phase_lines,
@@ -57,7 +56,7 @@ def run_phase(
             stack.enter_context(hold_entry_lock(store, key, ranks))
             # Only rank 0: others may not see its store, and files should be hashed only once.
             found = store.find(key, phase, context.console.say) if ranks.is_main else None
-            if ranks.max(torch.tensor(float(found is not None), device=ranks.device)):
+            if ranks.any(found is not None):
                 reuse_phase(context, phase, store.folder / key)
                 return
         reset_peak_memory(ranks)
@@ -130,7 +129,7 @@ def hold_entry_lock(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]
                     f"({error.strerror or error}); set RLHF_CACHE to a folder that can be written, "
                     "or reuse.phases=never"
                 ) from error
-        if ranks.max(torch.tensor(float(lock.is_locked), device=ranks.device)):
+        if ranks.any(lock.is_locked):
             break
         time.sleep(1)
     try:

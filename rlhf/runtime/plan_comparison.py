@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.results import read_plan
 from rlhf.config.choices import Phase
 from rlhf.engine.devices import peak_memory_gib

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import (

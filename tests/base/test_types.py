@@ -20,7 +20,7 @@ from rlhf.base.metrics import (
     merge_metrics,
     perplexity,
 )
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from tests.algorithms.padded_batches import (
     f64,
     garbage,

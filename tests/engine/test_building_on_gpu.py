@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role

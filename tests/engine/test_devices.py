@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine import devices
 from rlhf.engine.devices import (

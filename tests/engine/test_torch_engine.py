@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role

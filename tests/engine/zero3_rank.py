@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.algorithms.schedule import lr_schedule
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.streaming import tensors_to_save
 from rlhf.config.batches import BatchPlan

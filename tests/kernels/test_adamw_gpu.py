@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
 from rlhf.models.build import build_actor
 from rlhf.models.sequence_shards import SequenceShardModel

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.splits import PhaseData

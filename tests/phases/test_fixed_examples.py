@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rlhf.algorithms.reward import end_loss
 from rlhf.base.random_streams import seed_for
-from rlhf.base.types import Ranks, StepReport
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.batching import pair_steps

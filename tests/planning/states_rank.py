@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.schedule import lr_schedule
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf.base.types import PromptBatch, Ranks, Responses
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor

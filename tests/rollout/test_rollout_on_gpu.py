@@ -13,7 +13,8 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf.base.types import PromptBatch, Ranks
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch
 from rlhf.config.choices import Dtype, When
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts

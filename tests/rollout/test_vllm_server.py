@@ -22,7 +22,8 @@ import pytest
 import torch
 
 from rlhf.base.errors import RolloutError
-from rlhf.base.types import PromptBatch, Ranks
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
 from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.streaming import tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport

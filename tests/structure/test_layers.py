@@ -80,6 +80,7 @@ TORCH_FREE = (
 NEVER_IN = {
     "torch": TORCH_FREE,
     "rlhf.base.types": TORCH_FREE,
+    "rlhf.base.ranks": TORCH_FREE,
     "rlhf.base.random_streams": TORCH_FREE,
     "transformers": ("rlhf/algorithms/",),
 }

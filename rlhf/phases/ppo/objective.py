@@ -14,7 +14,8 @@ from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
 from rlhf.base.metrics import Mean, Metrics
-from rlhf.base.types import Ranks, Rollout, take_rows
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement, LossAggregation
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.phases.shared.scoring import (

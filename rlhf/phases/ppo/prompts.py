@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhf.base.random_streams import Shuffle, random_stream, seed_for
-from rlhf.base.types import Extras, PromptBatch, Ranks
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Extras, PromptBatch
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.batching import rows_of_this_rank

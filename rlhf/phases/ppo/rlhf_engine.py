@@ -10,7 +10,8 @@ import torch
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
-from rlhf.base.types import Engine, Extras, PromptBatch, Ranks, RolloutBackend
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Engine, Extras, PromptBatch, RolloutBackend
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from rlhf.base.types import Ranks, Rollout
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Rollout
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import machine_of
 from rlhf.config.roles import Role

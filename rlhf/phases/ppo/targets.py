@@ -26,8 +26,9 @@ from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.ppo import truncated_importance_weights
 from rlhf.base.metrics import Moments
+from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
-from rlhf.base.types import Ranks, Rollout
+from rlhf.base.types import Rollout
 from rlhf.config.choices import (
     AdvantageEstimator,
     GaeUnit,

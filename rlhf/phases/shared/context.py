@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig

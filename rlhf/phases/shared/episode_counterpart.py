@@ -7,20 +7,21 @@ encoded once, for the policy. No text is encoded again.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import RolloutError
+from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Utterance
-from rlhf.base.types import PromptBatch, Ranks, RolloutBackend
+from rlhf.base.types import PromptBatch, RolloutBackend
 from rlhf.config.choices import Dtype, FailureName
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import plain_observation
 from rlhf.data.encoding import Encoder
 from rlhf.environments.interface import EnvironmentPool, Observation, Reply
-from rlhf.environments.play import as_observation
 from rlhf.phases.shared.policies import build_rollout_backend
 from rlhf.phases.shared.scoring import describe_step
 from rlhf.rollout.episodes import EpisodeLimits, EpisodeRollout, Outcome
@@ -29,7 +30,12 @@ from rlhf.rollout.parking import Continuation, Request
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ENVIRONMENT_FAULTS = tuple(FailureName)[:4]
+ENVIRONMENT_FAULTS = (
+    FailureName.timeout,
+    FailureName.exception,
+    FailureName.died,
+    FailureName.invalid,
+)
 
 
 def build_answering_backend(
@@ -55,16 +61,10 @@ def build_answering_backend(
     return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
 
 
-@dataclass
-class _Episode:
+@dataclass(kw_only=True)
+class _Episode(Outcome):
     """One episode so far."""
 
-    rewards: list[float] = field(default_factory=list)  # of its turns
-    messages: list[Utterance] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    ended: bool = False
-    truncated: bool = False
-    success: float = 0.0
     tokens: int = 0  # after the prompt
     is_cut: bool = False  # the last turn reached its limit before its end token
 
@@ -128,19 +128,16 @@ class Episodes:
             self._next_turn(index, added) for (index, _), added in zip(open_ones, ids, strict=True)
         ]
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> Sequence[Outcome]:
         """Return what each episode came to."""
-        return [
-            Outcome(e.rewards, e.ended, e.truncated, e.success, e.messages, e.failures)
-            for e in self._episodes
-        ]
+        return self._episodes
 
     def _begin(self, reply: Reply) -> None:
         """Check that an environment begins as its prompt says, or note that it failed."""
         if reply.failure is not None:
             self._failed[reply.episode] = reply
             return
-        first, expected = as_observation(reply.step.observation), self._prompts.texts[reply.episode]
+        first, expected = reply.observation, self._prompts.texts[reply.episode]
         if not expected.endswith(plain_observation(first.role, first.text)):
             raise RolloutError(
                 f"environment.kind={self._config.kind}: with the same seed and row, reset returned "
@@ -166,7 +163,7 @@ class Episodes:
         episode.truncated = not step.terminated and (step.truncated or at_limit)
         if episode.ended or episode.truncated:
             return None
-        observation = as_observation(step.observation)
+        observation = reply.observation
         episode.messages.append(Utterance(observation.role, observation.text))
         return observation
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
+from rlhf.base.ranks import Ranks
 from rlhf.base.types import (
     LogprobOptions,
-    Ranks,
     RolloutBackend,
     TokenEngine,
     TokenLogprobs,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
-from rlhf.base.types import Batch, Engine, Model, PreferenceBatch, Ranks
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Batch, Engine, Model, PreferenceBatch
 from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.data.batching import assign_rows_to_ranks, eval_batches, rows_of_this_rank

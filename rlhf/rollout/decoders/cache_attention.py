@@ -81,8 +81,7 @@ class CacheAttention:
         texts_T = torch.arange(num_texts, device=device).repeat_interleave(num_columns)[is_text_T]
         rows_T, places_T = first_row + texts_T, places_NP.flatten()[is_text_T]
         hidden_NPL = torch.arange(longest, device=device) > places_NP[..., None]
-        mask_NPL = torch.zeros(hidden_NPL.shape, dtype=self._dtype, device=device)
-        mask_N1PL = mask_NPL.masked_fill_(hidden_NPL, -torch.inf)[:, None]
+        mask_N1PL = self._added_mask(hidden_NPL)[:, None]
         rows = slice(first_row, first_row + num_texts)
 
         def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
@@ -108,8 +107,7 @@ class CacheAttention:
             return lambda kv_cache_2RKLD, heads: kernel(*heads, kv_cache_2RKLD, positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
-        mask_BL = torch.zeros(hidden_BL.shape, dtype=self._dtype, device=self._device)
-        mask_B11L = mask_BL.masked_fill_(hidden_BL, -torch.inf)[:, None, None]
+        mask_B11L = self._added_mask(hidden_BL)[:, None, None]
         grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
 
         def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
@@ -125,6 +123,11 @@ class CacheAttention:
             ).reshape(num_rows, parts.num_heads, parts.head_dim)
 
         return attend
+
+    def _added_mask(self, hidden: Tensor) -> Tensor:
+        """Return a mask of the same shape that is added to attention scores."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(hidden, -torch.inf)
 
 
 def attend_both(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.types import Ranks, Responses, Rollout
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Responses, Rollout
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Backend, When
 from rlhf.data.collate import collate_prompts

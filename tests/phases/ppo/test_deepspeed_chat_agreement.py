@@ -16,7 +16,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from rlhf.base.types import PromptBatch, Ranks, Responses, StepReport
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Mean, Metrics
-from rlhf.base.types import Ranks, Responses, Rollout
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.loop import PPOTrainer

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.batches import num_ppo_steps
 from rlhf.config.choices import Phase
 from rlhf.models.build import ModelSource, build_actor, build_scorer

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.phases.ppo import rlhf_engine

@@ -8,7 +8,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses, Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.step_speed import PerStage, StepSpeed
 

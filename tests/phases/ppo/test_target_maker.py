@@ -10,7 +10,8 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.metrics import Metrics, Moments
-from rlhf.base.types import Ranks, Rollout
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from tests.algorithms import loop_reference as reference

@@ -9,7 +9,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout, TermScores
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardTerm

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Mean, Metrics
-from rlhf.base.types import LogprobOptions, Ranks, Rollout
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import LogprobOptions, Rollout
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.ppo import PpoConfig

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.base.metrics import Metrics
-from rlhf.base.types import PromptBatch, Ranks, Responses, Rollout, StepReport
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role

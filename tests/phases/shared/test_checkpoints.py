@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlhf.base import atomic
 from rlhf.base.errors import RlhfError
-from rlhf.base.types import Ranks
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import SkippedError, checkpoint_folders
 from rlhf.config.choices import Phase

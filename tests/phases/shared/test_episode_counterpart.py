@@ -12,7 +12,8 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.errors import RolloutError
-from rlhf.base.types import PromptBatch, Ranks, Responses
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import FailureName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
